@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nemo2."""
+
+__version__ = "0.1.0"
