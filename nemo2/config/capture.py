@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`@configurable`: closed signatures, second spellings, and live objects that know how they were made.
+
+A user writes `recipe.trainer.callbacks.append(MyCallback(every=10))`. The callback is a live object, yet the recipe
+must be able to travel to another machine as text. So a configurable class keeps the arguments each instance was made
+with, and the recipe tree turns the instance back into a config when it has to. Nothing here imports torch, fiddle or
+nemo-run.
+"""
+
+import dataclasses
+import enum
+import functools
+import inspect
+import pathlib
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar, overload
+
+from nemo2.config.aliases import aliases_of, parameter_names, register_aliases
+from nemo2.errors import ConfigError, UnknownNameError
+from nemo2.names import did_you_mean
+
+__all__ = ["aliases_of", "captured_arguments", "changed_since_made", "configurable", "register_aliases"]
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+_RECORD = "__nemo2_record__"
+_WRAPPED = "__nemo2_configurable__"
+_MAX_COMPARED_ITEMS = 10_000
+
+
+@overload
+def configurable(target: _T, /) -> _T: ...
+@overload
+def configurable(**aliases: str) -> Callable[[_T], _T]: ...
+def configurable(target: Any = None, /, **aliases: str) -> Any:
+    """Make a class or function fit for recipes; use bare or as `@configurable(second_spelling="parameter")`.
+
+    The signature stays what it is. Calls accept the aliases too, a keyword that does not exist is answered with the
+    nearest names, and instances of a class remember their arguments (`captured_arguments`). Subclasses are configurable
+    as well; decorate them only to add aliases or to have their signature checked. Put it above `@dataclass`.
+
+    A dotted alias (`strategy="trainer.strategy"`) exists in recipes only, where the path leads through sub-configs.
+
+    Raises:
+        TypeError: the signature has `*args` or `**kwargs`, which would swallow typing errors, or an alias stands for
+            nothing.
+    """
+    if target is None:
+        return lambda decorated: configurable(decorated) if not aliases else _decorate(decorated, aliases)
+    return _decorate(target, aliases)
+
+
+def captured_arguments(obj: object) -> dict[str, Any] | None:
+    """The keyword arguments that rebuild `obj`, or None for an object of a class that isn't configurable.
+
+    Only arguments that were passed, under their real names; the values are those passed, not copies.
+    """
+    record = getattr(obj, "__dict__", {}).get(_RECORD)
+    if record is None or record.arguments is None:
+        return None
+    return dict(record.arguments)
+
+
+def changed_since_made(obj: object) -> list[str]:
+    """Public attributes of a captured object that its arguments no longer explain; empty where they still do.
+
+    Compares attributes that are plain data with those right after construction. Where they differ, a twin is built from
+    the arguments first, because a list that was passed in may have grown together with the attribute that holds it.
+    """
+    record = getattr(obj, "__dict__", {}).get(_RECORD)
+    if record is None or record.arguments is None:
+        return []
+    suspects = _differences(obj, record.attributes, _plain_attributes(obj))
+    if not suspects:
+        return []
+    try:
+        twin = _plain_attributes(type(obj)(**record.arguments))
+    except Exception:  # the constructor is the user's and may raise anything; without a twin the suspicion stands
+        return suspects
+    return _differences(obj, twin, _plain_attributes(obj))
+
+
+def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
+    _refuse_open_signature(target)
+    if isinstance(target, type):
+        if not getattr(target, "__dictoffset__", 0):
+            raise TypeError(f"{target.__qualname__} has __slots__ and no __dict__: its arguments can't be remembered.")
+        _wrap_init(target)
+        _follow_subclasses(target)
+        register_aliases(target, **aliases)
+        return target
+    wrapped = _wrap_function(target)
+    register_aliases(wrapped, **aliases)
+    return wrapped
+
+
+def _refuse_open_signature(target: Any) -> None:
+    for parameter in inspect.signature(target).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
+            raise TypeError(
+                f"{target.__qualname__} takes {stars}{parameter.name}, which would swallow a misspelled name: "
+                "a configurable signature lists its parameters."
+            )
+
+
+def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **_real_names(call, kwargs))
+
+    return call
+
+
+def _wrap_init(cls: type) -> None:
+    """Replace the `__init__` that `cls` itself defines (or inherits unwrapped) with one that keeps the arguments."""
+    init: Any = cls.__init__
+    if getattr(init, _WRAPPED, False):
+        return
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        # `cls` and not `type(self)`: a subclass may pass the parent's aliases to super().__init__.
+        kwargs = _real_names(cls, kwargs)
+        record = self.__dict__.get(_RECORD)
+        if record is not None and record.arguments is None:
+            init(self, *args, **kwargs)  # called by a subclass whose own arguments are being kept
+            return
+        record = _Record()
+        object.__setattr__(self, _RECORD, record)  # past nn.Module's and frozen dataclasses' own __setattr__
+        init(self, *args, **kwargs)
+        record.close(self, _bind(signature, self, args, kwargs))
+
+    setattr(__init__, _WRAPPED, True)
+    cls.__init__ = __init__
+
+
+def _follow_subclasses(cls: type) -> None:
+    """Wrap the `__init__` of subclasses as they are defined, so that undecorated ones keep their own arguments."""
+    own = cls.__dict__.get("__init_subclass__")
+    if getattr(getattr(own, "__func__", None), _WRAPPED, False):
+        return
+
+    def __init_subclass__(subclass: type, **kwargs: Any) -> None:
+        if own is not None:
+            own.__get__(None, subclass)(**kwargs)
+        else:
+            super(cls, subclass).__init_subclass__(**kwargs)
+        if "__init__" in subclass.__dict__:
+            _wrap_init(subclass)
+
+    setattr(__init_subclass__, _WRAPPED, True)
+    cls.__init_subclass__ = classmethod(__init_subclass__)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` under their real names.
+
+    Raises:
+        ConfigError: a parameter is given under two spellings.
+        UnknownNameError: a keyword is neither a parameter nor an alias.
+    """
+    known, open_ended = _parameters(target)
+    if kwargs.keys() <= known:
+        return kwargs
+    aliases = {alias: real for alias, real in aliases_of(target).items() if "." not in real}
+    renamed: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for name, value in kwargs.items():
+        real = aliases.get(name, name)
+        if real not in known and not open_ended:
+            raise unknown_name(target, name)
+        if real in renamed:
+            raise two_spellings(target, spelled[real], name)
+        renamed[real] = value
+        spelled[real] = name
+    return renamed
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(target: Any) -> tuple[frozenset[str], bool]:
+    parameters = inspect.signature(target).parameters.values()
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), open_ended
+
+
+def unknown_name(target: Any, name: str) -> UnknownNameError:
+    """The error for a name that `target` doesn't have, with the nearest of its parameters and aliases."""
+    shown = getattr(target, "__qualname__", str(target))
+    hint = did_you_mean(name, [*parameter_names(target), *aliases_of(target)])
+    return UnknownNameError(f"{shown} has no parameter {name!r}{hint or '.'}")
+
+
+def two_spellings(target: Any, first: str, second: str) -> ConfigError:
+    """The error for one parameter given under two names."""
+    shown = getattr(target, "__qualname__", str(target))
+    return ConfigError(f"{shown} got both {first!r} and {second!r}, two spellings of one parameter: give one of them.")
+
+
+def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by name, or None where positional extras have no name to be kept under."""
+    bound = signature.bind(obj, *args, **kwargs)
+    arguments: dict[str, Any] = {}
+    for index, (name, value) in enumerate(bound.arguments.items()):
+        kind = signature.parameters[name].kind
+        if index == 0:
+            continue  # self
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(value)
+        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            return None
+        else:
+            arguments[name] = value
+    return arguments
+
+
+class _Record:
+    """What an instance was made with. `arguments` is None while its constructor runs, or where they have no names."""
+
+    def __init__(self) -> None:
+        self.arguments: dict[str, Any] | None = None
+        self.attributes: dict[str, Any] = {}
+
+    def close(self, obj: object, arguments: dict[str, Any] | None) -> None:
+        self.arguments = arguments
+        self.attributes = _plain_attributes(obj)
+
+    def __deepcopy__(self, memo: dict) -> "_Record":
+        return self  # never changed after close; the arguments may be large
+
+    def __reduce__(self) -> tuple:
+        return (_Record, ())  # an object sent to a data loader's worker must not take its arguments along
+
+
+_NOT_PLAIN = object()
+
+
+def _plain_attributes(obj: object) -> dict[str, Any]:
+    """Public attributes to frozen copies of their values; `_NOT_PLAIN` for a value that isn't plain data."""
+    return {name: _freeze(value) for name, value in vars(obj).items() if not name.startswith("_")}
+
+
+def _differences(obj: object, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    parameters, _ = _parameters(type(obj))
+    different = []
+    for name in before.keys() | now.keys():
+        old, new = before.get(name, _NOT_PLAIN), now.get(name, _NOT_PLAIN)
+        if old is _NOT_PLAIN and new is _NOT_PLAIN:
+            continue
+        # None becoming an object is how frameworks attach themselves; only a parameter's own attribute is the user's.
+        if (old is _NOT_PLAIN or new is _NOT_PLAIN) and name not in parameters:
+            continue
+        if old is _NOT_PLAIN or new is _NOT_PLAIN or old != new:
+            different.append(name)
+    return sorted(different)
+
+
+def _freeze(value: Any) -> Any:
+    """A copy of plain data that later changes can't reach, comparable with `==`; `_NOT_PLAIN` for anything else."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | enum.Enum):
+        return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)  # nan equals itself
+    if isinstance(value, pathlib.PurePath | timedelta | type) or type(value).__name__ == "dtype":
+        return (type(value), value)
+    if isinstance(value, list | tuple | set | frozenset | dict) and len(value) <= _MAX_COMPARED_ITEMS:
+        if isinstance(value, dict):
+            items = [(_freeze(key), _freeze(item)) for key, item in value.items()]
+            plain = all(key is not _NOT_PLAIN and item is not _NOT_PLAIN for key, item in items)
+            return (type(value), items) if plain else _NOT_PLAIN
+        if isinstance(value, set | frozenset):
+            return (type(value), frozenset(value))
+        frozen = [_freeze(item) for item in value]
+        return (type(value), frozen) if all(item is not _NOT_PLAIN for item in frozen) else _NOT_PLAIN
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _freeze_fields(value)
+    return _NOT_PLAIN
+
+
+def _freeze_fields(value: Any) -> Any:
+    fields = [(field.name, _freeze(getattr(value, field.name, None))) for field in dataclasses.fields(value)]
+    return (type(value), fields) if all(item is not _NOT_PLAIN for _, item in fields) else _NOT_PLAIN

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, in the words a user is told: the field, its value, the rule and the fix, in one paragraph.
+
+Every error that nemo2 raises on purpose is a `Nemo2Error`, so that the command line can print its message alone and
+keep tracebacks for what nobody foresaw.
+"""
+
+
+class Nemo2Error(Exception):
+    """Anything nemo2 refuses or finds broken, with a message that is complete without its traceback."""
+
+
+class ConfigError(Nemo2Error, ValueError):
+    """The user's configuration breaks a rule. Raised before any work starts."""
+
+
+class UnknownNameError(ConfigError, AttributeError, TypeError):
+    """A name that the configured class or function does not have.
+
+    It is an `AttributeError` where a field of a recipe is read or set (so `hasattr` works) and a `TypeError` where a
+    keyword is passed, as Python itself would raise.
+    """
+
+
+class DataError(Nemo2Error):
+    """A dataset, tokenizer or index file is missing, corrupt or does not fit the model."""
+
+
+class CheckpointError(Nemo2Error):
+    """A checkpoint is missing, incomplete or was written for something else."""
+
+
+class SecurityError(Nemo2Error):
+    """A file or name asks for something that could run code or reach outside its directory."""
+
+
+class RuntimeFault(Nemo2Error, RuntimeError):
+    """A run that was set up correctly failed: a lost rank, a full disk, a loss that is not finite."""

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that people type: what they may have meant, and which are safe as a directory."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from nemo2.errors import ConfigError
+
+MAX_NAME_BYTES = 128
+"""Checkpoint directories append the step, the loss and the consumed samples to a name, and file systems stop at 255."""
+
+_SAFE = re.compile(r"\w[\w.=+@,-]*\Z")
+_RUN_OF_UNSAFE = re.compile(r"[^\w.=+@,-]+")
+
+
+def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
+    """The known names that `name` is most likely a misspelling of, best first; empty where nothing is close.
+
+    Besides letters that differ, it finds names that only add or lack a part (`sequence_parallelism` for
+    `sequence_parallel`, `lr` for `max_lr`), which edit distance alone ranks below unrelated names of equal length.
+    """
+    folded = name.lower().replace("-", "_")
+    parts = set(folded.split("_"))
+    scored = []
+    for candidate in dict.fromkeys(known):
+        other = candidate.lower()
+        score = difflib.SequenceMatcher(None, folded, other).ratio()
+        if min(len(folded), len(other)) >= 2 and (parts <= set(other.split("_")) or set(other.split("_")) <= parts):
+            score = max(score, 0.75)
+        elif min(len(folded), len(other)) >= 4 and (folded in other or other in folded):
+            score = max(score, 0.7)
+        if score >= 0.6:
+            scored.append((-score, candidate))
+    return [candidate for _, candidate in sorted(scored)[:limit]]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'a' or 'b'?"`, or the known names where none is close, or `""` where there are none.
+
+    Made to follow a sentence without its full stop.
+    """
+    known = list(dict.fromkeys(known))
+    close = nearest(name, known)
+    if close:
+        quoted = [repr(candidate) for candidate in close]
+        listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+        return f"; did you mean {listed}?"
+    if known and len(known) <= 12:
+        return f"; it knows {', '.join(known)}"
+    return ""
+
+
+def safe_name(name: str, *, field: str = "name") -> str:
+    """`name` itself, if it can be one path component on any file system and in any command line.
+
+    Allowed are letters, digits and ``_ . = + @ , -``, a letter, digit or underscore first, at most `MAX_NAME_BYTES`
+    bytes: no separators, no ``..``, nothing a shell or an option parser would read differently.
+
+    Raises:
+        ConfigError: with a name that would do, where one can be made.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"{field}={name!r} must be a string, not {type(name).__name__}.")
+    if _SAFE.match(name) and len(name.encode()) <= MAX_NAME_BYTES:
+        return name
+    shown = repr(name) if len(name) <= 80 else f"{name[:60]!r}... ({len(name)} characters)"
+    suggestion = _RUN_OF_UNSAFE.sub("_", name).lstrip(".=+@,-_").rstrip("_")
+    suggestion = suggestion.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+    fix = f"; {suggestion!r} would do" if suggestion else ""
+    raise ConfigError(
+        f"{field}={shown} can't name a directory: use letters, digits and _ . = + @ , -, starting with a letter or "
+        f"digit, at most {MAX_NAME_BYTES} bytes{fix}."
+    )
