@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPT: the decoder-only transformer that every text family here configures.
+
+``GPTConfig`` is Megatron-Core's ``TransformerConfig`` plus what its ``GPTModel`` takes, under NeMo 2.0's names.
+``GPTModel`` is the LightningModule around it. Families (``llama.py``) only say how they differ.
+"""
+
+import importlib.util
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Optional, Union
+
+import lightning.pytorch as pl
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from torch import Tensor
+
+from nemo2.backend import get_backend
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
+from nemo2.parallel.loss import MaskedTokenLossReduction
+
+_log = logging.getLogger(__name__)
+# Megatron-Core's linear layers raise at construction when asked for this fusion without Apex' extension.
+_HAS_FUSED_WGRAD = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
+
+
+class Adjustment(NamedTuple):
+    """A setting that this machine cannot honour: what was asked for, what is used, and why."""
+
+    asked: Any
+    used: Any
+    reason: str
+
+
+def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
+    """The layers for this machine: Transformer Engine's on a GPU that has it, plain PyTorch ones elsewhere."""
+    from nemo2.models.layers import layer_spec
+
+    return layer_spec(config)
+
+
+@configurable
+@dataclass
+class GPTConfig(TransformerConfig):
+    """Shape and settings of a GPT.
+
+    Where the backend of this machine cannot honour a setting (fused kernels without Transformer Engine, say), the
+    built config holds the value that works, says so once, and keeps what was asked for in ``adjustments``.
+    """
+
+    fp16_lm_cross_entropy: bool = False
+    """Compute the loss in 16 bits: less memory, less exact."""
+    parallel_output: bool = True
+    """Leave the logits split over the vocabulary ranks; False gathers them on every tensor-parallel rank."""
+    share_embeddings_and_output_weights: bool = True
+    """Tie the output layer to the embedding."""
+    make_vocab_size_divisible_by: int = 128
+    """The vocabulary is padded to a multiple of this times the tensor-parallel size."""
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
+    rotary_base: int = 10000
+    rotary_percent: float = 1.0
+    """Share of each head's channels that is rotated."""
+    seq_len_interpolation_factor: Optional[float] = None
+    """Linear interpolation of rotary positions; None leaves them alone."""
+    seq_length: int = 1024
+    """Tokens per sample. ``llm.pretrain`` takes it from the data where the recipe does not set it."""
+    attention_softmax_in_fp32: bool = False
+    masked_softmax_fusion: bool = True
+    cross_entropy_loss_fusion: bool = True
+    gradient_accumulation_fusion: bool = _HAS_FUSED_WGRAD
+    deallocate_pipeline_outputs: bool = True
+    scatter_embedding_sequence_parallel: bool = True
+    """With sequence parallelism, scatter right after the embedding; False where a wrapper does it later."""
+    tp_only_amax_red: bool = False
+    use_transformer_engine_full_layer_spec: bool = False
+    """Accepted for NeMo's configs; Megatron-Core's own Transformer Engine layers are used either way."""
+    transformer_layer_spec: Union[ModuleSpec, Callable[..., ModuleSpec]] = default_layer_spec
+    """The layers: a spec, or a function of this config (and of ``vp_stage`` if it takes it) that returns one."""
+    forward_step_fn: Callable[..., Tensor] = gpt_forward_step
+    data_step_fn: Callable[..., dict[str, Optional[Tensor]]] = gpt_data_step
+    vocab_size: Optional[int] = None
+    """Size of the embedding, used as it is. None takes the tokenizer's and pads it."""
+    tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None
+    """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
+
+    def __post_init__(self) -> None:
+        # MegatronStrategy runs this again after it has written its own fields: what was asked for first stays on record.
+        self.adjustments: dict[str, Adjustment] = getattr(self, "adjustments", {})
+        for name, (used, reason) in get_backend().config_overrides().items():
+            asked = getattr(self, name, used)
+            if asked != used:
+                self.adjustments.setdefault(name, Adjustment(asked, used, reason))
+                setattr(self, name, used)
+        _announce(self.adjustments)
+        super().__post_init__()
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        """Builds this rank's chunk of the model; Megatron-Core's process groups must exist.
+
+        ``pre_process`` (holds the embedding) and ``post_process`` (holds the output layer) are decided by this rank's
+        pipeline stage where None; ``vp_stage`` is the index of the chunk under a virtual pipeline. ``tokenizer`` gives
+        the vocabulary and may be None where ``vocab_size`` is set.
+
+        Raises:
+            ConfigError: the vocabulary is unknown, or does not fit the tokenizer or the tensor-parallel size.
+        """
+        if self.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
+            vp_stage = 0
+        if pre_process is None:
+            pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
+        if post_process is None:
+            post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
+        with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
+            return MegatronGPTModel(
+                self,
+                transformer_layer_spec=self._resolve_layer_spec(vp_stage),
+                vocab_size=self.padded_vocab_size(tokenizer),
+                max_sequence_length=self.seq_length,
+                pre_process=pre_process,
+                post_process=post_process,
+                fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
+                parallel_output=self.parallel_output,
+                share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+                position_embedding_type=self.position_embedding_type,
+                rotary_percent=self.rotary_percent,
+                rotary_base=self.rotary_base,
+                seq_len_interpolation_factor=self.seq_len_interpolation_factor,
+                scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
+                vp_stage=vp_stage,
+            )
+
+    def padded_vocab_size(self, tokenizer: Any) -> int:
+        """Rows of the embedding over all tensor-parallel ranks.
+
+        Raises:
+            ConfigError: there is neither a size nor a tokenizer, or the size does not fit.
+        """
+        from nemo2.data.vocab import get_vocab_size
+
+        tp = self.tensor_model_parallel_size
+        if self.vocab_size is None:
+            if tokenizer is None:
+                raise ConfigError(
+                    "model.config.vocab_size is not set and there is no tokenizer to take it from: set it, or give the "
+                    "data module a tokenizer."
+                )
+            return get_vocab_size(self, tokenizer.vocab_size, self.make_vocab_size_divisible_by)
+        if tokenizer is not None and tokenizer.vocab_size > self.vocab_size:
+            raise ConfigError(
+                f"model.config.vocab_size={self.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size} "
+                "tokens: raise it, or leave it unset to have it derived."
+            )
+        if self.vocab_size % tp:
+            raise ConfigError(
+                f"model.config.vocab_size={self.vocab_size} is not a multiple of tensor_model_parallel_size={tp}: use "
+                f"{-(-self.vocab_size // tp) * tp}, or leave it unset to have it padded."
+            )
+        return self.vocab_size
+
+    def _resolve_layer_spec(self, vp_stage: Optional[int]) -> ModuleSpec:
+        if isinstance(self.transformer_layer_spec, ModuleSpec):
+            return self.transformer_layer_spec
+        if "vp_stage" in inspect.signature(self.transformer_layer_spec).parameters:
+            return self.transformer_layer_spec(self, vp_stage=vp_stage)
+        return self.transformer_layer_spec(self)
+
+
+@configurable
+class GPTModel(pl.LightningModule):
+    """A GPT as Lightning and ``MegatronStrategy`` see it.
+
+    The Megatron model is built in ``configure_model``, once the process groups exist; until then the object is cheap.
+    ``optim`` defaults to Adam at 1e-4. ``model_transform`` is a function of the built model, applied once by the
+    ``ModelTransform`` callback before training (PEFT uses it).
+    """
+
+    def __init__(
+        self,
+        config: Optional[GPTConfig] = None,
+        optim: Optional[Any] = None,
+        tokenizer: Optional[Any] = None,
+        model_transform: Optional[Callable[[torch.nn.Module], torch.nn.Module]] = None,
+    ):
+        super().__init__()
+        if config is None:
+            raise ConfigError(
+                f"{type(self).__name__} was given no config: pass one, such as `LlamaModel(config=Llama32Config1B())`."
+            )
+        self.config = config
+        self.tokenizer = tokenizer
+        self.model_transform = model_transform
+        self.optim = optim if optim is not None else _default_optimizer()
+        self.optim.connect(self)
+
+    def configure_model(self) -> None:
+        """Builds ``self.module``, the first chunk on this rank; a second call keeps it."""
+        if not hasattr(self, "module"):
+            self.module = self.build_chunk(None)
+
+    def build_chunk(self, vp_stage: Optional[int]) -> MegatronGPTModel:
+        """One chunk of the pipeline: of virtual stage ``vp_stage``, or None for the first or only one of this rank."""
+        chunk = self.config.configure_model(self.tokenizer, vp_stage=vp_stage)
+        self._vocab_size = chunk.vocab_size
+        return chunk
+
+    def forward(
+        self,
+        input_ids: Optional[Tensor],
+        position_ids: Optional[Tensor],
+        attention_mask: Optional[Tensor] = None,
+        labels: Optional[Tensor] = None,
+        decoder_input: Optional[Tensor] = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """Per-token loss ``[batch, sequence]`` with labels, logits ``[batch, sequence, vocabulary / tp]`` without.
+
+        On a pipeline stage that is not the last, hidden states ``[sequence, batch, hidden]``.
+        """
+        return self.module(
+            input_ids,
+            position_ids,
+            attention_mask,
+            decoder_input=decoder_input,
+            labels=labels,
+            packed_seq_params=packed_seq_params,
+        )
+
+    def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:
+        """The next micro-batch for this rank, its token ids checked; see :func:`gpt_data_step`."""
+        vocab_size = getattr(self, "_vocab_size", None)
+        if vocab_size is not None:
+            dataloader_iter = map(lambda batch: check_token_ids(batch, vocab_size), dataloader_iter)
+        return self.config.data_step_fn(dataloader_iter)
+
+    def forward_step(self, batch: dict[str, Optional[Tensor]]) -> Tensor:
+        return self.config.forward_step_fn(self, batch)
+
+    def training_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
+        return self.forward_step(batch)
+
+    def validation_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
+        return self.forward_step(batch)
+
+    @cached_property
+    def training_loss_reduction(self) -> MaskedTokenLossReduction:
+        """How per-token losses become the number that is optimised and logged: the mean over unmasked tokens."""
+        return MaskedTokenLossReduction()
+
+    @cached_property
+    def validation_loss_reduction(self) -> MaskedTokenLossReduction:
+        """As :attr:`training_loss_reduction`, for validation."""
+        return MaskedTokenLossReduction(validation_step=True)
+
+
+def _default_optimizer() -> Any:
+    from megatron.core.optimizer import OptimizerConfig
+
+    from nemo2.optim.megatron import MegatronOptimizerModule
+
+    return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
+
+
+_announced: set[tuple[str, Any]] = set()
+
+
+def _announce(adjustments: dict[str, Adjustment]) -> None:
+    """One line per process, on rank 0, for settings that were not announced before."""
+    new = {name: a for name, a in adjustments.items() if (name, repr(a.asked)) not in _announced}
+    _announced.update((name, repr(a.asked)) for name, a in new.items())
+    if new and os.environ.get("RANK", "0") == "0":
+        _log.warning(
+            "This machine changes %s",
+            "; ".join(f"model.config.{name} from {a.asked} to {a.used} ({a.reason})" for name, a in new.items()),
+        )

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPT does with one micro-batch: fetch it, keep what this pipeline stage needs, run the chunk.
+
+Both functions go by NeMo 2.0's names and may be replaced through ``GPTConfig.data_step_fn`` and ``forward_step_fn``.
+Tensors are ``[batch, sequence]``.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_batch_on_this_cp_rank
+from torch import Tensor
+
+from nemo2.backend import get_backend
+from nemo2.errors import DataError
+
+FIRST_STAGE_KEYS = ("tokens", "position_ids")
+LAST_STAGE_KEYS = ("labels", "loss_mask")
+# Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which a plain batch never uses.
+_CP_SLICE_FLAGS = (
+    {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
+)
+
+
+def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict[str, Tensor | None]:
+    """The next micro-batch as this rank needs it: on its device, cut to its share of the sequence.
+
+    The first pipeline stage keeps ``tokens`` and ``position_ids``, the last one ``labels`` and ``loss_mask``, and every
+    stage ``attention_mask`` where the data brings one; whatever else the loader gives stays behind. A key this stage
+    does not keep is None. With ``use_mtp`` (multi-token prediction) the last stage needs the tokens too. With context
+    parallelism each tensor becomes ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order.
+
+    Raises:
+        StopIteration: the iterator is used up.
+        DataError: the batch lacks a key that this stage needs, or its sequence cannot be cut for context parallelism.
+    """
+    batch = _unwrap(next(dataloader_iter))
+    # With a virtual pipeline a rank holds several chunks: what the rank's first or last chunk needs is fetched for all.
+    keep = {"attention_mask": False}
+    keep |= dict.fromkeys(FIRST_STAGE_KEYS, parallel_state.is_pipeline_first_stage() or use_mtp)
+    keep |= dict.fromkeys(LAST_STAGE_KEYS, parallel_state.is_pipeline_last_stage())
+    missing = [key for key, needed in keep.items() if needed and batch.get(key) is None]
+    if missing:
+        raise DataError(
+            f"A batch for a GPT must hold {', '.join(missing)}; this one holds {', '.join(sorted(batch)) or 'nothing'}. "
+            "Return these keys from the dataset, or give the model its own `data_step`."
+        )
+    device = get_backend().device
+    kept = {
+        key: batch[key].to(device, non_blocking=True)
+        if (needed or key == "attention_mask") and batch.get(key) is not None
+        else None
+        for key, needed in keep.items()
+    }
+    return _share_of_the_sequence(kept)
+
+
+def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | None]) -> Tensor:
+    """Runs one model chunk on a batch from :func:`gpt_data_step`.
+
+    Returns the per-token loss ``[batch, sequence]`` on the last pipeline stage, hidden states
+    ``[sequence, batch, hidden]`` elsewhere. A batch without labels gives the logits.
+    """
+    return model(
+        input_ids=batch["tokens"],
+        position_ids=batch["position_ids"],
+        attention_mask=batch.get("attention_mask"),
+        labels=batch.get("labels"),
+    )
+
+
+def check_token_ids(batch: Any, vocab_size: int) -> Any:
+    """The batch itself, after a look at its token ids and labels; a few microseconds on CPU tensors.
+
+    Without it an id outside the vocabulary is silent under tensor parallelism: the embedding is a zero vector and the
+    loss looks plausible. Labels that the loss mask leaves out may hold anything. Tensors already on an accelerator
+    are not looked at, because that would wait for the device.
+
+    Raises:
+        DataError: an id is negative or not below ``vocab_size``.
+    """
+    tensors = _unwrap(batch)
+    for key in ("tokens", "labels"):
+        ids = tensors.get(key)
+        if ids is None or ids.device.type != "cpu" or ids.numel() == 0:
+            continue
+        low, high = torch.aminmax(ids)
+        if 0 <= int(low) and int(high) < vocab_size:
+            continue
+        wrong = (ids < 0) | (ids >= vocab_size)
+        if key == "labels" and tensors.get("loss_mask") is not None:
+            wrong &= tensors["loss_mask"] != 0
+        if wrong.any():
+            raise DataError(
+                f"{int(wrong.sum())} of {ids.numel()} ids in '{key}' lie outside the model's vocabulary of {vocab_size} "
+                f"(smallest {int(low)}, largest {int(high)}). The data was written with another tokenizer than the "
+                "model was built for: pass that tokenizer to the data module, or set model.config.vocab_size."
+            )
+    return batch
+
+
+def _unwrap(batch: Any) -> dict[str, Any]:
+    # Lightning's fetcher hands out (batch, batch_idx, dataloader_idx) where the step takes the iterator itself.
+    return batch[0] if isinstance(batch, tuple) and len(batch) == 3 else batch
+
+
+def _share_of_the_sequence(batch: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    cp = parallel_state.get_context_parallel_world_size()
+    if cp == 1:
+        return batch
+    for key, value in batch.items():
+        if value is not None and value.shape[1 if key != "attention_mask" else 2] % (2 * cp):
+            length = value.shape[1 if key != "attention_mask" else 2]
+            raise DataError(
+                f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot cut into {2 * cp} equal "
+                f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as {length - length % (2 * cp)}."
+            )
+    return get_batch_on_this_cp_rank(batch, cp_group=parallel_state.get_context_parallel_group(), **_CP_SLICE_FLAGS)

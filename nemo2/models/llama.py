@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama 2, 3, 3.1 and 3.2: sizes, rotary scaling, Lightning module.
+
+Sizes follow the papers and the model cards named beside them; initialisation and sequence lengths are NeMo 2.0's.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Optional
+
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from torch import Tensor
+
+from nemo2.config.capture import configurable
+from nemo2.models.gpt import GPTConfig, GPTModel
+
+
+@configurable
+@dataclass
+class LlamaConfig(GPTConfig):
+    """What all Llamas share: RMSNorm before each block, SwiGLU, rotary positions, no biases, no dropout.
+
+    Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
+    """
+
+    normalization: str = "RMSNorm"
+    activation_func: Callable = F.silu
+    gated_linear_unit: bool = True
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    add_bias_linear: bool = False
+    seq_length: int = 4096
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    share_embeddings_and_output_weights: bool = False
+    bias_activation_fusion: bool = True
+    masked_softmax_fusion: bool = True
+    persist_layer_norm: bool = True
+    bias_dropout_fusion: bool = True
+    apply_rope_fusion: bool = True
+
+
+# Llama 2: arXiv:2307.09288, table 1 and appendix A.2.1; widths from the released params.json files.
+@configurable
+@dataclass
+class Llama2Config7B(LlamaConfig):
+    """6.74 B parameters with the 32,000-token vocabulary."""
+
+    num_layers: int = 32
+    hidden_size: int = 4096
+    num_attention_heads: int = 32
+    num_query_groups: Optional[int] = 32
+    ffn_hidden_size: Optional[int] = 11008
+
+
+@configurable
+@dataclass
+class Llama2Config13B(LlamaConfig):
+    """13.02 B parameters with the 32,000-token vocabulary."""
+
+    num_layers: int = 40
+    hidden_size: int = 5120
+    num_attention_heads: int = 40
+    num_query_groups: Optional[int] = 40
+    ffn_hidden_size: Optional[int] = 13824
+
+
+@configurable
+@dataclass
+class Llama2Config70B(LlamaConfig):
+    """68.98 B parameters with the 32,000-token vocabulary; grouped-query attention."""
+
+    num_layers: int = 80
+    hidden_size: int = 8192
+    num_attention_heads: int = 64
+    num_query_groups: Optional[int] = 8
+    ffn_hidden_size: Optional[int] = 28672
+
+
+# Llama 3 and 3.1: arXiv:2407.21783, table 3; vocabulary 128,256; rotary base 500,000.
+@configurable
+@dataclass
+class Llama3Config(LlamaConfig):
+    """What the Llama 3 sizes share: eight key-value groups."""
+
+    num_query_groups: Optional[int] = 8
+    init_method_std: float = 0.01
+    layernorm_epsilon: float = 1.0e-05
+    rotary_percent: float = 1.0
+
+
+@configurable
+@dataclass
+class Llama3Config8B(Llama3Config):
+    """8.03 B parameters with the 128,256-token vocabulary."""
+
+    rotary_base: int = 500_000
+    seq_length: int = 8192
+    num_layers: int = 32
+    hidden_size: int = 4096
+    ffn_hidden_size: Optional[int] = 14336
+    num_attention_heads: int = 32
+
+
+@configurable
+@dataclass
+class Llama3Config70B(Llama3Config):
+    """70.6 B parameters with the 128,256-token vocabulary."""
+
+    rotary_base: int = 500_000
+    seq_length: int = 8192
+    num_layers: int = 80
+    hidden_size: int = 8192
+    ffn_hidden_size: Optional[int] = 28672
+    num_attention_heads: int = 64
+    init_method_std: float = 0.008944
+
+
+@configurable
+@dataclass
+class Llama31Config(Llama3Config):
+    """Llama 3.1: rotary frequencies scaled for a context longer than the one trained on first.
+
+    See :func:`scale_rotary_frequencies` for what the four numbers mean.
+    """
+
+    scale_factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    old_context_len: int = 8192
+    init_method_std: float = 0.02
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        # Megatron-Core's own `rope_scaling` has three of the four numbers fixed.
+        model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
+            model.rotary_pos_emb.inv_freq,
+            scale_factor=self.scale_factor,
+            low_freq_factor=self.low_freq_factor,
+            high_freq_factor=self.high_freq_factor,
+            old_context_len=self.old_context_len,
+        )
+        return model
+
+
+@configurable
+@dataclass
+class Llama31Config8B(Llama31Config):
+    """8.03 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
+
+    rotary_base: int = 500_000
+    seq_length: int = 131072
+    num_layers: int = 32
+    hidden_size: int = 4096
+    ffn_hidden_size: Optional[int] = 14336
+    num_attention_heads: int = 32
+
+
+@configurable
+@dataclass
+class Llama31Config70B(Llama31Config):
+    """70.6 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
+
+    rotary_base: int = 500_000
+    seq_length: int = 131072
+    num_layers: int = 80
+    hidden_size: int = 8192
+    ffn_hidden_size: Optional[int] = 28672
+    num_attention_heads: int = 64
+
+
+@configurable
+@dataclass
+class Llama31Config405B(Llama31Config):
+    """405.9 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
+
+    rotary_base: int = 500_000
+    seq_length: int = 131072
+    num_layers: int = 126
+    hidden_size: int = 16384
+    ffn_hidden_size: Optional[int] = 53248
+    num_attention_heads: int = 128
+
+
+# Llama 3.2: the model cards of meta-llama/Llama-3.2-1B and -3B; tied embeddings, rotary scale 32.
+@configurable
+@dataclass
+class Llama32Config1B(Llama31Config):
+    """1.24 B parameters with the 128,256-token vocabulary, counted once (tied)."""
+
+    scale_factor: float = 32.0
+    share_embeddings_and_output_weights: bool = True
+    rotary_base: int = 500_000
+    seq_length: int = 131072
+    num_layers: int = 16
+    hidden_size: int = 2048
+    ffn_hidden_size: Optional[int] = 8192
+    num_attention_heads: int = 32
+
+
+@configurable
+@dataclass
+class Llama32Config3B(Llama31Config):
+    """3.21 B parameters with the 128,256-token vocabulary, counted once (tied)."""
+
+    scale_factor: float = 32.0
+    share_embeddings_and_output_weights: bool = True
+    rotary_base: int = 500_000
+    seq_length: int = 131072
+    num_layers: int = 28
+    hidden_size: int = 3072
+    ffn_hidden_size: Optional[int] = 8192
+    num_attention_heads: int = 24
+
+
+@configurable
+class LlamaModel(GPTModel):
+    """A Llama as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+
+
+def scale_rotary_frequencies(
+    frequencies: Tensor,
+    *,
+    scale_factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    old_context_len: int,
+) -> Tensor:
+    """Llama 3.1's rotary frequencies, a new tensor of the same shape, radians per position.
+
+    A frequency that turns more than ``high_freq_factor`` times within ``old_context_len`` positions stays; one that
+    turns less than ``low_freq_factor`` times is divided by ``scale_factor``; between the two, the answer moves
+    linearly with the number of turns. Source: ``apply_scaling`` in meta-llama/llama-models, ``llama3/model.py``.
+    """
+    turns = old_context_len * frequencies / (2 * math.pi)
+    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scale_factor)
