@@ -1,0 +1,585 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning-rate schedules under NeMo 2.0's names.
+
+Each schedule is a small configurable class with one pure function, ``lr_at(step, max_lr)``, and nothing else: what a
+run's learning rate will be can be plotted, tested and compared without an optimizer. ``step`` counts optimizer steps
+from 0, ``max_lr`` is the peak the optimizer was configured with.
+
+The formulas and their corner cases are those of NeMo's ``nemo.core.optim.lr_scheduler``; where NeMo's class cannot be
+run at all (T5 and Noam-hold lack the parameters that their formulas need) the missing parameter is added at the end of
+the signature.
+
+Shared parameters, not repeated below:
+
+``max_steps``
+    Length of the schedule in optimizer steps. ``None``: the trainer's ``max_steps``. After it the rate is ``min_lr``.
+``min_lr``
+    Where the decay ends. A constant, not a fraction of the peak.
+``warmup_steps``, ``warmup_ratio``
+    Linear warm-up over steps 0..w, ``max_lr * (step + 1) / (w + 1)``; the ratio is of ``max_steps`` and wins over a
+    ``warmup_steps`` left at its default.
+``interval``, ``frequency``, ``monitor``
+    Handed to Lightning: how often the schedule moves, and the metric it watches (none of these look at one).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Optional
+
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from torch.optim.lr_scheduler import LRScheduler
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+
+_DEFAULT_WARMUP_STEPS = 750
+
+
+class LRSchedulerModule(Callback, ABC):
+    """Makes the learning-rate scheduler once the optimizer exists; also a Lightning callback.
+
+    Subclass it to bring a scheduler of your own: ``scheduler`` returns a torch scheduler, or the dictionary that
+    Lightning's ``configure_optimizers`` documents.
+    """
+
+    max_steps: Optional[int] = None
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def connect(self, model: Any, optimizer: Any) -> None:
+        """Hook before ``scheduler``: `model` and `optimizer` are the ones of the run."""
+
+    @abstractmethod
+    def scheduler(self, model: Any, optimizer: Any) -> Any:
+        """The scheduler that drives `optimizer`."""
+
+    def __call__(self, model: Any, optimizer: Any) -> dict[str, Any]:
+        """Lightning's description of a scheduler: ``scheduler``, ``interval``, ``frequency``, ``monitor``."""
+        self.connect(model, optimizer)
+        made = self.scheduler(model, optimizer)
+        described = {"interval": self.interval, "frequency": self.frequency, "monitor": self.monitor}
+        if not isinstance(made, Mapping):
+            return {"scheduler": made, **described}
+        if "lr_scheduler" in made:  # NeMo's form: {"optimizer": ..., "lr_scheduler": {...}, "monitor": ...}
+            inner = made["lr_scheduler"]
+            inner = inner if isinstance(inner, Mapping) else {"scheduler": inner}
+            outer = {"monitor": made["monitor"]} if "monitor" in made else {}
+            return {**described, **outer, **inner}
+        return {**described, **made}
+
+
+class LRSchedule(LRSchedulerModule):
+    """A schedule that is a function of the step."""
+
+    needs_max_steps: ClassVar[bool] = True
+    """Whether the formula itself needs the length of the run."""
+
+    min_lr: float = 0.0
+
+    @abstractmethod
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """The learning rate of optimizer step `step` (from 0) for a parameter group whose peak is `max_lr`."""
+
+    def scheduler(self, model: Any, optimizer: Any) -> "StepSchedule":
+        """A scheduler at step 0, with the learning rates of step 0 already set.
+
+        Raises:
+            ConfigError: `min_lr` is above a group's peak, or the length of the run is needed and unknown.
+        """
+        schedule = self
+        if self.max_steps is None:
+            trainer_steps = _trainer_steps(model)
+            if trainer_steps is not None:
+                schedule = replace(self, max_steps=trainer_steps)  # pyright: ignore[reportArgumentType]
+            elif self.needs_max_steps or getattr(self, "warmup_ratio", None) or getattr(self, "hold_ratio", None):
+                raise ConfigError(
+                    f"{type(self).__name__}.max_steps is None and the trainer has no max_steps: this schedule is a "
+                    "fraction of the run's length. Set trainer.max_steps, or the schedule's max_steps."
+                )
+        return StepSchedule(schedule, optimizer)
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for field in ("max_steps", "warmup_steps", "hold_steps", "constant_steps"):
+            value = getattr(self, field, None)
+            if value is not None and (isinstance(value, bool) or int(value) != value or value < 0):
+                raise ConfigError(f"{name}.{field}={value!r}: must be a whole number of optimizer steps, 0 or more.")
+        for field in ("warmup_ratio", "hold_ratio"):
+            value = getattr(self, field, None)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name}.{field}={value!r}: must lie between 0 and 1; it is a share of max_steps.")
+        if not self.min_lr >= 0:
+            raise ConfigError(f"{name}.min_lr={self.min_lr!r}: a learning rate is 0 or more.")
+        if self.interval not in ("step", "epoch"):
+            raise ConfigError(f"{name}.interval={self.interval!r}: must be 'step' or 'epoch'.")
+        if self.frequency < 1:
+            raise ConfigError(f"{name}.frequency={self.frequency!r}: must be 1 or more.")
+        if getattr(self, "hold_steps", None) is not None and getattr(self, "hold_ratio", None) is not None:
+            raise ConfigError(f"{name}: hold_steps and hold_ratio both set the hold phase; give one of them.")
+        steps, ratio = getattr(self, "warmup_steps", None), getattr(self, "warmup_ratio", None)
+        if ratio is not None and steps not in (None, _DEFAULT_WARMUP_STEPS):
+            raise ConfigError(f"{name}: warmup_steps and warmup_ratio both set the warm-up; give one of them.")
+
+    # The phases that the formulas share.
+
+    def _length(self) -> float:
+        """Optimizer steps in the schedule; infinite where the run has no known end."""
+        if self.max_steps is not None:
+            return self.max_steps
+        if self.needs_max_steps:
+            raise ConfigError(f"{type(self).__name__}.max_steps is None: set it to evaluate the schedule by hand.")
+        return math.inf
+
+    def _steps(self, steps: Optional[int], ratio: Optional[float]) -> int:
+        if ratio is not None:
+            if self.max_steps is None:
+                raise ConfigError(f"{type(self).__name__}.max_steps is None: a ratio is a share of it, so set it.")
+            return int(ratio * self.max_steps)
+        return steps or 0
+
+    def _warmup_end(self) -> int:
+        return self._steps(getattr(self, "warmup_steps", None), getattr(self, "warmup_ratio", None))
+
+    def _hold_end(self) -> int:
+        """The step at which the hold ends; 0 where no hold was asked for, as in NeMo (not the end of the warm-up)."""
+        steps, ratio = getattr(self, "hold_steps", None), getattr(self, "hold_ratio", None)
+        if steps is None and ratio is None:
+            return 0
+        return self._steps(steps, ratio) + self._warmup_end()
+
+    def _phased(self, step: int, max_lr: float) -> Optional[float]:
+        """The rate in warm-up, in the hold and after the end; None while the schedule's own formula applies."""
+        warmup_end = self._warmup_end()
+        if warmup_end > 0 and step <= warmup_end:
+            return max_lr * (step + 1) / (warmup_end + 1)
+        if warmup_end <= step < self._hold_end():
+            return max_lr
+        return self.min_lr if step > self._length() else None
+
+
+class StepSchedule(LRScheduler):
+    """Applies an :class:`LRSchedule` to every parameter group of an optimizer.
+
+    A group's peak is its ``max_lr`` (Megatron-Core writes it), else ``initial_lr``, else the ``lr`` it has when the
+    scheduler is made; the rate is multiplied by the group's ``lr_mult`` where it has one. Works on anything that has
+    ``param_groups``, so on Megatron-Core's optimizers as well as torch's, which is why torch's own constructor (it
+    insists on ``torch.optim.Optimizer`` and patches ``step``) is not called.
+
+    A checkpoint restores the position; the curve is that of the run's recipe, so a resumed run may have another length
+    or peak. A difference is reported once.
+    """
+
+    def __init__(self, schedule: LRSchedule, optimizer: Any) -> None:
+        self.schedule = schedule
+        self.optimizer = optimizer
+        self.base_lrs: list[float] = []
+        for group in optimizer.param_groups:
+            peak = group.get("max_lr")
+            if peak is None:
+                peak = group.setdefault("initial_lr", group["lr"])
+            self.base_lrs.append(float(peak))
+        for peak in self.base_lrs:
+            if peak < schedule.min_lr:
+                raise ConfigError(
+                    f"{type(schedule).__name__}.min_lr={schedule.min_lr:g} is above the optimizer's lr={peak:g}: the "
+                    "schedule would end higher than it peaks. Lower min_lr (a tenth of lr is usual) or raise lr."
+                )
+        self.last_epoch = 0
+        self._apply()
+
+    def _apply(self) -> None:
+        groups = self.optimizer.param_groups
+        rates = [self.schedule.lr_at(self.last_epoch, peak) for peak in self.base_lrs]
+        self._last_lr = [rate * group.get("lr_mult", 1.0) for rate, group in zip(rates, groups, strict=True)]
+        for group, rate in zip(groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+    def step(self, epoch: Optional[int] = None) -> None:
+        """One optimizer step further, or to step `epoch` where it is given."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else int(epoch)
+        self._apply()
+
+    def get_lr(self) -> list[float]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The rate of each group at the present step."""
+        return [float(rate) for rate in self._last_lr]
+
+    def get_last_lr(self) -> list[float]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The rate of each group at the present step."""
+        return [float(rate) for rate in self._last_lr]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the curve was, for the comparison at load."""
+        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs), "schedule": self._describe()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the saved step and set the learning rates of that step."""
+        now = {"base_lrs": self.base_lrs, "schedule": self._describe()}
+        changed = [key for key in now if key in state_dict and state_dict[key] != now[key]]
+        if changed:
+            before = {key: state_dict[key] for key in changed}
+            after = {key: now[key] for key in changed}
+            rank_zero_info(f"The learning-rate schedule differs from the checkpoint's: {before} there, {after} now.")
+        self.last_epoch = int(state_dict["last_epoch"])
+        self._apply()
+
+    def _describe(self) -> dict[str, Any]:
+        values = {field.name: getattr(self.schedule, field.name) for field in fields(self.schedule)}  # pyright: ignore[reportArgumentType]
+        return {"name": type(self.schedule).__name__, **values}
+
+
+@configurable
+@dataclass(eq=False)
+class CosineAnnealingScheduler(LRSchedule):
+    """Half a cosine from ``max_lr`` after warm-up down to ``min_lr``.
+
+    ``constant_steps`` > 0 selects Megatron-LM's variant: the decay ends that many steps before ``max_steps`` and the
+    warm-up is ``max_lr * step / warmup_steps``, starting from 0.
+    """
+
+    max_steps: Optional[int] = None
+    warmup_steps: int = _DEFAULT_WARMUP_STEPS
+    constant_steps: int = 80000
+    min_lr: float = 6e-5
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``min_lr + (max_lr - min_lr) * (1 + cos(pi * t)) / 2`` with t from 0 to 1 between warm-up and the end."""
+        in_megatron_warmup = self.constant_steps and self.warmup_steps > 0 and step <= self.warmup_steps
+        if in_megatron_warmup:
+            return max_lr * step / self.warmup_steps
+        phased = self._phased(step, max_lr)
+        if phased is not None:
+            return phased
+        decay_steps = self._length() - self.warmup_steps - self.constant_steps
+        decayed = step - self.warmup_steps
+        if decay_steps <= 0 or decayed > decay_steps:
+            return self.min_lr
+        return self.min_lr + (max_lr - self.min_lr) * 0.5 * (1 + math.cos(math.pi * decayed / decay_steps))
+
+
+@configurable
+@dataclass(eq=False)
+class WarmupPolicyScheduler(LRSchedule):
+    """Warm-up, then constant at ``max_lr``."""
+
+    needs_max_steps: ClassVar[bool] = False
+
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """Linear to ``max_lr``, then ``max_lr``."""
+        phased = self._phased(step, max_lr)
+        return max_lr if phased is None else phased
+
+
+@configurable
+@dataclass(eq=False)
+class WarmupAnnealingScheduler(LRSchedule):
+    """Warm-up, then linear down to ``min_lr``."""
+
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``min_lr + (max_lr - min_lr) * (1 - t)`` with t from 0 to 1 between warm-up and ``max_steps``."""
+        phased = self._phased(step, max_lr)
+        if phased is not None:
+            return phased
+        warmup_end = self._warmup_end()
+        return self.min_lr + (max_lr - self.min_lr) * (1 - _share(step - warmup_end, self._length() - warmup_end))
+
+
+@configurable
+@dataclass(eq=False)
+class WarmupHoldPolicyScheduler(LRSchedule):
+    """Warm-up, hold at ``max_lr``, and stay there: the base of the schedules that decay after a hold."""
+
+    needs_max_steps: ClassVar[bool] = False
+
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    hold_steps: Optional[int] = None
+    hold_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """Linear to ``max_lr``, then ``max_lr``."""
+        phased = self._phased(step, max_lr)
+        return max_lr if phased is None else phased
+
+
+@configurable
+@dataclass(eq=False)
+class WarmupHoldAnnealScheduler(LRSchedule):
+    """Warm-up, hold, decay (WSD): arXiv 2404.06395 (linear), arXiv 2408.11029 (one minus square root).
+
+    Ratios are shares of ``max_steps``. ``hold_ratio=None`` anchors the decay at step 0, as NeMo does, which makes the
+    rate jump at the end of the warm-up; ``hold_ratio=0.0`` anchors it there.
+    """
+
+    warmup_ratio: Optional[float] = None
+    hold_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    decay_schedule: Literal["one_minus_square_root", "linear"] = "linear"
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay_schedule not in ("one_minus_square_root", "linear"):
+            raise ConfigError(
+                f"{type(self).__name__}.decay_schedule={self.decay_schedule!r}: must be 'linear' or "
+                "'one_minus_square_root'."
+            )
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``max_lr - (max_lr - min_lr) * t``, or ``max(min_lr, max_lr * (1 - sqrt(t)))``."""
+        phased = self._phased(step, max_lr)
+        if phased is not None:
+            return phased
+        hold_end = self._hold_end()
+        decayed = _share(step - hold_end, self._length() - hold_end)
+        if self.decay_schedule == "linear":
+            return max_lr - (max_lr - self.min_lr) * decayed
+        return max(self.min_lr, max_lr * (1 - math.sqrt(decayed)))
+
+
+@configurable
+@dataclass(eq=False)
+class SquareAnnealingScheduler(LRSchedule):
+    """Decay with the square of the remaining share of the run."""
+
+    max_steps: Optional[int] = None
+    min_lr: float = 1e-5
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``max(min_lr, max_lr * ((max_steps - step) / max_steps) ** 2)``."""
+        if step > self._length():
+            return self.min_lr
+        return max(self.min_lr, max_lr * (1 - _share(step, self._length())) ** 2)
+
+
+@configurable
+@dataclass(eq=False)
+class SquareRootAnnealingScheduler(LRSchedule):
+    """Decay with the square root of the remaining share of the run."""
+
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``max(min_lr, max_lr * sqrt((max_steps - step) / max_steps))``."""
+        if step > self._length():
+            return self.min_lr
+        return max(self.min_lr, max_lr * math.sqrt(1 - _share(step, self._length())))
+
+
+@configurable
+@dataclass(eq=False)
+class InverseSquareRootAnnealingScheduler(LRSchedule):
+    """``max_lr`` over the square root of the step; ``min_lr`` only after ``max_steps``."""
+
+    needs_max_steps: ClassVar[bool] = False
+
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``max_lr / sqrt(step + 1)``."""
+        return self.min_lr if step > self._length() else max_lr / math.sqrt(step + 1)
+
+
+@configurable
+@dataclass(eq=False)
+class T5InverseSquareRootAnnealingScheduler(LRSchedule):
+    """The T5 paper's schedule (arXiv 1910.10683, section 3.1.2). It ignores the optimizer's lr.
+
+    ``constant_steps`` is the paper's k of 10**4; NeMo's class has no such parameter and fails without it.
+    """
+
+    needs_max_steps: ClassVar[bool] = False
+
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+    constant_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.constant_steps < 1:
+            raise ConfigError(f"{type(self).__name__}.constant_steps={self.constant_steps}: must be 1 or more.")
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``1 / sqrt(max(step, constant_steps))``, whatever `max_lr` is."""
+        if step > self.constant_steps and step > self._length():
+            return self.min_lr
+        return 1 / math.sqrt(max(step, self.constant_steps))
+
+
+@configurable
+@dataclass(eq=False)
+class NoamAnnealingScheduler(LRSchedule):
+    """The Transformer paper's schedule (arXiv 1706.03762, section 5.3); the optimizer's lr is a factor, not the peak.
+
+    It does not end: ``max_steps`` only gives ``warmup_ratio`` its meaning, and ``min_lr`` is a floor after the warm-up.
+    """
+
+    needs_max_steps: ClassVar[bool] = False
+
+    d_model: int
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_model < 1:
+            raise ConfigError(f"{type(self).__name__}.d_model={self.d_model}: must be the model's hidden size.")
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``max_lr * d_model**-0.5 * min(step**-0.5, step * w**-1.5)``, step from 1."""
+        warmup_end = self._warmup_end()
+        step = max(1, step)
+        shape = step**-0.5
+        if warmup_end > 0:
+            shape = min(shape, step * warmup_end**-1.5)
+        rate = max_lr * self.d_model**-0.5 * shape
+        return max(rate, self.min_lr) if step > warmup_end else rate
+
+
+@configurable
+@dataclass(eq=False)
+class NoamHoldAnnealingScheduler(LRSchedule):
+    """Warm-up, hold, polynomial decay, with an explicit peak (Squeezeformer, arXiv 2206.00888).
+
+    ``decay_rate`` 0.5 is Noam's decay, 1.0 the paper's. The warm-up parameters are ours: NeMo's class has none and its
+    formula refuses to run without a warm-up.
+    """
+
+    needs_max_steps: ClassVar[bool] = False
+
+    max_steps: Optional[int] = None
+    decay_rate: float = 0.5
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    hold_steps: Optional[int] = None
+    hold_ratio: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.warmup_steps and not self.warmup_ratio:
+            raise ConfigError(
+                f"{type(self).__name__}.warmup_steps={self.warmup_steps}: the decay is measured against the "
+                "warm-up, so it needs one; set warmup_steps or warmup_ratio above 0."
+            )
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``max(min_lr, max_lr * (w / (step - hold))**decay_rate)`` after warm-up w and hold."""
+        phased = self._phased(step, max_lr)
+        if phased is not None:
+            return phased
+        warmup_end, hold_end = self._warmup_end(), self._hold_end()
+        held = hold_end - warmup_end if hold_end > 0 else 0
+        peak_at = max(1.0, warmup_end**self.decay_rate)
+        return max(self.min_lr, max_lr * peak_at / max(1.0, (step - held) ** self.decay_rate))
+
+
+@configurable
+@dataclass(eq=False)
+class PolynomialDecayAnnealingScheduler(LRSchedule):
+    """Polynomial decay from ``max_lr`` to ``min_lr``.
+
+    ``cycle`` stretches the decay to the next multiple of ``max_steps`` instead of stopping; since every schedule ends
+    in ``min_lr`` after ``max_steps``, it changes nothing within a run. It is kept for NeMo's signature.
+    """
+
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    power: float = 1.0
+    cycle: bool = False
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``min_lr + (max_lr - min_lr) * (1 - step / max_steps) ** power``."""
+        if step > self._length():
+            return self.min_lr
+        return self.min_lr + (max_lr - self.min_lr) * (1 - _share(step, self._length())) ** self.power
+
+
+@configurable
+@dataclass(eq=False)
+class PolynomialHoldDecayAnnealingScheduler(PolynomialDecayAnnealingScheduler):
+    """Polynomial decay after a hold at ``max_lr``; without a hold it is the polynomial decay.
+
+    The hold parameters are ours: NeMo's class has none, so that its hold is always empty.
+    """
+
+    hold_steps: Optional[int] = None
+    hold_ratio: Optional[float] = None
+
+    def lr_at(self, step: int, max_lr: float) -> float:
+        """``min_lr + (max_lr - min_lr) * (1 - t) ** power`` with t from 0 to 1 between the hold's end and the run's."""
+        phased = self._phased(step, max_lr)
+        if phased is not None:
+            return phased
+        hold_end = self._hold_end()
+        decayed = _share(step - hold_end, self._length() - hold_end)
+        return self.min_lr + (max_lr - self.min_lr) * (1 - decayed) ** self.power
+
+
+def _trainer_steps(model: Any) -> Optional[int]:
+    """The trainer's max_steps; None where there is no trainer yet or it runs without a limit (-1)."""
+    try:
+        steps = model.trainer.max_steps
+    except (AttributeError, RuntimeError):  # a LightningModule without a trainer raises RuntimeError
+        return None
+    return steps if steps is not None and steps > 0 else None
+
+
+def _share(part: float, whole: float) -> float:
+    """part / whole within 0..1; an empty decay has ended."""
+    return min(1.0, part / whole) if whole > 0 else 1.0
