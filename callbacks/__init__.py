@@ -1,5 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callbacks: one Lightning callback per file, loaded when asked for."""
+"""Callbacks: one Lightning callback per file, loaded when it is asked for."""
+
+from typing import TYPE_CHECKING
+
+from nemo2.lazy import lazy_names
 
 if __name__ != "nemo2.callbacks":
-    raise ImportError("This folder is installed as `nemo2.callbacks`: write `from nemo2.callbacks import TimingCallback`.")
+    raise ImportError(
+        "This folder is installed as `nemo2.callbacks`: write `from nemo2.callbacks import TimingCallback`."
+    )
+
+if TYPE_CHECKING:
+    from nemo2.callbacks.garbage_collection import GarbageCollectionCallback as GarbageCollectionCallback
+    from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as MegatronCommOverlapCallback
+    from nemo2.callbacks.timing import TimingCallback as TimingCallback
+
+_HOMES = {
+    "GarbageCollectionCallback": "nemo2.callbacks.garbage_collection",
+    "MegatronCommOverlapCallback": "nemo2.callbacks.megatron_comm_overlap",
+    "TimingCallback": "nemo2.callbacks.timing",
+}
+
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

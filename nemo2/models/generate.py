@@ -50,10 +50,11 @@ def generate(
 ) -> list[Generation]:
     """Continues every prompt.
 
-    ``model`` is a Megatron GPT (its ``eval`` mode is entered and left again), a ``GPTModel``, or any function of tokens
-    and position ids that returns this rank's logits. ``temperature=0`` always takes the likeliest token; ``top_k=0`` and
-    ``top_p=1`` do not narrow the choice. The random numbers depend on ``seed`` alone. A text ends at the tokenizer's
-    ``eos_id``, after ``max_new_tokens``, or where prompt and continuation reach ``max_sequence_length`` (None: no limit).
+    ``model`` is a Megatron GPT (its ``eval`` mode is entered and left again), a ``GPTModel``, or any function of
+    tokens and position ids that returns this rank's logits. ``temperature=0`` always takes the likeliest token;
+    ``top_k=0`` and ``top_p=1`` do not narrow the choice. The random numbers depend on ``seed`` alone. A text ends at
+    the tokenizer's ``eos_id``, after ``max_new_tokens``, or where prompt and continuation together reach
+    ``max_sequence_length`` (None: no limit).
 
     Raises:
         ConfigError: a setting is out of range, a prompt is empty or too long, or the model is cut by pipeline or
@@ -74,15 +75,16 @@ def generate(
 
     rows = [list(ids) for ids in prompt_ids]
     finished = [False] * len(rows)
+    end_of_text = getattr(tokenizer, "eos_id", None)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad(), _evaluating(model):
         forward = _forward_of(model)
-        while any(open_rows := [not done and len(row) < limit for done, row, limit in zip(finished, rows, limits)]):
+        while unfinished := [i for i, row in enumerate(rows) if not finished[i] and len(row) < limits[i]]:
             logits = _next_logits(forward, rows, tokenizer.vocab_size)
             picked = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-            for index in (index for index, is_open in enumerate(open_rows) if is_open):
-                rows[index].append(int(picked[index]))
-                finished[index] = rows[index][-1] == _end_of_text(tokenizer)
+            for i in unfinished:
+                rows[i].append(int(picked[i]))
+                finished[i] = rows[i][-1] == end_of_text
     return [
         _as_generation(tokenizer, prompt, row[len(ids) :], done)
         for prompt, ids, row, done in zip(prompts, prompt_ids, rows, finished, strict=True)
@@ -115,7 +117,7 @@ def _next_logits(forward: Forward, rows: list[list[int]], vocab_size: int) -> Te
     """Logits ``[batch, vocab_size]`` of each row's next token, whole on every rank."""
     tp = parallel_state.get_tensor_model_parallel_world_size() if parallel_state.is_initialized() else 1
     longest = max(len(row) for row in rows)
-    # Attention is causal, so padding on the right changes nothing before it; sequence parallelism needs a multiple of tp.
+    # Attention is causal, so padding on the right changes nothing; sequence parallelism needs a multiple of tp.
     width = -(-longest // tp) * tp
     device = get_backend().device
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.long, device=device)
@@ -139,7 +141,8 @@ def _forward_of(model: nn.Module | Forward) -> Forward:
                 raise ConfigError(f"generate works with {axis}=1, this model runs with {size}: load it with 1.")
     if not isinstance(model, nn.Module):
         return model
-    return lambda tokens, position_ids: model(tokens, position_ids, None)
+    module: Any = model
+    return lambda tokens, position_ids: module(tokens, position_ids, None)
 
 
 @contextmanager
@@ -152,10 +155,6 @@ def _evaluating(model: nn.Module | Forward):
     finally:
         if isinstance(model, nn.Module):
             model.train(was_training)
-
-
-def _end_of_text(tokenizer: Any) -> int | None:
-    return getattr(tokenizer, "eos_id", None)
 
 
 def _as_generation(tokenizer: Any, prompt: str, token_ids: list[int], finished: bool) -> Generation:

@@ -93,7 +93,7 @@ class GPTConfig(TransformerConfig):
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
     def __post_init__(self) -> None:
-        # MegatronStrategy runs this again after it has written its own fields: what was asked for first stays on record.
+        # MegatronStrategy runs this again after writing its own fields: what was asked for first stays on record.
         self.adjustments: dict[str, Adjustment] = getattr(self, "adjustments", {})
         for name, (used, reason) in get_backend().config_overrides().items():
             asked = getattr(self, name, used)
@@ -204,6 +204,8 @@ class GPTModel(pl.LightningModule):
         self.config = config
         self.tokenizer = tokenizer
         self.model_transform = model_transform
+        self.padded_vocab_size: Optional[int] = None
+        """Rows of the embedding; None until the model is built."""
         self.optim = optim if optim is not None else _default_optimizer()
         self.optim.connect(self)
 
@@ -215,7 +217,7 @@ class GPTModel(pl.LightningModule):
     def build_chunk(self, vp_stage: Optional[int]) -> MegatronGPTModel:
         """One chunk of the pipeline: of virtual stage ``vp_stage``, or None for the first or only one of this rank."""
         chunk = self.config.configure_model(self.tokenizer, vp_stage=vp_stage)
-        self._vocab_size = chunk.vocab_size
+        self.padded_vocab_size = chunk.vocab_size
         return chunk
 
     def forward(
@@ -242,9 +244,9 @@ class GPTModel(pl.LightningModule):
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:
         """The next micro-batch for this rank, its token ids checked; see :func:`gpt_data_step`."""
-        vocab_size = getattr(self, "_vocab_size", None)
+        vocab_size = self.padded_vocab_size
         if vocab_size is not None:
-            dataloader_iter = map(lambda batch: check_token_ids(batch, vocab_size), dataloader_iter)
+            dataloader_iter = (check_token_ids(batch, vocab_size) for batch in dataloader_iter)
         return self.config.data_step_fn(dataloader_iter)
 
     def forward_step(self, batch: dict[str, Optional[Tensor]]) -> Tensor:

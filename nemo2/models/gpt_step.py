@@ -45,7 +45,7 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     missing = [key for key, needed in keep.items() if needed and batch.get(key) is None]
     if missing:
         raise DataError(
-            f"A batch for a GPT must hold {', '.join(missing)}; this one holds {', '.join(sorted(batch)) or 'nothing'}. "
+            f"A batch for a GPT must hold {', '.join(missing)}; this one holds {', '.join(batch) or 'nothing'}. "
             "Return these keys from the dataset, or give the model its own `data_step`."
         )
     device = get_backend().device
@@ -88,21 +88,21 @@ def check_token_ids(batch: Any, vocab_size: int) -> Any:
         if ids is None or ids.device.type != "cpu" or ids.numel() == 0:
             continue
         low, high = torch.aminmax(ids)
-        if 0 <= int(low) and int(high) < vocab_size:
+        if int(low) >= 0 and int(high) < vocab_size:
             continue
         wrong = (ids < 0) | (ids >= vocab_size)
         if key == "labels" and tensors.get("loss_mask") is not None:
             wrong &= tensors["loss_mask"] != 0
         if wrong.any():
             raise DataError(
-                f"{int(wrong.sum())} of {ids.numel()} ids in '{key}' lie outside the model's vocabulary of {vocab_size} "
+                f"{int(wrong.sum())} of {ids.numel()} ids in '{key}' lie outside the vocabulary of {vocab_size} "
                 f"(smallest {int(low)}, largest {int(high)}). The data was written with another tokenizer than the "
                 "model was built for: pass that tokenizer to the data module, or set model.config.vocab_size."
             )
     return batch
 
 
-def _unwrap(batch: Any) -> dict[str, Any]:
+def _unwrap(batch: Any) -> Any:
     # Lightning's fetcher hands out (batch, batch_idx, dataloader_idx) where the step takes the iterator itself.
     return batch[0] if isinstance(batch, tuple) and len(batch) == 3 else batch
 
@@ -118,4 +118,5 @@ def _share_of_the_sequence(batch: dict[str, Tensor | None]) -> dict[str, Tensor 
                 f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot cut into {2 * cp} equal "
                 f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as {length - length % (2 * cp)}."
             )
-    return get_batch_on_this_cp_rank(batch, cp_group=parallel_state.get_context_parallel_group(), **_CP_SLICE_FLAGS)
+    group: Any = parallel_state.get_context_parallel_group()
+    return get_batch_on_this_cp_rank(batch, cp_group=group, **_CP_SLICE_FLAGS)

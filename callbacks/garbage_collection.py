@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python's garbage collector on every rank at the same steps, instead of whenever each rank's counter says so."""
+
+import gc
+from typing import Any
+
+import lightning.pytorch as pl
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+
+
+@configurable
+class GarbageCollectionCallback(pl.Callback):
+    """Turns automatic collection off while training runs and collects every so many steps.
+
+    One rank that collects makes all others wait in the next collective; with thousands of ranks some rank always does.
+    Every ``gc_interval_train`` training steps and ``gc_interval_val`` validation batches the young generations are
+    collected (a few milliseconds), and everything at the start of training and of each validation. When training ends,
+    or fails, the collector is as it was before.
+
+    Raises:
+        ConfigError: an interval is below 1.
+    """
+
+    def __init__(self, gc_interval_train: int, gc_interval_val: int):
+        for name, value in (("gc_interval_train", gc_interval_train), ("gc_interval_val", gc_interval_val)):
+            if value < 1:
+                raise ConfigError(f"GarbageCollectionCallback.{name}={value} must be at least 1 step.")
+        self.gc_interval_train = gc_interval_train
+        self.gc_interval_val = gc_interval_val
+        self._was_enabled: bool | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+        gc.collect()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % self.gc_interval_train == 0:
+            gc.collect(1)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._was_enabled is not None:
+            gc.collect()
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._was_enabled is not None and (batch_idx + 1) % self.gc_interval_val == 0:
+            gc.collect(1)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._was_enabled:
+            gc.enable()
+        self._was_enabled = None

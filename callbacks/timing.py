@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a training step takes, and what that means in tokens and in FLOP/s."""
+
+import time
+from collections import deque
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+
+from nemo2.backend import get_backend
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.models.flops import model_flops_per_step
+from nemo2.names import did_you_mean
+
+_TIMER_SETTINGS = ("reduction", "sync_cuda", "buffer_size")
+
+
+@configurable
+class TimingCallback(pl.Callback):
+    """Logs the speed of training on the steps that log, on every rank; on the others it reads the clock twice.
+
+    - ``train_step_timing in s``: seconds per step, the mean since the last logged step. A step is what happens between
+      Lightning's batch start and batch end; waiting for data, validation and checkpoints are outside.
+    - ``tokens_per_second``: tokens of the global batch over that time, all devices together.
+    - ``tflops_per_gpu``: model FLOPs per device, attention counted causally (see ``nemo2.models.flops``).
+    - ``tokens_per_sec_per_gpu``: tokens per device, with ``log_tokens_per_sec``.
+
+    The last three need a data sampler that knows batch and sequence, and a model whose config has a GPT's shape.
+
+    ``timer_kwargs`` takes NeMo's names: ``sync_cuda`` waits for the device before the clock is read (exact and slower),
+    ``buffer_size`` averages over the last so many steps instead, ``reduction`` can only be ``"mean"``.
+
+    Raises:
+        ConfigError: an unknown or impossible timer setting.
+    """
+
+    def __init__(self, log_tokens_per_sec: bool = False, timer_kwargs: Optional[dict[str, Any]] = None):
+        settings = dict(timer_kwargs or {})
+        for name in settings:
+            if name not in _TIMER_SETTINGS:
+                raise ConfigError(
+                    f"TimingCallback.timer_kwargs has no setting {name!r}{did_you_mean(name, _TIMER_SETTINGS)}"
+                )
+        if settings.get("reduction", "mean") != "mean":
+            raise ConfigError(f"TimingCallback.timer_kwargs['reduction']={settings['reduction']!r} must be 'mean'.")
+        buffer_size = settings.get("buffer_size")
+        if buffer_size is not None and buffer_size < 1:
+            raise ConfigError(f"TimingCallback.timer_kwargs['buffer_size']={buffer_size} must be at least 1.")
+        self.log_tokens_per_sec = log_tokens_per_sec
+        self.timer_kwargs = settings
+        self._durations: deque[float] = deque(maxlen=buffer_size)
+        self._started: float | None = None
+        self._flops: dict[tuple[int, int], float] = {}
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._started = self._now()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._started is None:
+            return
+        self._durations.append(self._now() - self._started)
+        self._started = None
+        if not trainer._logger_connector.should_update_logs:
+            return
+        seconds = sum(self._durations) / len(self._durations)
+        if self._durations.maxlen is None:
+            self._durations.clear()
+        pl_module.log("train_step_timing in s", seconds, prog_bar=True, batch_size=1)
+        for name, value in self._rates(trainer, pl_module, seconds).items():
+            pl_module.log(name, value, batch_size=1)
+
+    def _rates(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seconds: float) -> dict[str, float]:
+        shape = _global_batch(trainer)
+        if shape is None:
+            return {}
+        batch_size, seq_length = shape
+        tokens_per_second = batch_size * seq_length / seconds
+        rates = {"tokens_per_second": tokens_per_second}
+        if self.log_tokens_per_sec:
+            rates["tokens_per_sec_per_gpu"] = tokens_per_second / trainer.world_size
+        config = getattr(pl_module, "config", None)
+        if getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None):
+            if shape not in self._flops:
+                rows = getattr(pl_module, "padded_vocab_size", None)
+                self._flops[shape] = model_flops_per_step(config, seq_length, batch_size, vocab_size=rows)
+            rates["tflops_per_gpu"] = self._flops[shape] / seconds / trainer.world_size / 1e12
+        return rates
+
+    def _now(self) -> float:
+        if self.timer_kwargs.get("sync_cuda", False):
+            get_backend().synchronize()
+        return time.perf_counter()
+
+
+def _global_batch(trainer: pl.Trainer) -> tuple[int, int] | None:
+    """Samples and tokens per sample of the current step, from whoever samples the data; None where nobody knows."""
+    for owner in (trainer.strategy, getattr(trainer, "datamodule", None)):
+        sampler = getattr(owner, "data_sampler", None)
+        if sampler is not None:
+            return sampler.current_global_batch_size, sampler.seq_len
+    return None
