@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank of `run_on_ranks` does; run by path in a process forked from a server that has torch loaded.
+
+`JOB` is put among the globals by the fixture in conftest.py.
+"""
+
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import pickle
+import sys
+import time
+import traceback
+
+
+class ModulesByPath(importlib.abc.MetaPathFinder):
+    """Finds the parent's test modules by the files they came from: pytest's importlib mode gives them names that
+    `import` cannot resolve, and pickle refers to functions by those names."""
+
+    def __init__(self, files: dict[str, str]):
+        self.files = files
+        self.packages = {name[:dot] for name in files for dot, char in enumerate(name) if char == "."}
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname in self.files:
+            return importlib.util.spec_from_file_location(fullname, self.files[fullname])
+        if fullname in self.packages:
+            spec = importlib.machinery.ModuleSpec(fullname, loader=None, is_package=True)
+            spec.submodule_search_locations = []
+            return spec
+        return None
+
+
+def main(job) -> None:
+    os.setsid()  # the processes this rank starts can then be ended with it
+    faulthandler.dump_traceback_later(job["timeout"], file=open(job["stacks"], "w"))  # noqa: SIM115: open until the end
+    os.environ.update(job["environment"])
+    sys.meta_path.insert(0, ModulesByPath(job["modules"]))
+    try:
+        answer = ("result", pickle.dumps(_call(job)))
+    except BaseException as error:
+        answer = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+    job["connection"].send((time.time(), *answer))
+    job["connection"].close()
+    # Skip the interpreter's teardown: it may wait for peers that are gone.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _call(job):
+    import torch
+
+    torch.set_num_threads(1)
+    if job["store"] is not None:
+        from datetime import timedelta
+
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{job['store']}",
+            rank=int(job["environment"]["RANK"]),
+            world_size=int(job["environment"]["WORLD_SIZE"]),
+            timeout=timedelta(seconds=job["timeout"]),
+        )
+    function, args, kwargs = pickle.loads(job["call"])
+    result = function(*args, **kwargs)
+    if job["store"] is not None:
+        torch.distributed.barrier()  # no rank leaves while another still reads from it
+    return result
+
+
+if "JOB" in globals():
+    main(JOB)  # noqa: F821 # pyright: ignore[reportUndefinedVariable]

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper that runs functions on gloo ranks must itself be trustworthy."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@dataclass
+class Point:
+    """Defined in a test module, to travel there and back."""
+
+    x: int
+
+
+def add_over_ranks(point: Point, *, scale: int) -> tuple[int, Point]:
+    total = torch.tensor(point.x * (torch.distributed.get_rank() + 1))
+    torch.distributed.all_reduce(total)
+    return int(total) * scale, Point(torch.distributed.get_rank())
+
+
+def fail_on(rank: int) -> None:
+    if torch.distributed.get_rank() == rank:
+        raise ValueError("the reason")
+    torch.distributed.barrier()
+
+
+def leave_a_child_and_hang(pid_file: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pid_file.write_text(str(child.pid))
+    time.sleep(600)
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def environment() -> tuple[str, bool]:
+    return os.environ["MARK"] + os.environ["RANK"] + os.environ["MASTER_ADDR"], torch.distributed.is_initialized()
+
+
+def test_results_come_back_in_order_of_rank(run_on_ranks):
+    assert run_on_ranks(add_over_ranks, 2, Point(5), scale=2) == [(30, Point(0)), (30, Point(1))]
+
+
+def test_the_first_failing_rank_is_the_one_shown(run_on_ranks):
+    with pytest.raises(AssertionError, match=r"(?s)rank 1 of 2 failed: ValueError: the reason.*in fail_on"):
+        run_on_ranks(fail_on, 2, 1)
+
+
+def test_a_dead_rank_is_an_error_and_not_a_wait(run_on_ranks):
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match="ended without an answer"):
+        run_on_ranks(die, 1)
+    assert time.monotonic() - start < 20
+
+
+def test_a_hanging_rank_is_ended_with_its_children_and_shows_where_it_hangs(run_on_ranks, tmp_path):
+    with pytest.raises(AssertionError, match=r"(?s)no answer within 3.*leave_a_child_and_hang"):
+        run_on_ranks(leave_a_child_and_hang, 1, tmp_path / "pid", timeout=3.0)
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if not _alive(pid):
+            break
+        time.sleep(0.1)
+    assert not _alive(pid)
+
+
+def test_without_a_process_group_ranks_get_the_environment_of_torchrun(run_on_ranks):
+    answers = run_on_ranks(environment, 2, init_process_group=False, env={"MARK": "m"})
+    assert answers == [("m0127.0.0.1", False), ("m1127.0.0.1", False)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
