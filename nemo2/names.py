@@ -36,10 +36,7 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'a' or 'b'?"`, or the known names where none is close, or `""` where there are none.
-
-    Made to follow a sentence without its full stop.
-    """
+    """`"; did you mean 'a' or 'b'?"`, or the known names where none is close, or just `"."`: the end of a sentence."""
     known = list(dict.fromkeys(known))
     close = nearest(name, known)
     if close:
@@ -47,8 +44,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
         return f"; did you mean {listed}?"
     if known and len(known) <= 12:
-        return f"; it knows {', '.join(known)}"
-    return ""
+        return f"; it knows {', '.join(known)}."
+    return "."
 
 
 def safe_name(name: str, *, field: str = "name") -> str:

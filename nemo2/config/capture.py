@@ -61,23 +61,30 @@ def captured_arguments(obj: object) -> dict[str, Any] | None:
     return dict(record.arguments)
 
 
-def changed_since_made(obj: object) -> list[str]:
-    """Public attributes of a captured object that its arguments no longer explain; empty where they still do.
+def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) -> list[str]:
+    """Public attributes of an object that its arguments don't explain; empty where they all follow from them.
 
-    Compares attributes that are plain data with those right after construction. Where they differ, a twin is built from
-    the arguments first, because a list that was passed in may have grown together with the attribute that holds it.
+    Looks at attributes that are plain data. With `arguments`, the object is compared with a twin made from those.
+    Without, it is compared with itself right after construction and only then with a twin made from the captured
+    arguments, because a list that was passed in may have grown together with the attribute that holds it. An object
+    that isn't a captured one is not compared without `arguments`.
     """
-    record = getattr(obj, "__dict__", {}).get(_RECORD)
-    if record is None or record.arguments is None:
-        return []
-    suspects = _differences(obj, record.attributes, _plain_attributes(obj))
-    if not suspects:
-        return []
+    now = _plain_attributes(obj)
+    if arguments is None or arguments == captured_arguments(obj):
+        record = getattr(obj, "__dict__", {}).get(_RECORD)
+        if record is None or record.arguments is None:
+            return []
+        suspects = _differences(obj, record.attributes, now)
+        if not suspects:
+            return []
+        arguments = record.arguments
+    else:
+        suspects = []
     try:
-        twin = _plain_attributes(type(obj)(**record.arguments))
+        twin = type(obj)(**arguments)
     except Exception:  # the constructor is the user's and may raise anything; without a twin the suspicion stands
         return suspects
-    return _differences(obj, twin, _plain_attributes(obj))
+    return _differences(obj, _plain_attributes(twin), now)
 
 
 def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
@@ -188,8 +195,8 @@ def _parameters(target: Any) -> tuple[frozenset[str], bool]:
 def unknown_name(target: Any, name: str) -> UnknownNameError:
     """The error for a name that `target` doesn't have, with the nearest of its parameters and aliases."""
     shown = getattr(target, "__qualname__", str(target))
-    hint = did_you_mean(name, [*parameter_names(target), *aliases_of(target)])
-    return UnknownNameError(f"{shown} has no parameter {name!r}{hint or '.'}")
+    hint = did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
+    return UnknownNameError(f"{shown} has no parameter {name!r}{hint}")
 
 
 def two_spellings(target: Any, first: str, second: str) -> ConfigError:
@@ -238,7 +245,8 @@ _NOT_PLAIN = object()
 
 def _plain_attributes(obj: object) -> dict[str, Any]:
     """Public attributes to frozen copies of their values; `_NOT_PLAIN` for a value that isn't plain data."""
-    return {name: _freeze(value) for name, value in vars(obj).items() if not name.startswith("_")}
+    attributes = getattr(obj, "__dict__", {})
+    return {name: _freeze(value) for name, value in attributes.items() if not name.startswith("_")}
 
 
 def _differences(obj: object, before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live objects as configs: what a built object was made from, and whether that still describes it.
+
+Three kinds of objects can become a config again: instances of `@configurable` classes (by the arguments they keep),
+dataclass instances (by their fields) and `functools.partial` objects of importable callables.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import fiddle as fdl
+
+from nemo2.config.capture import captured_arguments, changed_since_made
+from nemo2.errors import ConfigError
+
+
+def rebuilding_arguments(obj: object) -> dict[str, Any] | None:
+    """Keyword arguments that make an object like `obj`, or None where it isn't known how it was made.
+
+    For a dataclass whose fields were edited after construction the edits are included: first on top of the captured
+    arguments, so that derived fields follow, then field by field for what the result still gets wrong.
+    """
+    if isinstance(obj, type | fdl.Buildable):
+        return None
+    arguments = captured_arguments(obj)
+    if not dataclasses.is_dataclass(obj):
+        return arguments
+    fields = [field.name for field in dataclasses.fields(obj) if field.init]
+    if arguments is None:
+        return _from_fields(obj, fields)
+    for _ in range(2):
+        edited = [name for name in changed_since_made(obj, arguments) if name in fields]
+        if not edited:
+            break
+        arguments |= {name: getattr(obj, name) for name in edited}
+    return arguments
+
+
+def refuse_if_changed(obj: object, arguments: Mapping[str, Any], *, where: str) -> None:
+    """Raise where `arguments` no longer describe the live object that a config node stands for.
+
+    Raises:
+        ConfigError: naming the attributes that were changed on the object behind the recipe's back.
+    """
+    if changed := changed_since_made(obj, arguments):
+        name = type(obj).__qualname__
+        listed = ", ".join(f"{attribute}={getattr(obj, attribute, None)!r}" for attribute in changed)
+        raise ConfigError(
+            f"{where} is a live {name} whose {listed} changed after it was made, so its arguments no longer describe "
+            f"it and a copy of the recipe would lose the change: pass the value to {name}(...), or use "
+            f"nemo2.config.Config({name}, ...) and set it there."
+        )
+
+
+def partial_call(obj: functools.partial) -> tuple[tuple, dict[str, Any]] | None:
+    """Positional and keyword arguments of a `functools.partial`, or None where its callable has no signature."""
+    try:
+        inspect.signature(obj.func).bind_partial(*obj.args, **obj.keywords)
+    except (TypeError, ValueError):
+        return None
+    return obj.args, dict(obj.keywords)
+
+
+def _from_fields(obj: Any, fields: list[str]) -> dict[str, Any] | None:
+    """The init fields that differ from their defaults, or None where the constructor asks for more than fields."""
+    signature = inspect.signature(type(obj))
+    if any(p.default is p.empty and p.name not in fields for p in signature.parameters.values()):
+        return None
+    arguments = {}
+    for field in dataclasses.fields(obj):
+        if not field.init:
+            continue
+        value = getattr(obj, field.name)
+        if field.default is not dataclasses.MISSING:
+            default = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        else:
+            default = dataclasses.MISSING
+        if type(value) is not type(default) or not _equal(value, default):
+            arguments[field.name] = value
+    return arguments
+
+
+def _equal(left: Any, right: Any) -> bool:
+    try:
+        return bool(left == right)
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
+        return left is right

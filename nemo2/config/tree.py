@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Config` and `Partial`: nemo-run's config nodes, with second spellings, answers to typing errors and live objects.
+
+They are subclasses of `nemo_run.Config` and `nemo_run.Partial` (and so of fiddle's), and everything that takes those
+takes these. What they add:
+
+- an alias reads and sets the parameter it stands for, wherever that is in the tree (`recipe.strategy`);
+- an unknown name is refused where it is written, with the nearest names;
+- `isinstance(config, Target)` is True for a Config of `Target`, so that one expression filters configs and objects;
+- an unset parameter reads as its effective default, and editing a mutable default counts as setting it;
+- live objects become configs when the tree is traversed, and build to themselves as long as nothing was edited;
+- what fiddle can't write as JSON (paths, time spans, dtypes, torch's built-in functions) is written all the same.
+"""
+
+import copy
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Optional, TypeVar
+
+import fiddle as fdl
+import nemo_run as run
+import yaml
+from fiddle._src import building, casting, history, signatures
+from fiddle._src.experimental import serialization
+
+from nemo2.config import live, wire
+from nemo2.config.aliases import aliases_of
+from nemo2.config.capture import two_spellings, unknown_name
+from nemo2.errors import UnknownNameError
+
+T = TypeVar("T")
+
+_OUR_FILES = ("tree.py", "aliases.py", "live.py", "wire.py", "overrides.py")
+for _file in ("nemo_run/config.py", *(f"nemo2/config/{name}" for name in _OUR_FILES)):
+    # A field's history names the line that set it: the recipe's or the user's, not the machinery in between.
+    history.add_exclude_location(os.path.normpath(_file))
+
+
+class _Default(NamedTuple):
+    """A mutable default that was handed out: it becomes an argument once it differs from what was handed out."""
+
+    value: Any
+    as_handed_out: Any
+    entry: history.HistoryEntry
+
+
+class _Origin:
+    """The live object a node was made from. Copies of the node forget it: two recipes don't share one object."""
+
+    def __init__(self, obj: object, arguments: dict[str, Any], fingerprint: Any) -> None:
+        self.obj = obj
+        self.arguments = arguments
+        self.fingerprint = fingerprint
+
+    def __deepcopy__(self, memo: dict) -> None:
+        return None
+
+
+class _Node:
+    """What `Config` and `Partial` share. Has no public names of its own: they would hide parameters."""
+
+    __fn_or_cls__: Any
+    __arguments__: dict[Any, Any]
+    __argument_history__: Any
+    __signature_info__: Any
+
+    def __init__(self, fn_or_cls: Any, /, *args: Any, bind_args: bool = True, **kwargs: Any) -> None:
+        paths: dict[str, Any] = {}
+        if callable(fn_or_cls) and not isinstance(fn_or_cls, fdl.Buildable):
+            kwargs, paths = _sort_keywords(fn_or_cls, kwargs)
+        # Adopted here because nemo-run would turn nested dataclasses into plain fiddle configs.
+        args = tuple(_adopt(value) for value in args)
+        super().__init__(fn_or_cls, *args, bind_args=bind_args, **{k: _adopt(v) for k, v in kwargs.items()})  # pyright: ignore[reportCallIssue]
+        for alias, value in paths.items():
+            setattr(self, alias, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):  # protocols ask before there are arguments
+            raise AttributeError(name)
+        if alias := aliases_of(self.__fn_or_cls__).get(name):
+            owner, real = _owner(self, name, alias)
+            return getattr(owner, real)
+        if name in self.__arguments__:
+            return self.__arguments__[name]
+        found, default = self._effective_default(name)
+        if found:
+            return default
+        raise _unreadable(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if alias := aliases_of(self.__fn_or_cls__).get(name):
+            owner, real = _owner(self, name, alias)
+            setattr(owner, real, value)
+            return
+        info = self.__signature_info__
+        if name not in info.valid_param_names and not info.has_var_keyword:
+            raise unknown_name(self.__fn_or_cls__, name)
+        self.__dict__.get("_defaults", {}).pop(name, None)
+        super().__setattr__(name, _adopt(value))
+
+    def __delattr__(self, name: str) -> None:
+        if alias := aliases_of(self.__fn_or_cls__).get(name):
+            owner, real = _owner(self, name, alias)
+            delattr(owner, real)
+            return
+        edited = self.__dict__.get("_defaults", {}).pop(name, None)
+        if name in self.__arguments__:
+            super().__delattr__(name)
+        elif edited is None:
+            raise AttributeError(f"{_target_name(self)} has no value set for {name!r}, so there is none to delete.")
+
+    def __flatten__(self) -> Any:
+        _settle(self)
+        return super().__flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __path_elements__(self) -> Any:
+        _settle(self)
+        return super().__path_elements__()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        _settle(self)
+        _refuse_changed_objects(self)
+        return super().__deepcopy__(memo)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __eq__(self, other: object) -> bool:
+        for node in (self, other):
+            if isinstance(node, _Node):
+                _settle(node)
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, as fiddle's are
+
+    def __repr__(self) -> str:
+        _settle(self)
+        return super().__repr__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        _settle(self)
+        _refuse_changed_objects(self)
+        state = super().__getstate__()
+        return {key: value for key, value in state.items() if key not in ("_origin", "_defaults")}  # pyright: ignore
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickle's own way compares the type with __class__, which is the target's.
+        return _blank, (type(self),), self.__getstate__()
+
+    def _repr_svg_(self) -> Optional[str]:
+        """The picture for notebooks, or None (they then show the text) where Graphviz isn't installed."""
+        if shutil.which("dot") is None:
+            return None
+        return self.visualize().pipe(format="svg").decode()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _effective_default(self, name: str) -> tuple[bool, Any]:
+        """Whether `name` has a default, and the default; a mutable one is the same object at every reading."""
+        defaults = self.__dict__.setdefault("_defaults", {})
+        if name in defaults:
+            return True, defaults[name].value
+        factory = _default_factories(self.__fn_or_cls__).get(name)
+        parameter = self.__signature_info__.parameters.get(name)
+        if factory is not None:
+            value = factory()
+        elif parameter is not None and parameter.default is not parameter.empty:
+            value = copy.copy(parameter.default) if type(parameter.default) in (list, dict, set) else parameter.default
+        else:
+            return False, None
+        as_node = _adopt(value, remember=False)
+        if isinstance(as_node, fdl.Buildable) or type(as_node) in (list, dict, set):
+            entry = history.new_value(name, as_node)
+            defaults[name] = _Default(as_node, _fingerprint(as_node), entry)
+        return True, as_node
+
+
+class _Impersonator:
+    """Apart from `_Node`, because a class body that names `__class__` can't use `super()`."""
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        target = self.__dict__.get("__fn_or_cls__")
+        return target if isinstance(target, type) and not issubclass(target, _PLAIN) else type(self)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("The class of a config can't be assigned.")
+
+
+# A Config of one of these must not pass for a value of it: fiddle and others act on such values by isinstance.
+_PLAIN = (type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, BaseException, fdl.Buildable)
+
+
+class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
+    """`Config(Target, **arguments)`: an editable description of `Target(**arguments)`, built on launch."""
+
+    def __build__(self, /, *args: Any, **kwargs: Any) -> Any:
+        origin: _Origin | None = self.__dict__.get("_origin")
+        if origin is not None and origin.fingerprint == _fingerprint(self.__arguments__):
+            return origin.obj
+        return super().__build__(*args, **kwargs)
+
+
+class Partial(_Node, run.Partial[T], Generic[T]):
+    """`Partial(function, **arguments)`: builds to the function with these arguments bound, as nemo-run runs it."""
+
+
+def select(root: Any, target: Callable[..., Any]) -> list[Any]:
+    """Every config in the tree of `target`, or of a subclass of it, each once, parents first.
+
+    Unlike nemo-run's `broadcast` it enters lists, tuples and dicts: `select(recipe, MyCallback)`.
+    """
+    found = []
+    for _, node in iterate_nodes(root):
+        fn_or_cls = node.__fn_or_cls__
+        both_classes = isinstance(fn_or_cls, type) and isinstance(target, type)
+        if fn_or_cls is target or (both_classes and issubclass(fn_or_cls, target)):
+            found.append(node)
+    return found
+
+
+def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:
+    """`(path, config)` for every config in the tree, each once, parents first; the root's path is empty."""
+    seen: set[int] = set()
+
+    def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, fdl.Buildable):
+            if id(value) in seen:
+                return
+            seen.add(id(value))
+            yield path, value
+        for step, child in children(value):
+            yield from visit(f"{path}{step}".removeprefix("."), child)
+
+    yield from visit("", root)
+
+
+def children(value: Any) -> list[tuple[str, Any]]:
+    """`(".name" or "[index]", child)` of a config, list, tuple or dict; empty for any other value."""
+    if isinstance(value, fdl.Buildable):
+        if isinstance(value, _Node):
+            _settle(value)
+        arguments = fdl.ordered_arguments(value)
+        return [(f".{key}" if isinstance(key, str) else f"[{key}]", child) for key, child in arguments.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", child) for index, child in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", child) for key, child in value.items()]
+    return []
+
+
+def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
+    """`(file, line, value)` for each time a field was set, oldest first; empty where it has its default.
+
+    A value set from the command line has the file `"command line"` and the number of the override as its line; a
+    deleted one has fiddle's `DELETED` marker as its value. Aliases are followed. History doesn't survive serialisation.
+    """
+    if isinstance(config, _Node):
+        if alias := aliases_of(config.__fn_or_cls__).get(name):
+            config, name = _owner(config, name, alias)
+        _settle(config)
+    entries = config.__argument_history__.get(name, [])
+    return [
+        (entry.location.filename, entry.location.line_number, entry.new_value)
+        for entry in entries
+        if entry.kind is history.ChangeKind.NEW_VALUE
+    ]
+
+
+def resolve_alias(config: Any, name: str) -> str:
+    """The parameter, or dotted path of parameters, that `name` stands for on this config; `name` if it is no alias."""
+    return aliases_of(config.__fn_or_cls__).get(name, name)
+
+
+def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Constructor keywords under their real names, and those whose alias leads into a sub-config."""
+    info = signatures.SignatureInfo(signature=signatures.get_signature(target)) if kwargs else None
+    aliases = aliases_of(target)
+    arguments: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for name, value in kwargs.items():
+        real = aliases.get(name, name)
+        if "." in real:
+            paths[name] = value
+            continue
+        if info is not None and real not in info.valid_param_names and not info.has_var_keyword:
+            raise unknown_name(target, name)
+        if real in arguments:
+            raise two_spellings(target, spelled[real], name)
+        arguments[real] = value
+        spelled[real] = name
+    return arguments, paths
+
+
+def _owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
+    """The config that holds what `alias` stands for, and the name it has there."""
+    *parents, last = real.split(".")
+    owner = node
+    for depth, parent in enumerate(parents, start=1):
+        try:
+            owner = getattr(owner, parent)
+        except UnknownNameError:
+            raise
+        except AttributeError:
+            owner = None
+        if owner is None:
+            path = ".".join(parents[:depth])
+            raise UnknownNameError(
+                f"{alias!r} of {_target_name(node)} stands for {real!r}, and {path!r} is not set: set that first."
+            )
+    return owner, last
+
+
+def _adopt(value: Any, *, remember: bool = True) -> Any:
+    """`value`, as a config where it is a live object that can become one.
+
+    With `remember`, the config builds to that very object as long as nobody edits it.
+    """
+    if isinstance(value, functools.partial) and type(value) is functools.partial:
+        call = live.partial_call(value)
+        return value if call is None else Partial(value.func, *call[0], **call[1])
+    arguments = live.rebuilding_arguments(value)
+    if arguments is None:
+        return value
+    node = Config(type(value), bind_args=False, **{name: _adopt(item) for name, item in arguments.items()})
+    if remember:
+        node.__dict__["_origin"] = _Origin(value, arguments, _fingerprint(node.__arguments__))
+    return node
+
+
+def _settle(node: Any) -> None:
+    """Bring the arguments up to date: edited defaults become arguments, live objects become configs, in place."""
+    defaults: dict[str, _Default] = node.__dict__.get("_defaults") or {}
+    for name in [name for name, kept in defaults.items() if _fingerprint(kept.value) != kept.as_handed_out]:
+        kept = defaults.pop(name)
+        node.__arguments__[name] = kept.value
+        node.__argument_history__[name].append(kept.entry)
+    adopted: dict[int, Any] = {}
+    for name, value in node.__arguments__.items():
+        settled = _settle_value(value, adopted)
+        if settled is not value:
+            node.__arguments__[name] = settled
+
+
+def _settle_value(value: Any, adopted: dict[int, Any]) -> Any:
+    if isinstance(value, str | int | float | fdl.Buildable) or value is None:
+        return value
+    if type(value) is list:
+        for index, item in enumerate(value):
+            value[index] = _settle_value(item, adopted)
+        return value
+    if type(value) is dict:
+        for key, item in value.items():
+            value[key] = _settle_value(item, adopted)
+        return value
+    if type(value) is tuple:
+        items = tuple(_settle_value(item, adopted) for item in value)
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    if id(value) not in adopted:
+        adopted[id(value)] = _adopt(value)
+    return adopted[id(value)]
+
+
+def _refuse_changed_objects(node: Any) -> None:
+    """Refuse to leave a live object behind whose state its node doesn't describe.
+
+    Not while building: there the object itself is used, with all that was done to it.
+    """
+    origin: _Origin | None = node.__dict__.get("_origin")
+    if origin is not None and not building._state.in_build:
+        live.refuse_if_changed(origin.obj, origin.arguments, where="The recipe")
+
+
+def _fingerprint(value: Any) -> Any:
+    """Something that compares equal as long as nobody has edited `value`, which it doesn't copy."""
+    if isinstance(value, fdl.Buildable):
+        if isinstance(value, _Node):
+            _settle(value)
+        return ("node", _Same(value), _Same(value.__fn_or_cls__), _fingerprint(dict(value.__arguments__)))
+    if type(value) in (list, tuple):
+        return (type(value), [_fingerprint(item) for item in value])
+    if type(value) is dict:
+        return (dict, [(key, _fingerprint(item)) for key, item in value.items()])
+    if type(value) is set:
+        return (set, set(value))
+    if isinstance(value, bool | int | str | bytes):
+        return (type(value), value)
+    return _Same(value)
+
+
+class _Same:
+    """Equal to itself for the same object only; keeps the object alive so that its id isn't used again."""
+
+    def __init__(self, obj: object) -> None:
+        self.obj = obj
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.obj is self.obj
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: dict) -> "_Same":
+        return _Same(copy.deepcopy(self.obj, memo))
+
+
+@functools.lru_cache(maxsize=1024)
+def _default_factories(target: Any) -> dict[str, Callable[[], Any]]:
+    if not dataclasses.is_dataclass(target):
+        return {}
+    fields = dataclasses.fields(target)
+    return {f.name: f.default_factory for f in fields if f.default_factory is not dataclasses.MISSING}
+
+
+def _unreadable(node: Any, name: str) -> AttributeError:
+    target = _target_name(node)
+    if name in node.__signature_info__.valid_param_names:
+        return AttributeError(f"{name!r} of {target} is required and not set yet: set it, as in `config.{name} = ...`.")
+    if hasattr(node.__fn_or_cls__, name):
+        return AttributeError(
+            f"{name!r} is an attribute of the class {target}, and this is a config of it: build it first, with "
+            "`fiddle.build(config)`."
+        )
+    return unknown_name(node.__fn_or_cls__, name)
+
+
+def _target_name(node: Any) -> str:
+    return getattr(node.__fn_or_cls__, "__qualname__", str(node.__fn_or_cls__))
+
+
+def _blank(cls: type) -> Any:
+    return object.__new__(cls)
+
+
+def _flatten_strictly(node: Any) -> Any:
+    _settle(node)
+    _refuse_changed_objects(node)
+    return node.__flatten__()
+
+
+def _represent_as_yaml(dumper: Any, node: Any) -> Any:
+    from nemo2.config.show import plain
+
+    return dumper.represent_data(plain(node))
+
+
+for _cls, _base in ((Config, run.Config), (Partial, run.Partial)):
+    serialization.register_node_traverser(
+        _cls,
+        flatten_fn=wire.wire_flatten(_flatten_strictly),
+        unflatten_fn=_cls.__unflatten__,
+        path_elements_fn=lambda node: node.__path_elements__(),
+    )
+    yaml.SafeDumper.add_representer(_cls, _represent_as_yaml)  # nemo-run saves a readable copy of each task
+    for _other in (Config, Partial, run.Config, run.Partial, fdl.Config, fdl.Partial):
+        casting.register_supported_cast(_cls, _other)
+        casting.register_supported_cast(_other, _cls)
