@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress bar of a run on a terminal: steps, losses, speed, time left.
+
+Used by the rank itself when it owns the terminal, and by the launching process when the ranks' output goes to files.
+"""
+
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class TrainingBar:
+    """A rich bar that is moved by logged steps only.
+
+    ``start`` may be called again after ``stop``. What others print while it is shown appears above it.
+    """
+
+    def __init__(self, *, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._progress: Progress | None = None
+        self._task = None
+        self._seen: dict[str, float] = {}
+
+    def start(self, *, total: int | None, completed: int = 0) -> None:
+        """Show the bar; ``total`` is the number of steps, or None for a run without an end."""
+        if self._progress is not None:
+            return
+        progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[summary]}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=4,
+            expand=True,
+        )
+        self._task = progress.add_task("training", total=total, completed=completed, summary="")
+        progress.start()
+        self._progress = progress
+
+    def update(self, *, completed: int, metrics: Mapping[str, float]) -> None:
+        """Move to ``completed`` finished steps and show the newest of ``metrics``."""
+        if self._progress is None or self._task is None:
+            return
+        self._seen.update(metrics)
+        self._progress.update(self._task, completed=completed, summary=summary(self._seen))
+
+    def describe(self, text: str) -> None:
+        """Name what is going on, e.g. "validating"."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=text)
+
+    def print(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def is_shown(self) -> bool:
+        return self._progress is not None
+
+    def stop(self) -> None:
+        """Leave the bar where it stands; nothing happens when it isn't shown."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._task = None
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """The few numbers one watches, e.g. ``loss 2.413  val 2.502  lr 3.0e-04  12.4k tok/s``."""
+    parts = []
+    if "reduced_train_loss" in metrics:
+        parts.append(f"loss {metrics['reduced_train_loss']:.4g}")
+    if "val_loss" in metrics:
+        parts.append(f"val {metrics['val_loss']:.4g}")
+    if "lr" in metrics:
+        parts.append(f"lr {metrics['lr']:.1e}")
+    if "tokens_per_second" in metrics:
+        parts.append(f"{short_number(metrics['tokens_per_second'])} tok/s")
+    elif "train_step_timing in s" in metrics:
+        parts.append(f"{metrics['train_step_timing in s']:.3g} s/step")
+    return "  ".join(parts)
+
+
+def short_number(value: float) -> str:
+    """``12400`` as ``12.4k``; for people, not for parsing."""
+    if not math.isfinite(value):
+        return str(value)
+    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the parts of a run directory that are known only while the run goes on."""
+
+import logging
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from nemo2.run_dir.directory import RunDirectory
+from nemo2.run_dir.effective import EFFECTIVE_FILE, write_effective_config
+from nemo2.run_dir.faults import record_fault
+from nemo2.run_dir.log_files import remove_log_file
+from nemo2.run_dir.metrics import JSONLLogger
+from nemo2.run_dir.report import write_report
+
+logger = logging.getLogger(__name__)
+
+
+class RunDirectoryCallback(Callback):
+    """Cuts ``metrics.jsonl`` back on resume, writes ``effective_config.yaml`` at the first step and the report at the
+    end.
+
+    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end``, ``on_exception``,
+    ``teardown``. Nothing per step beyond one comparison. Files are written by rank 0, a failure is
+    logged by every rank.
+    """
+
+    def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
+        super().__init__()
+        self.directory = directory
+        self.metrics = metrics
+        self._described = False
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.metrics.resume_at(trainer.global_step)
+        self._described = False
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        # Not in on_train_start: callbacks may still adjust settings there, and this one comes first.
+        if not self._described:
+            self._described = True
+            if trainer.is_global_zero:
+                write_effective_config(self.directory.log_dir / EFFECTIVE_FILE, trainer, pl_module)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            self._report()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        record_fault(exception)
+        logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
+        if trainer.is_global_zero:
+            self._report()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        remove_log_file()
+
+    def _report(self) -> None:
+        try:
+            path = write_report(self.directory.log_dir)
+        except Exception:  # a picture must not turn a trained model into a failed run
+            logger.exception("the report could not be written; `nemo2 report %s` tries again", self.directory.log_dir)
+        else:
+            logger.info("report: %s", path)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which directory a run writes to, agreed on by all its ranks.
+
+``<base>/<name>/<version>``, where the version of a new run is the time it started. Clocks of ranks differ by enough to
+name different directories, so one rank's answer is used by all.
+"""
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from nemo2.errors import ConfigError
+from nemo2.names import safe_name
+
+DEFAULT_BASE = "nemo_experiments"
+"""Where runs go when no directory is named, as in NeMo 2.0: below the working directory."""
+
+VERSION_VARIABLE = "NEMO2_RUN_VERSION"
+"""The version for a new run, the same for all ranks; set by the launcher."""
+
+CHECKPOINTS = "checkpoints"
+
+_stores: list[Any] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDirectory:
+    """Where a run lives. ``exp_dir`` is the base that holds all runs; ``version`` is None where the layout has none.
+
+    ``resumed`` says whether the directory held a run before, which is now continued.
+    """
+
+    log_dir: Path
+    exp_dir: Path
+    name: str
+    version: str | None
+    resumed: bool
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.log_dir / CHECKPOINTS
+
+
+def choose_directory(
+    *,
+    name: str,
+    log_dir: str | None,
+    explicit_log_dir: str | None,
+    version: str | None,
+    use_datetime_version: bool,
+    resume_if_exists: bool,
+) -> RunDirectory:
+    """Settle the directory of a run, by the first rule that applies:
+
+    1. ``explicit_log_dir`` is used as it is; name and version play no part.
+    2. ``version``, if given, is the folder's name.
+    3. With ``resume_if_exists``, the version of this name that holds the newest finished checkpoint is continued.
+    4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, or no version folder without ``use_datetime_version``.
+
+    Nothing is created. In a job of several processes this is collective: every rank must call it.
+
+    Raises:
+        ConfigError: the name or version cannot name a folder.
+    """
+    if explicit_log_dir:
+        path = Path(explicit_log_dir).expanduser().absolute()
+        return RunDirectory(
+            log_dir=path, exp_dir=path, name="", version=None, resumed=bool(finished_checkpoints(path / CHECKPOINTS))
+        )
+    base = Path(log_dir or DEFAULT_BASE).expanduser().absolute()
+    name = safe_name(name or "default")
+    root = base / name
+    if version is None:
+        # Rank 0 looks and decides; another rank could already see what rank 0 is about to write.
+        found = newest_run(root) if resume_if_exists else None
+        fresh = (os.environ.get(VERSION_VARIABLE) or timestamp()) if use_datetime_version else ""
+        decision = fresh if found is None else os.path.relpath(found, root)
+        if resume_if_exists or (use_datetime_version and VERSION_VARIABLE not in os.environ):
+            decision = agree(decision)
+        version = None if decision in ("", ".") else decision
+    directory = root if version is None else root / safe_name(version)
+    return RunDirectory(
+        log_dir=directory,
+        exp_dir=base,
+        name=name,
+        version=version,
+        resumed=bool(finished_checkpoints(directory / CHECKPOINTS)),
+    )
+
+
+def newest_run(root: Path) -> Path | None:
+    """The directory below ``root`` with the newest finished checkpoint, or ``root`` itself (a run without version)."""
+    candidates = [root, *(path for path in root.glob("*") if path.is_dir() and path.name != CHECKPOINTS)]
+    newest = [
+        (max(checkpoint.stat().st_mtime for checkpoint in checkpoints), path)
+        for path in candidates
+        if (checkpoints := finished_checkpoints(path / CHECKPOINTS))
+    ]
+    return max(newest, default=(0.0, None), key=lambda pair: (pair[0], pair[1].name if pair[1] else ""))[1]
+
+
+def finished_checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints in ``directory`` whose save came to its end, oldest first.
+
+    A checkpoint is a folder with ``weights`` or ``context`` in it; while it is written, ``<checkpoint>-unfinished``
+    stands beside it.
+    """
+    if not directory.is_dir():
+        return []
+    found = [
+        path
+        for path in directory.iterdir()
+        if path.is_dir()
+        and ((path / "weights").is_dir() or (path / "context").is_dir())
+        and not path.with_name(f"{path.name}-unfinished").exists()
+        and not path.name.startswith(".")
+    ]
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+
+
+def create_directory(directory: Path, *, field: str) -> None:
+    """Create ``directory`` and prove that it can be written.
+
+    Raises:
+        ConfigError: it cannot; ``field`` is named as the setting to change.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{field}: cannot write to {directory} ({error.strerror or error}); name a directory that this user may "
+            f"write to, for example {field}={Path.home() / 'runs'}."
+        ) from error
+
+
+def timestamp() -> str:
+    """Now, as a version: ``2026-01-31_23-59-59`` in local time."""
+    return time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def agree(value: str) -> str:
+    """Rank 0's ``value``, on every rank.
+
+    Uses the process group if there is one, else the store that the ranks will meet at (``MASTER_ADDR``), which is there
+    before any process group. A single process, or one that was told nothing of others, keeps its own.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    if dist.is_available() and dist.is_initialized():
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+    if world_size == 1 or "MASTER_ADDR" not in os.environ or "RANK" not in os.environ:
+        return value
+    if not _stores:
+        # Kept for the life of the process: when rank 0 hosts the store, it must outlive the other ranks' reads.
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(minutes=5)))
+        _stores.append(store)
+    key = f"nemo2/agree/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_next_agreement()}"
+    if int(os.environ["RANK"]) == 0:
+        _stores[0].set(key, value)
+        return value
+    return _stores[0].get(key).decode()
+
+
+_agreements = 0
+
+
+def _next_agreement() -> int:
+    """A number that is the same on all ranks for the same call."""
+    global _agreements
+    _agreements += 1
+    return _agreements

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``effective_config.yaml``: the settings in force at the first step, after everything that adjusts them has run."""
+
+import dataclasses
+import enum
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nemo2.run_dir.records import write_text
+
+EFFECTIVE_FILE = "effective_config.yaml"
+
+_TRAINER_FIELDS = (
+    "max_steps",
+    "max_epochs",
+    "num_devices",
+    "num_nodes",
+    "world_size",
+    "log_every_n_steps",
+    "val_check_interval",
+    "limit_val_batches",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+)
+_STRATEGY_FIELDS = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "sequence_parallel",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+_DATA_FIELDS = ("seq_length", "micro_batch_size", "global_batch_size", "rampup_batch_size", "num_workers")
+
+
+def write_effective_config(path: str | os.PathLike[str], trainer: Any, model: Any) -> Path:
+    """Write what ``trainer`` and ``model`` (a LightningModule) really use; returns the path of the file.
+
+    ``path`` is the file, or the run directory. Read from the live objects, so a callback that switched something off
+    shows here. A value with no plain form is written as its ``repr``, without memory addresses.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / EFFECTIVE_FILE
+    return write_text(path, yaml.safe_dump(effective_config(trainer, model), sort_keys=False, width=120))
+
+
+def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
+    """The same as plain data; sections that do not apply (no ``ddp_config``, say) are left out."""
+    strategy = getattr(trainer, "strategy", None)
+    datamodule = getattr(trainer, "datamodule", None)
+    precision = getattr(trainer, "precision_plugin", None)
+    model = getattr(model, "_orig_mod", model)
+    sections = {
+        "trainer": _fields(trainer, _TRAINER_FIELDS),
+        "strategy": {"class": _name(strategy)} | _fields(strategy, _STRATEGY_FIELDS) if strategy else None,
+        "ddp": plain(getattr(strategy, "ddp_config", None)),
+        "precision": {"class": _name(precision), "precision": plain(getattr(precision, "precision", None))}
+        | (plain(getattr(precision, "dtype_config", None)) or {})
+        if precision
+        else None,
+        "optimizer": plain(getattr(getattr(model, "optim", None), "config", None)),
+        "lr_scheduler": _captured(getattr(getattr(model, "optim", None), "lr_scheduler", None)),
+        "data": {"class": _name(datamodule)} | _fields(datamodule, _DATA_FIELDS) if datamodule else None,
+        "model": {"class": _name(model)} | (plain(getattr(model, "config", None)) or {}),
+        "callbacks": [_captured(callback) for callback in getattr(trainer, "callbacks", [])],
+    }
+    return {name: section for name, section in sections.items() if section}
+
+
+def plain(value: Any, *, depth: int = 4) -> Any:
+    """``value`` as YAML's plain data: dataclasses become mappings, enums their names, callables dotted names."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.name
+    if depth == 0:
+        return _text(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name), depth=depth - 1)
+            for field in dataclasses.fields(value)
+            if hasattr(value, field.name)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth=depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth=depth - 1) for item in value]
+    return _text(value)
+
+
+def _fields(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        try:
+            value = getattr(owner, name)
+        except Exception:  # a Lightning property may need a running loop; a note is not worth a failure
+            continue
+        found[name] = plain(value)
+    return found
+
+
+def _captured(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    from nemo2.config.capture import captured_arguments
+
+    return {"class": _name(value)} | (plain(captured_arguments(value)) or {})
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _text(value: Any) -> str:
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}".lstrip(".")
+    text = str(value)
+    # A default repr carries an address, which would make two equal runs differ.
+    return _name(value) if " object at 0x" in text or " at 0x" in text else text

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``environment.json``: where and with what a run was done, without its secrets."""
+
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nemo2.run_dir.records import write_text
+
+ENVIRONMENT_FILE = "environment.json"
+REDACTED = "<redacted>"
+
+_PACKAGES = (
+    "torch",
+    "lightning",
+    "megatron-core",
+    "nemo-run",
+    "fiddle",
+    "transformer-engine",
+    "transformers",
+    "tokenizers",
+    "numpy",
+)
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+_NOT_SECRET = re.compile(r"^TOKENIZERS_", re.IGNORECASE)
+_RELEVANT = re.compile(
+    r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|NVTE|NVIDIA|UB_|OMP|MKL|OPENBLAS|SLURM|NEMO|NEMORUN|HF_|TRANSFORMERS|TOKENIZERS|WANDB"
+    r"|MASTER_|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|GROUP_RANK$|PET_|PYTHONPATH$|LD_LIBRARY_PATH$|VIRTUAL_ENV$)"
+)
+_URL_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+(:[^/\s@]*)?@")
+
+
+def collect_environment(*, world_size: int | None = None, devices: Iterable[str] | None = None) -> dict[str, Any]:
+    """What ``environment.json`` says, as plain data.
+
+    ``devices`` are the names of this process' accelerators; None asks torch if it is loaded already, so that nothing is
+    imported for the sake of a note.
+    """
+    return {
+        "versions": {"python": platform.python_version(), "nemo2": _version("nemo2")}
+        | {package: _version(package) for package in _PACKAGES},
+        "git": git_state(Path.cwd()),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "devices": list(devices) if devices is not None else _device_names(),
+        "world_size": world_size,
+        "working_directory": str(Path.cwd()),
+        "command_line": redact_arguments(sys.argv),
+        "environment": redact_variables(os.environ),
+    }
+
+
+def write_environment(directory: str | os.PathLike[str], *, world_size: int | None = None) -> Path:
+    """Write ``environment.json`` into a run directory; returns its path."""
+    text = json.dumps(collect_environment(world_size=world_size), indent=2, sort_keys=False)
+    return write_text(Path(directory) / ENVIRONMENT_FILE, text + "\n")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a variable, option or field of this name should not be written down."""
+    return bool(_SECRET.search(name)) and not _NOT_SECRET.match(name)
+
+
+def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that can change a run, sorted; secrets keep their name and lose their value."""
+    return {
+        name: REDACTED if is_secret_name(name) else redact_urls(variables[name])
+        for name in sorted(variables)
+        if _RELEVANT.match(name)
+    }
+
+
+def redact_arguments(arguments: Iterable[str]) -> list[str]:
+    """A command line without secret values: ``--api-key x``, ``--api-key=x``, ``HF_TOKEN=x``, URLs with a user."""
+    redacted: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        name, separator, _ = argument.partition("=")
+        if hide_next and not argument.startswith("-"):
+            redacted.append(REDACTED)
+        elif separator and is_secret_name(name):
+            redacted.append(f"{name}={REDACTED}")
+        else:
+            redacted.append(redact_urls(argument))
+        hide_next = argument.startswith("-") and not separator and is_secret_name(argument)
+    return redacted
+
+
+def redact_urls(text: str) -> str:
+    """``https://user:password@host`` as ``https://<redacted>@host``."""
+    return _URL_USER.sub(rf"\g<scheme>{REDACTED}@", text)
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit, branch and whether there were uncommitted changes; None outside a repository or without git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device_names() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return [platform.processor() or platform.machine()]

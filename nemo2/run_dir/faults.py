@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank leaves behind when it fails, and how the first failure is found among the ranks'.
+
+When one rank fails, the others fail a moment later in the next collective, and theirs is the error one usually sees.
+Each rank therefore writes its own with the time of day; the earliest is the cause. Imports nothing heavy.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from nemo2.errors import Nemo2Error
+
+FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
+"""Where the ranks of a launched run write their errors; set by the launcher."""
+
+TORCH_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""Where torchrun looks for a rank's error; set by torchrun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One rank's end. ``time`` is in seconds since the epoch; ``kind`` the exception's class name."""
+
+    rank: int
+    time: float
+    kind: str
+    message: str
+    traceback: str
+    explained: bool
+    """Whether the message alone tells what is wrong (our own errors), so that no traceback need be shown."""
+
+
+def install_fault_hook() -> bool:
+    """Have an uncaught exception of this process written down, if it is a rank of a launched run.
+
+    Called where the entry points are imported, so that an error while the recipe is built is seen too. Does nothing,
+    and returns False, in a process that neither our launcher nor torchrun started. Idempotent.
+    """
+    if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or "RANK" not in os.environ:
+        return False
+    if getattr(sys.excepthook, "_nemo2_faults", False):
+        return True
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        record_fault(error)
+        previous(kind, error, trace)
+
+    hook._nemo2_faults = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark for the check above)
+    sys.excepthook = hook
+    return True
+
+
+def record_fault(error: BaseException) -> None:
+    """Write ``error`` to the fault directory and, in torchrun's own form, to torchrun's error file.
+
+    Never raises: it runs while something else is already failing.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return
+    fault = Fault(
+        rank=int(os.environ.get("RANK", "0")),
+        time=time.time(),
+        kind=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(error)),
+        explained=isinstance(error, Nemo2Error),
+    )
+    try:
+        if directory := os.environ.get(FAULT_DIR_VARIABLE):
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            (Path(directory) / f"rank-{fault.rank}.json").write_text(json.dumps(asdict(fault)), encoding="utf-8")
+        if file := os.environ.get(TORCH_VARIABLE):
+            details = {"py_callstack": fault.traceback, "timestamp": str(int(fault.time))}
+            message = {"message": f"{fault.kind}: {fault.message}", "extraInfo": details}
+            Path(file).write_text(json.dumps({"message": message}), encoding="utf-8")
+    except OSError:
+        pass
+
+
+def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
+    """The faults of a fault directory, earliest first; an unreadable one is left out."""
+    faults = []
+    for path in sorted(Path(directory).glob("rank-*.json")):
+        try:
+            faults.append(Fault(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(faults, key=lambda fault: fault.time)

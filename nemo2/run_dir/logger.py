@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`NeMoLogger`: gives a run its directory and everything that is written into it."""
+
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+from lightning.pytorch.callbacks import ModelCheckpoint as LightningModelCheckpoint
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.run_dir.callback import RunDirectoryCallback
+from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory
+from nemo2.run_dir.environment import write_environment
+from nemo2.run_dir.log_files import add_log_file
+from nemo2.run_dir.metrics import JSONLLogger
+from nemo2.run_dir.records import write_text
+
+RECIPE_FILE = "recipe.json"
+RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
+"""A file with the recipe of this run as JSON; set by the launcher, copied into the run directory."""
+
+RUN_DIR_FILE_VARIABLE = "NEMO2_RUN_DIR_FILE"
+"""A file that rank 0 writes the run directory's path to, so that the launcher knows it; set by the launcher."""
+
+logger = logging.getLogger(__name__)
+
+
+@configurable
+class NeMoLogger:
+    """The directory, logs, metrics and checkpoint callback of a run.
+
+    ``<log_dir>/<name>/<version>/`` receives ``metrics.jsonl``, ``recipe.json``, ``environment.json``,
+    ``effective_config.yaml``, ``report.html``, one ``nemo_log_globalrank-<g>_localrank-<l>.txt`` per rank, TensorBoard
+    logs in ``tb_logs/`` and ``checkpoints/``. Which version a run gets: see `nemo2.run_dir.directory.choose_directory`.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        log_dir: Optional[str] = None,
+        explicit_log_dir: Optional[str] = None,
+        version: Optional[str] = None,
+        use_datetime_version: bool = True,
+        log_local_rank_0_only: bool = False,
+        log_global_rank_0_only: bool = False,
+        files_to_copy: Optional[list[str]] = None,
+        update_logger_directory: bool = True,
+        ckpt: Optional[LightningModelCheckpoint] = None,
+        tensorboard: Optional[TensorBoardLogger] = None,
+        wandb: Optional[Logger] = None,
+        extra_loggers: Optional[list[Logger]] = None,
+    ) -> None:
+        """
+        Args:
+            name: the run's name, a folder below ``log_dir``.
+            log_dir: holds all runs; None means ``./nemo_experiments``.
+            explicit_log_dir: the run directory itself; ``log_dir``, ``name`` and ``version`` are then not used.
+            version: the folder below ``name``; None means the start time.
+            use_datetime_version: with False, and no ``version``, the run has no version folder.
+            log_local_rank_0_only: only the first rank of each node writes a log file.
+            log_global_rank_0_only: only rank 0 writes a log file.
+            files_to_copy: files copied into the run directory by rank 0.
+            update_logger_directory: TensorBoard and W&B loggers write into the run directory rather than where they
+                were told to.
+            ckpt: the checkpoint callback; replaces one that the trainer has. Its ``dirpath``, where None, becomes
+                ``<run directory>/checkpoints``.
+            tensorboard: writes the logged metrics under NeMo's tags, their names.
+            wandb: a Weights & Biases logger.
+            extra_loggers: any further Lightning loggers; None means none.
+
+        Raises:
+            ConfigError: both rank-0-only switches are on.
+        """
+        if log_local_rank_0_only and log_global_rank_0_only:
+            raise ConfigError(
+                "log.log_local_rank_0_only and log.log_global_rank_0_only are both True; set one of them, or neither "
+                "to have a log file for every rank."
+            )
+        self.name = name
+        self.log_dir = log_dir
+        self.explicit_log_dir = explicit_log_dir
+        self.version = version
+        self.use_datetime_version = use_datetime_version
+        self.log_local_rank_0_only = log_local_rank_0_only
+        self.log_global_rank_0_only = log_global_rank_0_only
+        self.files_to_copy = files_to_copy
+        self.update_logger_directory = update_logger_directory
+        self.ckpt = ckpt
+        self.tensorboard = tensorboard
+        self.wandb = wandb
+        self.extra_loggers = list(extra_loggers or [])
+
+    def setup(self, trainer: Any, resume_if_exists: bool = False, task_config: Any = None) -> RunDirectory:
+        """Create the run directory and connect ``trainer`` to it; every rank must call it.
+
+        Args:
+            trainer: a Lightning Trainer that has not started yet.
+            resume_if_exists: continue the newest run of this name that has a finished checkpoint.
+            task_config: the recipe, written to ``recipe.json``. None means the one the launcher handed over, if any.
+
+        Returns:
+            Where the run lives (NeMo's ``AppState`` fields ``log_dir``, ``exp_dir``, ``name`` and ``version``).
+
+        Raises:
+            ConfigError: the directory cannot be written, or a file of ``files_to_copy`` does not exist. Raised before
+                the trainer is touched.
+        """
+        files = self._checked_files()
+        if self.explicit_log_dir and (self.log_dir or self.version):
+            logger.warning("log.explicit_log_dir is set: log.log_dir, log.name and log.version are not used.")
+        directory = choose_directory(
+            name=self.name,
+            log_dir=self.log_dir,
+            explicit_log_dir=self.explicit_log_dir,
+            version=self.version,
+            use_datetime_version=self.use_datetime_version,
+            resume_if_exists=resume_if_exists,
+        )
+        create_directory(directory.log_dir, field="log.explicit_log_dir" if self.explicit_log_dir else "log.log_dir")
+        if trainer.is_global_zero:
+            self._write_files(directory, trainer=trainer, files=files, task_config=task_config)
+        self._add_log_file(directory, trainer)
+        metrics = self._install_loggers(directory, trainer)
+        self._install_checkpoint(directory, trainer)
+        self._install_callback(directory, trainer, metrics)
+        logger.info("run directory: %s", directory.log_dir)
+        return directory
+
+    def _checked_files(self) -> list[Path]:
+        files = [Path(file).expanduser() for file in self.files_to_copy or []]
+        if missing := [str(file) for file in files if not file.is_file()]:
+            raise ConfigError(f"log.files_to_copy: no such file: {', '.join(missing)}; remove it or correct the path.")
+        return files
+
+    def _write_files(self, directory: RunDirectory, *, trainer: Any, files: list[Path], task_config: Any) -> None:
+        write_environment(directory.log_dir, world_size=trainer.world_size)
+        recipe = recipe_text(task_config)
+        if recipe is not None:
+            write_text(directory.log_dir / RECIPE_FILE, recipe)
+        for file in files:
+            shutil.copy2(file, directory.log_dir / file.name)
+        if target := os.environ.get(RUN_DIR_FILE_VARIABLE):
+            write_text(target, str(directory.log_dir))
+
+    def _add_log_file(self, directory: RunDirectory, trainer: Any) -> None:
+        if self.log_local_rank_0_only and trainer.local_rank != 0:
+            return
+        if self.log_global_rank_0_only and not trainer.is_global_zero:
+            return
+        add_log_file(
+            directory.log_dir / f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
+        )
+
+    def _install_loggers(self, directory: RunDirectory, trainer: Any) -> JSONLLogger:
+        given = [item for item in (self.tensorboard, self.wandb, *self.extra_loggers) if item is not None]
+        kept = [
+            item
+            for item in trainer.loggers
+            if not isinstance(item, JSONLLogger)
+            and not (self.tensorboard is not None and isinstance(item, TensorBoardLogger))
+        ]
+        if self.update_logger_directory:
+            for item in (*kept, *given):
+                move_logger(item, directory)
+        metrics = JSONLLogger(
+            str(directory.log_dir), name=directory.name or directory.log_dir.name, version=directory.version or ""
+        )
+        # Assigned rather than `configure_logger`, which advertises a service on every call. Ours comes last:
+        # Lightning takes `trainer.log_dir` from the first.
+        trainer.loggers = [*kept, *(item for item in given if item not in kept), metrics]
+        return metrics
+
+    def _install_checkpoint(self, directory: RunDirectory, trainer: Any) -> None:
+        if self.ckpt is not None:
+            others = [item for item in trainer.callbacks if not isinstance(item, LightningModelCheckpoint)]
+            if len(others) != len(trainer.callbacks) and self.ckpt not in trainer.callbacks:
+                logger.warning("log.ckpt replaces the checkpoint callback that the trainer had.")
+            # Last, where Lightning keeps checkpoint callbacks: they save what the other callbacks have settled.
+            trainer.callbacks[:] = [*others, self.ckpt]
+        for callback in trainer.callbacks:
+            if isinstance(callback, LightningModelCheckpoint):
+                if callback.dirpath is None:
+                    callback.dirpath = str(directory.checkpoints)
+                if callback.filename is None:
+                    monitored = f"--{{{callback.monitor}:.4f}}" if callback.monitor else "-"
+                    callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+
+    def _install_callback(self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger) -> None:
+        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback)]
+        trainer.callbacks[:] = [RunDirectoryCallback(directory, metrics), *others]
+
+
+def move_logger(item: Logger, directory: RunDirectory) -> None:
+    """Have a TensorBoard or W&B logger write into the run directory; other loggers are left alone."""
+    if isinstance(item, TensorBoardLogger):
+        item._root_dir, item._name, item._version = str(directory.log_dir / "tb_logs"), "", ""
+    elif type(item).__name__ == "WandbLogger":  # by name: wandb is an extra
+        if getattr(item, "_id", None) is None and directory.version:
+            item._id = directory.version  # pyright: ignore[reportAttributeAccessIssue]
+        item._save_dir = str(directory.log_dir)  # pyright: ignore[reportAttributeAccessIssue]
+        item._wandb_init["dir"] = str(directory.log_dir)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def recipe_text(task_config: Any) -> Optional[str]:
+    """``task_config`` as JSON, or what the launcher handed over, or None if neither knows the recipe."""
+    if task_config is not None:
+        from nemo2.config.serialize import to_json
+
+        return to_json(task_config)
+    if file := os.environ.get(RECIPE_VARIABLE):
+        return Path(file).read_text(encoding="utf-8")
+    return _recipe_of_nemo_run()
+
+
+def _recipe_of_nemo_run() -> Optional[str]:
+    """The recipe of a rank that nemo-run started by itself: its runner is given the serialised task as a file."""
+    files = [argument for argument in sys.argv[1:] if argument.endswith("_fn_or_script") and os.path.isfile(argument)]
+    if len(files) != 1 or "nemo_run" not in sys.modules:
+        return None
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    from nemo2.config.serialize import to_json
+
+    return to_json(ZlibJSONSerializer().deserialize(Path(files[0]).read_text(encoding="utf-8")))

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``metrics.jsonl``: what a run measured, one JSON object per line, readable while it is written.
+
+A line is written for every logged training step and one for every validation. ``step`` counts from zero, as in the
+progress line: the line of step ``s`` was written after the optimizer step that made ``s + 1`` finished steps. Names are
+those of the progress line and of TensorBoard, except that a unit in a name is cut off (``train_step_timing in s`` is
+``train_step_timing``, in seconds).
+
+JSON has no NaN. A value that is not finite is written as ``null``, with its kind beside it under ``nonfinite``
+(``{"reduced_train_loss": null, "nonfinite": {"reduced_train_loss": "nan"}}``); `read_metrics` puts it back.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers.logger import Logger
+
+from nemo2.run_dir.records import METRICS_FILE, read_metrics, truncate_metrics
+
+__all__ = ["METRICS_FILE", "JSONLLogger", "read_metrics", "truncate_metrics"]
+
+_WHOLE_NUMBERS = frozenset({"step", "global_step", "consumed_samples", "global_batch_size", "epoch"})
+_NOT_WRITTEN = frozenset({"v_num"})
+
+
+class JSONLLogger(Logger):
+    """Appends to ``<save_dir>/metrics.jsonl`` on rank 0, one flushed line per call.
+
+    Lightning calls `log_metrics` on logging steps only (``Trainer(log_every_n_steps=...)``), so nothing happens on the
+    others.
+    """
+
+    def __init__(self, save_dir: str, *, name: str = "", version: str = "") -> None:
+        super().__init__()
+        self._save_dir = Path(save_dir)
+        self._name = name
+        self._version = version
+        self._file = None
+
+    @property
+    def path(self) -> Path:
+        return self._save_dir / METRICS_FILE
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    @property
+    def root_dir(self) -> str:
+        return str(self._save_dir)
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._save_dir)
+
+    @property
+    def log_dir(self) -> str:
+        return str(self._save_dir)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``recipe.json`` and ``effective_config.yaml`` hold the settings."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: Optional[int] = None) -> None:
+        record = to_record(metrics, step=step)
+        if self._file is None:
+            self._save_dir.mkdir(parents=True, exist_ok=True)
+            # Line-buffered: each line reaches the file as a whole, so that a reader never sees half of one for long.
+            self._file = open(self.path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  (closed in _close)
+        self._file.write(json.dumps(record) + "\n")
+
+    @rank_zero_only
+    def resume_at(self, finished_steps: int) -> None:
+        """Forget the lines of steps that will be done again, so that a curve never runs back on itself."""
+        self._close()
+        truncate_metrics(self.path, finished_steps=finished_steps)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}
+
+
+def to_record(metrics: Mapping[str, float], *, step: Optional[int]) -> dict[str, Any]:
+    """The JSON object for one call of a logger."""
+    record: dict[str, Any] = {} if step is None else {"step": int(step)}
+    nonfinite = {}
+    for name, value in _written(metrics.items()):
+        value = float(value)
+        if not math.isfinite(value):
+            nonfinite[name] = str(value)
+            record[name] = None
+        elif name in _WHOLE_NUMBERS and value.is_integer():
+            record[name] = int(value)
+        else:
+            record[name] = value
+    if nonfinite:
+        record["nonfinite"] = nonfinite
+    return record
+
+
+def _written(items: Iterable[tuple[str, float]]) -> Iterable[tuple[str, float]]:
+    for name, value in items:
+        if name not in _NOT_WRITTEN:
+            yield name.removesuffix(" in s"), value

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text line of one logged step: written by a rank, read back by whoever shows a run.
+
+The form is NeMo's, which scripts parse::
+
+    Training epoch 0, iteration 0/29 | lr: 5.988e-07 | global_batch_size: 256 | global_step: 0 | reduced_train_loss: 9.1
+
+Both directions live here, so that they cannot drift apart. No imports beyond the standard library: the launching
+process reads these lines before it has any reason to load torch.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ORDER = (
+    "lr",
+    "global_batch_size",
+    "global_step",
+    "reduced_train_loss",
+    "val_loss",
+    "grad_norm",
+    "consumed_samples",
+    "train_step_timing in s",
+    "tokens_per_second",
+    "tflops_per_gpu",
+)
+"""What is printed first, in this order; every other metric follows by name."""
+
+_LINE = re.compile(r"^(?P<stage>Training|Validation) epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<last>\d+|\?)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressLine:
+    """One parsed line. ``step`` and ``last_step`` count from zero; ``last_step`` is None for a run without an end."""
+
+    stage: str
+    epoch: int
+    step: int
+    last_step: int | None
+    metrics: dict[str, float]
+
+
+def format_line(stage: str, *, epoch: int, step: int, last_step: int | None, metrics: Mapping[str, float]) -> str:
+    """The line for ``metrics``; ``stage`` is "Training" or "Validation"."""
+    last = "?" if last_step is None else last_step
+    known = [name for name in ORDER if name in metrics]
+    names = known + sorted(name for name in metrics if name not in ORDER)
+    parts = [f"{stage} epoch {epoch}, iteration {step}/{last}"]
+    return " | ".join(parts + [f"{name}: {format_number(metrics[name])}" for name in names])
+
+
+def parse_line(line: str) -> ProgressLine | None:
+    """The inverse of `format_line`; None for any other text."""
+    line = line.rstrip("\n")
+    match = _LINE.match(line)
+    if match is None:
+        return None
+    metrics = {}
+    for part in line[match.end() :].split(" | "):
+        name, separator, value = part.strip(" |").rpartition(": ")
+        if not separator:
+            continue
+        try:
+            metrics[name] = float(value)
+        except ValueError:
+            continue
+    last = match["last"]
+    return ProgressLine(
+        stage=match["stage"],
+        epoch=int(match["epoch"]),
+        step=int(match["step"]),
+        last_step=None if last == "?" else int(last),
+        metrics=metrics,
+    )
+
+
+def format_number(value: float) -> str:
+    """Four significant digits; whole numbers in full; ``nan`` and ``inf`` as such."""
+    value = float(value)
+    if math.isfinite(value) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return f"{value:.4}"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and cutting ``metrics.jsonl`` without Lightning: for reports, notebooks and the launching process."""
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nemo2.errors import DataError
+
+METRICS_FILE = "metrics.jsonl"
+SET_ASIDE_FILE = "metrics.redone.jsonl"
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The objects of a ``metrics.jsonl`` (or of the run directory that holds one), in the order written.
+
+    Values that were not finite come back as ``float("nan")`` and ``float("inf")``. A last line without its end (the
+    run is being written, or was killed) is left out.
+
+    Raises:
+        DataError: there is no such file, or a line in the middle isn't JSON.
+    """
+    path = _metrics_path(path)
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; a run writes it with its first logged step.")
+    records = []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text.split("\n")
+    complete, rest = lines[:-1], lines[-1]
+    for number, line in enumerate(complete, start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(_restore(json.loads(line)))
+        except ValueError as error:
+            raise DataError(
+                f"{path}:{number} is not a JSON object ({error}); remove the line to read the rest."
+            ) from error
+    if rest.strip():
+        with contextlib.suppress(ValueError):
+            records.append(_restore(json.loads(rest)))
+    return records
+
+
+def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    """``(step, value)`` of every record that has ``name``, by step; of two records of one step the later one counts."""
+    values = {}
+    for record in records:
+        if name in record and "step" in record and isinstance(record[name], int | float):
+            values[record["step"]] = float(record[name])
+    return sorted(values.items())
+
+
+def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> int:
+    """Drop the lines of steps that are not among the first ``finished_steps``; how many were dropped.
+
+    Dropped lines are appended to ``metrics.redone.jsonl`` beside it: a step that was done twice can be compared. The
+    file is replaced in one rename. A torn last line is dropped for good.
+    """
+    path = _metrics_path(path)
+    if not path.is_file():
+        return 0
+    kept, dropped = [], []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        if not line.strip():
+            continue
+        try:
+            step = json.loads(line).get("step")
+        except (ValueError, AttributeError):
+            continue
+        (kept if step is None or step < finished_steps else dropped).append(line)
+    if dropped:
+        with open(path.with_name(SET_ASIDE_FILE), "a", encoding="utf-8") as aside:
+            aside.writelines(line + "\n" for line in dropped)
+    write_text(path, "".join(line + "\n" for line in kept))
+    return len(dropped)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a file whole or not at all: a reader sees the old one or the new one."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        # mkstemp makes files for the owner alone; these are meant to be read by whoever may read the directory.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    return path
+
+
+def _metrics_path(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path / METRICS_FILE if path.is_dir() else path
+
+
+def _restore(record: Any) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise ValueError(f"a {type(record).__name__}")
+    for name, kind in record.pop("nonfinite", {}).items():
+        record[name] = float(kind)
+    return record

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``report.html``: one page about a run, complete in itself: curves, settings, checkpoints, surroundings.
+
+Made from the files of the run directory alone, so it can be made again, and while the run goes on. Nothing is loaded
+from a network and no script runs.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from nemo2.errors import DataError
+from nemo2.run_dir.bar import short_number
+from nemo2.run_dir.records import METRICS_FILE, read_metrics, series, write_text
+from nemo2.run_dir.svg import STYLE, Series, line_chart, standalone
+
+REPORT_FILE = "report.html"
+CURVE_FILE = "loss_curve.svg"
+CURVE_PICTURE = "loss_curve.png"
+
+_PAGE_STYLE = """
+:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--line:#e1e4e8;--ink:#1f2328;--soft:#6a737d}
+@media(prefers-color-scheme:dark){:root{--page:#14171b;--card:#1c2026;--line:#2f353d;--ink:#e6e8eb;--soft:#9aa4af}}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
+h1{font-size:26px;margin:0}h2{font-size:17px;margin:36px 0 12px}
+.sub{color:var(--soft);margin:2px 0 22px;overflow-wrap:anywhere}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
+.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
+.card b{display:block;font-size:21px;font-variant-numeric:tabular-nums}.card span{color:var(--soft);font-size:13px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:14px}.charts .wide{grid-column:1/-1}
+figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 10px 4px}
+figcaption{font-weight:600;padding:0 6px 4px}figure svg{width:100%;height:auto;display:block}
+.tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}
+table{border-collapse:collapse;width:100%;font-size:14px}td,th{padding:4px 8px;border-bottom:1px solid var(--line)}
+th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:anywhere}td.number{text-align:right;font-variant-numeric:tabular-nums}
+td:first-child{color:var(--soft);white-space:nowrap}.plain td:first-child{color:inherit;white-space:normal}
+details{margin:10px 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
+summary{cursor:pointer;padding:8px 14px;font-weight:600}
+pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.45}
+@media(max-width:520px){.charts{grid-template-columns:1fr}}
+"""
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Write ``report.html`` and ``loss_curve.svg`` (``.png`` too where matplotlib is there); returns the page's path.
+
+    Raises:
+        DataError: the directory doesn't exist or has no ``metrics.jsonl``.
+    """
+    directory = Path(run_dir)
+    if not directory.is_dir():
+        raise DataError(f"{directory} is not a directory; give the run directory, the one that holds {METRICS_FILE}.")
+    records = read_metrics(directory)
+    losses = _loss_series(records)
+    write_text(directory / CURVE_FILE, standalone(line_chart("loss", losses, y_label="loss")))
+    _write_picture(directory / CURVE_PICTURE, losses)
+    return write_text(directory / REPORT_FILE, render_report(directory, records))
+
+
+def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
+    """The page as text."""
+    effective = _load(directory / "effective_config.yaml", yaml.safe_load)
+    environment = _load(directory / "environment.json", json.loads)
+    sections = [
+        f"<h1>{escape(_title(directory))}</h1><p class='sub'>{escape(str(directory.absolute()))}</p>",
+        _cards(records, effective),
+        "<h2>Curves</h2>",
+        _charts(records),
+        "<h2>Settings</h2>",
+        _settings(effective),
+        "<h2>Checkpoints</h2>",
+        _checkpoints(directory / "checkpoints"),
+        "<h2>Environment</h2>",
+        _environment(environment),
+        _file_details(directory, "effective_config.yaml", "Effective configuration"),
+        _file_details(directory, "recipe.json", "Recipe"),
+    ]
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>{escape(_title(directory))}</title><style>{_PAGE_STYLE}{STYLE}</style></head>"
+        f"<body><main>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _title(directory: Path) -> str:
+    directory = directory.absolute()
+    return f"{directory.parent.name} · {directory.name}"
+
+
+def _loss_series(records: list[dict[str, Any]]) -> list[Series]:
+    train = Series(name="train", points=series(records, "reduced_train_loss"), smooth=True)
+    validation = Series(name="val", points=series(records, "val_loss"), markers=True)
+    return [train, validation]
+
+
+def _charts(records: list[dict[str, Any]]) -> str:
+    figures = [("Loss", line_chart("loss over steps", _loss_series(records), y_label="loss"), True)]
+    for name, title, unit in (
+        ("lr", "Learning rate", "learning rate"),
+        ("grad_norm", "Gradient norm", "norm"),
+        ("train_step_timing", "Step time", "seconds"),
+        ("tokens_per_second", "Throughput", "tokens / s"),
+        ("tflops_per_gpu", "Model TFLOP/s per device", "TFLOP/s"),
+    ):
+        points = series(records, name)
+        if points:
+            noisy = name not in ("lr",)
+            chart = line_chart(title, [Series(name="", points=points, smooth=noisy)], y_label=unit, width=520)
+            figures.append((title, chart, False))
+    body = "".join(
+        f"<figure class='{'wide' if wide else ''}'><figcaption>{title}</figcaption>{chart}</figure>"
+        for title, chart, wide in figures
+    )
+    return f"<div class='charts'>{body}</div>"
+
+
+def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:
+    losses = series(records, "reduced_train_loss")
+    validation = series(records, "val_loss")
+    timings = [value for _, value in series(records, "train_step_timing") if math.isfinite(value)]
+    speeds = [value for _, value in series(records, "tokens_per_second") if math.isfinite(value)]
+    samples = series(records, "consumed_samples")
+    sequence = (effective.get("data") or {}).get("seq_length")
+    planned = (effective.get("trainer") or {}).get("max_steps")
+    cards = []
+    if losses:
+        done = losses[-1][0] + 1
+        of = f"of {planned:,}" if isinstance(planned, int) and planned > 0 else "done"
+        cards.append((f"{done:,}", f"steps {of}"))
+        cards.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
+    if validation:
+        step, best = min(validation, key=lambda point: (math.isnan(point[1]), point[1]))
+        cards.append((f"{best:.4g}", f"best validation loss, step {step:,}"))
+    if timings:
+        cards.append((f"{median(timings):.3g} s", "per step, median"))
+    if speeds:
+        cards.append((short_number(median(speeds)), "tokens per second, median"))
+    if samples:
+        consumed = samples[-1][1]
+        tokens = f", {short_number(consumed * sequence)} tokens" if isinstance(sequence, int) else ""
+        cards.append((short_number(consumed), f"samples{tokens}"))
+    body = "".join(
+        f"<div class='card'><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in cards
+    )
+    return f"<div class='cards'>{body}</div>"
+
+
+def _settings(effective: Mapping[str, Any]) -> str:
+    if not effective:
+        return "<p class='sub'>effective_config.yaml is written at the first step.</p>"
+    chosen = {
+        "model": ("class", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+        "data": ("class", "seq_length", "micro_batch_size", "global_batch_size"),
+        "strategy": (
+            "class",
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+            "context_parallel_size",
+            "sequence_parallel",
+            "expert_model_parallel_size",
+        ),
+        "trainer": ("world_size", "num_nodes", "max_steps", "val_check_interval", "log_every_n_steps"),
+        "precision": ("class", "precision", "fp8"),
+        "optimizer": ("optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "clip_grad"),
+        "lr_scheduler": ("class", "max_steps", "warmup_steps", "constant_steps", "min_lr"),
+    }
+    tables = []
+    for section, names in chosen.items():
+        values = effective.get(section) or {}
+        rows = [(name, values[name]) for name in names if values.get(name) is not None]
+        if rows:
+            tables.append(f"<div>{_table([(section, ''), *rows], heading=True)}</div>")
+    return f"<div class='tables'>{''.join(tables)}</div>"
+
+
+def _checkpoints(directory: Path) -> str:
+    from nemo2.run_dir.directory import finished_checkpoints
+
+    finished = finished_checkpoints(directory)
+    if not finished:
+        return "<p class='sub'>No finished checkpoint.</p>"
+    rows = "".join(
+        f"<tr><td>{escape(path.name)}</td><td class='number'>{_size(path)}</td>"
+        f"<td class='number'>{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M:%S}</td></tr>"
+        for path in finished
+    )
+    return f"<table class='plain'><tr><th>name</th><th>size</th><th>written</th></tr>{rows}</table>"
+
+
+def _environment(environment: Mapping[str, Any]) -> str:
+    if not environment:
+        return "<p class='sub'>environment.json is missing.</p>"
+    git = environment.get("git")
+    rows = [
+        ("command", " ".join(environment.get("command_line") or [])),
+        ("host", environment.get("host")),
+        ("platform", environment.get("platform")),
+        ("devices", ", ".join(dict.fromkeys(environment.get("devices") or []))),
+        ("world size", environment.get("world_size")),
+        (
+            "git",
+            f"{git['commit'][:12]} ({git['branch']}{', uncommitted changes' if git['dirty'] else ''})" if git else None,
+        ),
+    ]
+    versions = [(name, value) for name, value in (environment.get("versions") or {}).items() if value]
+    rows = [(name, value) for name, value in rows if value not in (None, "")]
+    return f"<div class='tables'><div>{_table(rows)}</div><div>{_table(versions)}</div></div>"
+
+
+def _table(rows: list[tuple[str, Any]], *, heading: bool = False) -> str:
+    body = ""
+    for number, (name, value) in enumerate(rows):
+        if heading and number == 0:
+            body += f"<tr><th colspan='2'>{escape(name)}</th></tr>"
+        else:
+            body += f"<tr><td>{escape(name)}</td><td>{escape(_text(value))}</td></tr>"
+    return f"<table>{body}</table>"
+
+
+def _text(value: Any) -> str:
+    return value.rsplit(".", 1)[-1] if isinstance(value, str) and value.startswith("nemo2.") else str(value)
+
+
+def _file_details(directory: Path, file: str, title: str) -> str:
+    path = directory / file
+    if not path.is_file():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return f"<details><summary>{title} <small>({file})</small></summary><pre>{escape(text)}</pre></details>"
+
+
+def _size(path: Path) -> str:
+    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if total >= limit:
+            return f"{total / limit:.1f} {unit}"
+    return f"{total} B"
+
+
+def _load(path: Path, parse: Any) -> dict[str, Any]:
+    """A file that may be missing or half-written: the page is made without it then."""
+    try:
+        loaded = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _write_picture(path: Path, losses: list[Series]) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(7.6, 3.6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for one, colour in zip(losses, ("#0b6bcb", "#c2410c"), strict=True):
+        if one.points:
+            steps, values = zip(*one.points, strict=True)
+            axes.plot(steps, values, color=colour, label=one.name, marker="o" if one.markers else None, markersize=3)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.grid(alpha=0.25)
+    if any(one.points for one in losses):
+        axes.legend(frameon=False)
+    figure.savefig(path)

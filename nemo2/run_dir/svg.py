@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Line charts as SVG text: no plotting library, readable on light and dark pages, the values under the pointer.
+
+A chart is a string that can stand in an HTML page or, with `standalone`, in a file of its own. Colours are CSS
+variables so that a page can set them; the file brings its own for light and dark.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import median
+
+WIDTH, HEIGHT = 760, 340
+LEFT, RIGHT, TOP, BOTTOM = 58, 92, 30, 44
+_MAX_POINTS = 800
+_MAX_TARGETS = 240
+_SMOOTH_FROM = 60
+
+STYLE = """
+.chart{--ink:#1f2328;--soft:#6a737d;--grid:#e4e7eb;--a:#0b6bcb;--b:#c2410c;font:12px system-ui,-apple-system,sans-serif}
+@media(prefers-color-scheme:dark){.chart{--ink:#e6e8eb;--soft:#9aa4af;--grid:#2f353d;--a:#63b3ff;--b:#ff9d66}}
+.chart text{fill:var(--soft)}.chart .label{font-weight:600}
+.chart .grid{stroke:var(--grid);stroke-width:1}.chart .axis{stroke:var(--soft);stroke-width:1}
+.chart .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.chart .raw{stroke-width:1;opacity:.35}
+.chart .s0{stroke:var(--a)}.chart .s1{stroke:var(--b)}.chart text.s0{fill:var(--a);stroke:none}
+.chart text.s1{fill:var(--b);stroke:none}.chart circle.s0{fill:var(--a)}.chart circle.s1{fill:var(--b)}
+.chart .hit{fill:transparent}.chart .hit:hover{fill:var(--soft);fill-opacity:.14}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line: ``points`` are ``(step, value)`` by step; values that are not finite leave a gap.
+
+    ``markers`` draws the points as well, for the few of a validation; ``smooth`` adds a running median.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    markers: bool = False
+    smooth: bool = False
+
+
+def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: str = "step", width: int = WIDTH) -> str:
+    """The chart as an ``<svg class="chart">`` element; at most two series are told apart by colour.
+
+    ``width`` is in the units of the height (340) and the text (12): a narrower chart has relatively larger text. An
+    empty chart says that there is nothing to show rather than drawing axes without meaning.
+    """
+    finite = [(x, y) for one in series for x, y in one.points if math.isfinite(y)]
+    head = (
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}">'
+    )
+    if not finite:
+        nothing = f'<text x="{width / 2}" y="{HEIGHT / 2}" text-anchor="middle">no values of {escape(y_label)}</text>'
+        return f"{head}{nothing}</svg>"
+    x_low, x_high = min(x for x, _ in finite), max(x for x, _ in finite)
+    y_ticks = nice_ticks(*_visible_range([y for _, y in finite]))
+    scale = _Scale(x_low, max(x_high, x_low + 1), y_ticks[0], y_ticks[-1], width=width)
+    parts = [head, *_axes(scale, nice_ticks(x_low, scale.x_high, whole=True), y_ticks, x_label, y_label)]
+    labels = []
+    for index, one in enumerate(series):
+        if not any(math.isfinite(y) for _, y in one.points):
+            continue
+        smooth = one.smooth and len(one.points) >= _SMOOTH_FROM
+        if smooth:
+            parts.append(f'<path class="line raw s{index}" d="{_path(thin_out(one.points), scale)}"/>')
+        drawn = running_median(one.points) if smooth else one.points
+        parts.append(f'<path class="line s{index}" d="{_path(thin_out(drawn), scale)}"/>')
+        if one.markers:
+            parts += [
+                f'<circle class="s{index}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="3"/>'
+                for x, y in one.points
+                if math.isfinite(y)
+            ]
+        last = next(y for _, y in reversed(drawn) if math.isfinite(y))
+        labels.append((scale.y(last), index, f"{one.name} {last:.4g}"))
+    parts += _end_labels(labels, scale.right + 8)
+    parts += _targets(series, scale)
+    return "".join(parts) + "</svg>"
+
+
+def standalone(chart: str) -> str:
+    """``chart`` as the text of an ``.svg`` file: its own style, and a background that follows the viewer's theme."""
+    background = "svg{background:#fff}@media(prefers-color-scheme:dark){svg{background:#14171b}}"
+    return chart.replace(">", f"><style>{background}{STYLE}</style>", 1) + "\n"
+
+
+def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) -> list[float]:
+    """Round numbers that span ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten.
+
+    For values the first and last lie on or outside the range; with ``whole`` (step numbers) all lie inside it.
+    """
+    if high <= low:
+        low, high = low - (abs(low) or 1) * 0.05, high + (abs(high) or 1) * 0.05
+    rough = (high - low) / count
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    if whole:
+        step = max(1.0, step)
+        first, last = math.ceil(low / step), math.floor(high / step)
+    else:
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def running_median(points: Sequence[tuple[float, float]], *, share: float = 0.03) -> list[tuple[float, float]]:
+    """The median of the values around each point, over about ``share`` of all: no lag, no trace of one slow step.
+
+    The window shrinks towards both ends so that it stays centred. A gap stays a gap.
+    """
+    reach = max(1, round(share * len(points) / 2))
+    smoothed = []
+    for index, (x, y) in enumerate(points):
+        near = min(reach, index, len(points) - 1 - index)
+        values = [value for _, value in points[index - near : index + near + 1] if math.isfinite(value)]
+        smoothed.append((x, median(values) if math.isfinite(y) else y))
+    return smoothed
+
+
+def thin_out(points: Sequence[tuple[float, float]], *, limit: int = _MAX_POINTS) -> list[tuple[float, float]]:
+    """At most about ``limit`` of the points: the smallest and largest of each stretch, so that no spike is lost."""
+    if len(points) <= limit:
+        return list(points)
+    stretch = math.ceil(len(points) / (limit // 2))
+    kept = []
+    for start in range(0, len(points), stretch):
+        part = points[start : start + stretch]
+        finite = [point for point in part if math.isfinite(point[1])]
+        if not finite:
+            kept.append(part[0])
+            continue
+        kept += sorted({min(finite, key=lambda point: point[1]), max(finite, key=lambda point: point[1])})
+    return kept
+
+
+class _Scale:
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, *, width: int) -> None:
+        self.x_low, self.x_high, self.y_low, self.y_high = x_low, x_high, y_low, y_high
+        self.right = width - RIGHT
+
+    def x(self, value: float) -> float:
+        return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (self.right - LEFT)
+
+    def y(self, value: float) -> float:
+        clamped = min(max(value, self.y_low), self.y_high)
+        return HEIGHT - BOTTOM - (clamped - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM)
+
+
+def _visible_range(values: list[float]) -> tuple[float, float]:
+    """The range to draw. A single far-off value (the first step's time) is cut rather than flattening all others."""
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    if len(ordered) >= 20:
+        middle = ordered[len(ordered) // 2]
+        upper = ordered[int(len(ordered) * 0.98) - 1]
+        if high - middle > 8 * max(upper - middle, abs(middle) * 0.02):
+            high = upper + (upper - low) * 0.25
+    return low, high
+
+
+def _axes(scale: _Scale, x_ticks: list[float], y_ticks: list[float], x_label: str, y_label: str) -> list[str]:
+    right, bottom = scale.right, HEIGHT - BOTTOM
+    parts = [f'<text x="8" y="14">{escape(y_label)}</text>']
+    for tick in y_ticks:
+        y = scale.y(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick_text(tick)}</text>')
+    for tick in x_ticks:
+        parts.append(f'<text x="{scale.x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{tick_text(tick)}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    return parts
+
+
+def _path(points: Sequence[tuple[float, float]], scale: _Scale) -> str:
+    commands, pen_down = [], False
+    for x, y in points:
+        if not math.isfinite(y):
+            pen_down = False
+            continue
+        commands.append(f"{'L' if pen_down else 'M'}{scale.x(x):.1f} {scale.y(y):.1f}")
+        pen_down = True
+    return "".join(commands)
+
+
+def _end_labels(labels: list[tuple[float, int, str]], x: float) -> list[str]:
+    """Each line's name and last value at its right end, moved apart where two would overlap."""
+    parts, free_from = [], -math.inf
+    for y, index, text in sorted(labels):
+        y = max(y, free_from)
+        free_from = y + 15
+        parts.append(f'<text class="label s{index}" x="{x:.0f}" y="{y + 4:.1f}">{escape(text)}</text>')
+    return parts
+
+
+def _targets(series: Sequence[Series], scale: _Scale) -> list[str]:
+    """Invisible columns that name the values when pointed at."""
+    by_step: dict[float, list[str]] = {}
+    for one in series:
+        for x, y in one.points:
+            by_step.setdefault(x, []).append(f"{one.name} {y:.5g}")
+    steps = sorted(by_step)
+    # Steps with a rare value (a validation) are kept even where the others are thinned out.
+    stride = max(1, math.ceil(len(steps) / _MAX_TARGETS))
+    shown = [step for number, step in enumerate(steps) if number % stride == 0 or len(by_step[step]) > 1]
+    parts = []
+    for number, step in enumerate(shown):
+        left = scale.x((shown[number - 1] + step) / 2) if number else float(LEFT)
+        right = scale.x((step + shown[number + 1]) / 2) if number + 1 < len(shown) else scale.right
+        text = escape(f"step {tick_text(step)}: {', '.join(by_step[step])}")
+        parts.append(
+            f'<rect class="hit" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0.5):.1f}" '
+            f'height="{HEIGHT - TOP - BOTTOM}"><title>{text}</title></rect>'
+        )
+    return parts
+
+
+def tick_text(value: float) -> str:
+    """A number for an axis: ``0.0003`` as ``3e-04``, ``12000`` as ``12k``."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e4:
+        for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if size >= limit:
+                return f"{value / limit:.6g}{suffix}"
+    if size < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:.6g}"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``metrics.jsonl``: valid JSON whatever the loss does, and one curve however often a run was resumed."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from nemo2.errors import DataError
+from nemo2.run_dir.metrics import JSONLLogger
+from nemo2.run_dir.records import SET_ASIDE_FILE, read_metrics, series, truncate_metrics
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_logged_and_has_the_documented_names(tmp_path):
+    logger = JSONLLogger(str(tmp_path))
+    logger.log_metrics(
+        {"reduced_train_loss": 2.5, "train_step_timing in s": 0.25, "consumed_samples": 64.0, "v_num": 3.0}, step=7
+    )
+    # Read without closing: a run that is killed now has left its last step.
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        "step": 7,
+        "reduced_train_loss": 2.5,
+        "train_step_timing": 0.25,
+        "consumed_samples": 64,
+    }
+    logger.finalize("success")
+
+
+def test_values_that_are_not_finite_are_valid_json_and_come_back(tmp_path):
+    logger = JSONLLogger(str(tmp_path))
+    logger.log_metrics({"reduced_train_loss": math.nan, "grad_norm": math.inf, "lr": 0.1}, step=0)
+    logger.finalize("success")
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert line["reduced_train_loss"] is None and line["nonfinite"] == {"reduced_train_loss": "nan", "grad_norm": "inf"}
+    (record,) = read_metrics(tmp_path)
+    assert math.isnan(record["reduced_train_loss"]) and record["grad_norm"] == math.inf and record["lr"] == 0.1
+
+
+def test_a_resumed_run_continues_the_curve_without_the_steps_that_are_done_again(tmp_path):
+    first = JSONLLogger(str(tmp_path))
+    for step in range(10):
+        first.log_metrics({"reduced_train_loss": float(step)}, step=step)
+    first.log_metrics({"val_loss": 0.5}, step=5)
+    first.finalize("failed")
+    second = JSONLLogger(str(tmp_path))
+    second.resume_at(6)  # the checkpoint was written after six steps, numbers 0 to 5
+    for step in range(6, 8):
+        second.log_metrics({"reduced_train_loss": 100.0 + step}, step=step)
+    second.finalize("success")
+    losses = series(read_metrics(tmp_path), "reduced_train_loss")
+    assert losses == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0), (6, 106.0), (7, 107.0)]
+    assert series(read_metrics(tmp_path), "val_loss") == [(5, 0.5)]
+    redone = [json.loads(line)["step"] for line in (tmp_path / SET_ASIDE_FILE).read_text().splitlines()]
+    assert redone == [6, 7, 8, 9]
+
+
+def test_a_torn_last_line_is_left_out_and_removed_on_resume(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 0, "lr": 1.0}\n{"step": 1, "l')
+    assert [record["step"] for record in read_metrics(file)] == [0]
+    assert truncate_metrics(file, finished_steps=1) == 0
+    assert file.read_text() == '{"step": 0, "lr": 1.0}\n'
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n[]\n{"step": 2}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2 is not a JSON object"):
+        read_metrics(tmp_path)
+
+
+def test_a_run_without_metrics_is_an_error_that_says_when_they_appear(tmp_path):
+    with pytest.raises(DataError, match="first logged step"):
+        read_metrics(tmp_path)
+
+
+def test_reading_metrics_and_making_reports_does_not_import_torch():
+    code = "import nemo2.run_dir.records, nemo2.run_dir.report, nemo2.run_dir.progress_line, sys; "
+    code += "sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

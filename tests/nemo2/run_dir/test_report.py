@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: complete in itself, true to the metrics, safe with any text in them."""
+
+import json
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from nemo2.errors import DataError
+from nemo2.run_dir.report import write_report
+from nemo2.run_dir.svg import Series, line_chart, nice_ticks, running_median, standalone, thin_out
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    directory = tmp_path / "tiny" / "2026-01-01_00-00-00"
+    directory.mkdir(parents=True)
+    lines = [
+        {
+            "step": s,
+            "reduced_train_loss": 8 * 0.99**s,
+            "lr": 1e-3,
+            "train_step_timing": 0.5,
+            "consumed_samples": 8 * s + 8,
+        }
+        for s in range(100)
+    ]
+    lines.append({"step": 99, "val_loss": 3.125})
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {
+        "trainer": {"max_steps": 100},
+        "data": {"seq_length": 128},
+        "model": {"class": "<script>alert(1)</script>"},
+    }
+    (directory / "effective_config.yaml").write_text(yaml.safe_dump(settings))
+    (directory / "environment.json").write_text(json.dumps({"host": "h", "versions": {"torch": "2.13", "te": None}}))
+    (directory / "checkpoints" / "a-step=50" / "weights").mkdir(parents=True)
+    (directory / "checkpoints" / "b-step=99" / "weights").mkdir(parents=True)
+    (directory / "checkpoints" / "b-step=99-unfinished").touch()
+    return directory
+
+
+def test_the_page_states_the_numbers_of_the_metrics(run_dir):
+    page = write_report(run_dir).read_text()
+    assert "<b>100</b><span>steps of 100</span>" in page
+    assert f"<b>{8 * 0.99**99:.4g}</b><span>training loss, from 8</span>" in page
+    assert "<b>3.125</b><span>best validation loss, step 99</span>" in page
+    assert "<b>0.5 s</b>" in page
+    assert "<b>800</b><span>samples, 102k tokens</span>" in page
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(run_dir):
+    page = write_report(run_dir).read_text()
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page
+    assert not re.search(r"""(src|href)\s*=|url\(|@import""", page)
+
+
+def test_unfinished_checkpoints_are_not_listed(run_dir):
+    page = write_report(run_dir).read_text()
+    assert "a-step=50" in page and "b-step=99" not in page
+
+
+def test_a_half_written_settings_file_does_not_prevent_the_report(run_dir):
+    (run_dir / "effective_config.yaml").write_text("a: [1,")
+    (run_dir / "environment.json").write_text("{")
+    assert "Curves" in write_report(run_dir).read_text()
+
+
+def test_the_curve_is_a_well_formed_svg_with_the_last_values(run_dir):
+    write_report(run_dir)
+    svg = (run_dir / "loss_curve.svg").read_text()
+    root = ElementTree.fromstring(svg)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "val 3.125" in texts
+    assert any(text and text.startswith("train ") for text in texts)
+
+
+def test_a_report_of_no_run_is_a_plain_error(tmp_path):
+    with pytest.raises(DataError, match="run directory"):
+        write_report(tmp_path / "missing")
+
+
+def test_points_lie_where_the_axes_say():
+    chart = ElementTree.fromstring(
+        line_chart("t", [Series(name="a", points=[(0, 0.0), (10, 5.0), (20, 10.0)], markers=True)], y_label="y")
+    )
+    circles = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in chart.iter("{http://www.w3.org/2000/svg}circle")]
+    (x0, y0), (x1, y1), (x2, y2) = circles
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11) and y0 - y1 == pytest.approx(y1 - y2, abs=0.11)
+    labels = {e.text: e.attrib for e in chart.iter("{http://www.w3.org/2000/svg}text")}
+    assert float(labels["10"]["x"]) in (pytest.approx(x1, abs=0.1), pytest.approx(50.0, abs=1))
+    assert float(labels["0"]["y"]) > float(labels["8"]["y"])
+
+
+def test_gaps_stay_gaps_and_an_empty_chart_says_so():
+    chart = line_chart("t", [Series(name="a", points=[(0, 1.0), (1, math.nan), (2, 3.0)])], y_label="y")
+    (path,) = re.findall(r'<path class="line s0" d="([^"]*)"', chart)
+    assert path.count("M") == 2 and path.count("L") == 0
+    assert "no values of y" in line_chart("t", [Series(name="a", points=[(0, math.nan)])], y_label="y")
+    ElementTree.fromstring(standalone(chart))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.3, 8.7), (-5.0, 1e6), (3e-7, 4e-7), (5.0, 5.0), (0.0, 0.0)])
+def test_ticks_are_round_and_span_the_values(low, high):
+    ticks = nice_ticks(low, high)
+    assert ticks[0] <= low and ticks[-1] >= high and 3 <= len(ticks) <= 14
+    step = ticks[1] - ticks[0]
+    mantissa = step / 10 ** math.floor(math.log10(step) + 1e-6)
+    assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 1e-3
+
+
+def test_thinning_keeps_every_spike():
+    points = [(float(s), 1000.0 if s == 4321 else (s % 7)) for s in range(10_000)]
+    thinned = thin_out(points, limit=200)
+    assert len(thinned) <= 202 and (4321.0, 1000.0) in thinned
+    assert [x for x, _ in thinned] == sorted(x for x, _ in thinned)
+
+
+def test_the_running_median_has_no_lag_and_ignores_one_outlier():
+    points = [(s, float(s)) for s in range(200)]
+    points[100] = (100, 1e9)
+    assert all(abs(y - x) <= 1 for x, y in running_median(points))
