@@ -150,8 +150,6 @@ class GPTConfig(TransformerConfig):
         Raises:
             ConfigError: there is neither a size nor a tokenizer, or the size does not fit.
         """
-        from nemo2.data.vocab import get_vocab_size
-
         tp = self.tensor_model_parallel_size
         if self.vocab_size is None:
             if tokenizer is None:
@@ -159,6 +157,8 @@ class GPTConfig(TransformerConfig):
                     "model.config.vocab_size is not set and there is no tokenizer to take it from: set it, or give the "
                     "data module a tokenizer."
                 )
+            from nemo2.data.tokenizer import get_vocab_size
+
             return get_vocab_size(self, tokenizer.vocab_size, self.make_vocab_size_divisible_by)
         if tokenizer is not None and tokenizer.vocab_size > self.vocab_size:
             raise ConfigError(

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the facts of a run to the configured call of ``llm.pretrain``: the one place that does it.
+
+A recipe module states a `PretrainRecipe`; its methods are the factories that users call. Stating and listing facts
+imports neither torch nor nemo-run; calling a factory does. Nothing is built, and neither file nor network is touched.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from nemo2.config import Config, Partial
+
+__all__ = ["AS_STATED", "Layout", "PretrainRecipe"]
+
+
+class _AsStated:
+    """The default of an argument that the facts of the recipe decide. None stays free to mean None."""
+
+    def __repr__(self) -> str:
+        return "AS_STATED"
+
+
+AS_STATED: Any = _AsStated()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainRecipe:
+    """What is particular to one pre-training run. Classes are named as ``"module:name"``, so that stating one is free.
+
+    Raises:
+        ConfigError: the facts contradict each other: the layout does not divide the machines, the global batch cannot
+            be cut into micro-batches, or context parallelism cannot cut the sequence.
+    """
+
+    name: str
+    family: str
+    parameters: float
+    """Parameters of the model with its own vocabulary, for lists and estimates."""
+    model_class: str
+    config_class: str
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the model config that differ from its class."""
+    seq_length: int
+    """Tokens per sample. Written on the data; the model follows."""
+    global_batch_size: int
+    micro_batch_size: int
+    data_class: str = "nemo2.data.mock:MockDataModule"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of the data module."""
+    nodes: int = 1
+    gpus_per_node: int = 8
+    """Processes per node; on a machine without GPUs, CPU processes."""
+    layout: Layout = Layout()
+    ddp: Optional[Mapping[str, Any]] = None
+    """Fields of the DDP config; None leaves it to the strategy."""
+    precision: str = "nemo2.recipes.precision.mixed_precision:bf16_mixed"
+    """The factory of the precision plugin."""
+    max_steps: int
+    max_lr: float
+    optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of ``distributed_fused_adam_with_cosine_annealing``."""
+    trainer_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Trainer arguments that differ from `TRAINER_SETTINGS`."""
+    checkpoint: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """``ModelCheckpoint`` arguments that differ from those of ``default_log``."""
+    performance: Optional[Callable[[Any], Any]] = None
+    """Edits the built recipe for ``performance_mode=True``; None where there is no such mode."""
+
+    def __post_init__(self) -> None:
+        world = self.nodes * self.gpus_per_node
+        replicas = self.layout.data_parallel_size(world)
+        if self.global_batch_size % (self.micro_batch_size * replicas):
+            raise ConfigError(
+                f"{self.name}: global_batch_size={self.global_batch_size} must be a multiple of micro_batch_size * "
+                f"data-parallel size = {self.micro_batch_size} * {replicas} = {self.micro_batch_size * replicas}."
+            )
+        if self.layout.cp > 1 and self.seq_length % (2 * self.layout.cp):
+            raise ConfigError(
+                f"{self.name}: seq_length={self.seq_length} must be a multiple of 2 * context_parallel_size = "
+                f"{2 * self.layout.cp}."
+            )
+
+    def but(self, **changes: Any) -> "PretrainRecipe":
+        """This recipe with some facts replaced; a mapping is replaced as a whole.
+
+        Raises:
+            ConfigError: a name that is no fact, or facts that contradict each other.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ConfigError(f"A recipe has no fact {name!r}{did_you_mean(name, known)}")
+        return dataclasses.replace(self, **changes)
+
+    def model(self) -> "Config[Any]":
+        """The model as a config. Its sequence length is left unset, so that it follows the data's."""
+        from nemo2.config import Config
+
+        return Config(_load(self.model_class), config=Config(_load(self.config_class), **self.config))
+
+    def trainer(
+        self,
+        tensor_parallelism: int = AS_STATED,
+        pipeline_parallelism: int = AS_STATED,
+        pipeline_parallelism_type: Optional[Any] = None,
+        virtual_pipeline_parallelism: Optional[int] = AS_STATED,
+        context_parallelism: int = AS_STATED,
+        sequence_parallelism: bool = AS_STATED,
+        num_nodes: int = AS_STATED,
+        num_gpus_per_node: int = AS_STATED,
+        max_steps: int = AS_STATED,
+        callbacks: Optional[list[Any]] = None,
+    ) -> "Config[Any]":
+        """The trainer with its strategy as a config, under NeMo 2.0's argument names.
+
+        ``AS_STATED`` takes the recipe's fact. ``pipeline_parallelism_type`` is the dtype that pipeline stages exchange;
+        None takes the precision's. What is asked for is returned as asked: ``check`` is what judges a layout.
+        """
+        from nemo2 import MegatronStrategy, Trainer
+        from nemo2.config import Config
+
+        layout = self.layout
+        strategy = Config(
+            MegatronStrategy,
+            tensor_model_parallel_size=_or(tensor_parallelism, layout.tp),
+            pipeline_model_parallel_size=_or(pipeline_parallelism, layout.pp),
+            pipeline_dtype=pipeline_parallelism_type,
+            virtual_pipeline_model_parallel_size=_or(virtual_pipeline_parallelism, layout.vp),
+            context_parallel_size=_or(context_parallelism, layout.cp),
+            sequence_parallel=_or(sequence_parallelism, layout.sp),
+            ckpt_async_save=True,
+            ckpt_parallel_load=True,
+        )
+        if layout.ep > 1 or layout.etp is not None:
+            strategy.expert_model_parallel_size = layout.ep
+            strategy.expert_tensor_parallel_size = layout.etp
+        if self.ddp is not None:
+            from megatron.core.distributed import DistributedDataParallelConfig
+
+            strategy.ddp = Config(DistributedDataParallelConfig, **self.ddp)
+        return Config(
+            Trainer,
+            devices=_or(num_gpus_per_node, self.gpus_per_node),
+            num_nodes=_or(num_nodes, self.nodes),
+            max_steps=_or(max_steps, self.max_steps),
+            callbacks=callbacks,
+            plugins=_load(self.precision)(),
+            strategy=strategy,
+            **{**TRAINER_SETTINGS, **self.trainer_settings},
+        )
+
+    def pretrain_recipe(
+        self,
+        dir: Optional[str] = None,
+        name: str = "default",
+        num_nodes: int = AS_STATED,
+        num_gpus_per_node: int = AS_STATED,
+        performance_mode: bool = False,
+        fn: Optional[Callable[..., Any]] = None,
+    ) -> "Partial[Any]":
+        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume`` of ``llm.pretrain``.
+
+        Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``. ``fn`` replaces ``llm.pretrain``
+        by a function with the same parameters.
+
+        Raises:
+            ConfigError: ``performance_mode`` of a recipe that has none.
+        """
+        from nemo2.callbacks.timing import TimingCallback
+        from nemo2.config import Config, Partial
+        from nemo2.llm.api import pretrain
+        from nemo2.recipes.log.default import default_log, default_resume, tensorboard_logger
+        from nemo2.recipes.optim.adam import distributed_fused_adam_with_cosine_annealing
+
+        log = default_log(dir=dir, name=name, tensorboard_logger=tensorboard_logger(name=name))
+        for field, value in self.checkpoint.items():
+            setattr(log.ckpt, field, value)
+        recipe = Partial(
+            fn or pretrain,
+            model=self.model(),
+            trainer=self.trainer(
+                num_nodes=num_nodes, num_gpus_per_node=num_gpus_per_node, callbacks=[Config(TimingCallback)]
+            ),
+            data=Config(
+                _load(self.data_class),
+                seq_length=self.seq_length,
+                global_batch_size=self.global_batch_size,
+                micro_batch_size=self.micro_batch_size,
+                **self.data,
+            ),
+            log=log,
+            optim=distributed_fused_adam_with_cosine_annealing(max_lr=self.max_lr, **self.optimizer),
+            resume=default_resume(),
+        )
+        if performance_mode:
+            if self.performance is None:
+                raise ConfigError(
+                    f"{self.name} has no performance mode: leave performance_mode out, and add callbacks such as "
+                    "MegatronCommOverlapCallback to recipe.trainer.callbacks."
+                )
+            recipe = self.performance(recipe)
+        return recipe
+
+
+TRAINER_SETTINGS: Mapping[str, Any] = {
+    # "auto" trains on GPUs where there are any and on the CPU elsewhere; NeMo's recipes say "gpu".
+    "accelerator": "auto",
+    "accumulate_grad_batches": 1,
+    "limit_test_batches": 50,
+    "limit_val_batches": 32,
+    "log_every_n_steps": 10,
+    "use_distributed_sampler": False,
+    "val_check_interval": 2000,
+}
+"""What all pre-training recipes tell the trainer. Source: NeMo 2.0's recipes."""
+
+
+def _or(given: Any, stated: Any) -> Any:
+    return stated if given is AS_STATED else given
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

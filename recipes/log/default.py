@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run is logged, when it is saved and what it resumes from, unless a recipe says otherwise."""
+
+from datetime import timedelta
+from typing import Any, Optional
+
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from nemo2.config import Config
+
+CHECKPOINT_FILENAME = "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
+
+
+def tensorboard_logger(name: str, save_dir: str = "tb_logs") -> Config:
+    """TensorBoard logs in ``save_dir`` below the run directory."""
+    return Config(TensorBoardLogger, save_dir=save_dir, name=name)
+
+
+def default_log(
+    dir: Optional[str] = None,
+    name: str = "default",
+    tensorboard_logger: Optional[Config] = None,
+    wandb_logger: Optional[Config] = None,
+) -> Config:
+    """A checkpoint every 15 minutes, the ten with the lowest validation loss and the last one kept.
+
+    ``dir`` holds all runs; None takes the logger's default. ``name`` is this run's folder in it.
+    """
+    from nemo2 import ModelCheckpoint, NeMoLogger
+
+    checkpoint: Any = Config(
+        ModelCheckpoint,
+        save_last=True,
+        save_top_k=10,
+        train_time_interval=timedelta(minutes=15),
+        filename=CHECKPOINT_FILENAME,
+    )
+    return Config(
+        NeMoLogger,
+        ckpt=checkpoint,
+        name=name,
+        tensorboard=tensorboard_logger,
+        wandb=wandb_logger,
+        log_dir=dir,
+    )
+
+
+def default_resume(resume_if_exists: bool = True, resume_ignore_no_checkpoint: bool = True) -> Config:
+    """Goes on from the newest checkpoint of a run of the same name, or starts anew where there is none."""
+    from nemo2 import AutoResume
+
+    return Config(
+        AutoResume, resume_if_exists=resume_if_exists, resume_ignore_no_checkpoint=resume_ignore_no_checkpoint
+    )
