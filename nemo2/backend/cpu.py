@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPUs with gloo, through the same Megatron-Core code as on GPUs.
+
+`install()` applies the tables of `cpu_patches`; `config_overrides()` are the settings that need a GPU. Nothing here is
+active on a machine with a GPU, and importing it changes nothing.
+"""
+
+import importlib
+import logging
+import resource
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+from nemo2.backend.base import Backend, Override
+from nemo2.backend.extras import has
+from nemo2.backend.patching import Patch, Patcher
+from nemo2.errors import RuntimeFault
+
+_JIT = Patch(
+    target="megatron.core.jit:jit_fuser",
+    replacement=lambda function: function,
+    why="torch.compile of small functions costs a C++ compiler and minutes on CPU, and gains nothing there",
+)
+
+
+class CpuBackend(Backend):
+    """Trains on the CPU; ranks talk over gloo."""
+
+    name = "cpu"
+    process_group_backend = "gloo"
+
+    def __init__(self) -> None:
+        self._patcher: Patcher | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def install(self) -> None:
+        """See `Backend.install`.
+
+        Raises:
+            RuntimeFault: this machine has a GPU, psutil is missing, or the installed Megatron-Core is one whose layout
+                nemo2 does not know.
+        """
+        if self._patcher is not None:
+            return
+        if torch.cuda.is_available():
+            raise RuntimeFault(
+                "The CPU backend was asked for on a machine with a GPU, where its stand-ins would silently drop "
+                "synchronisation and device placement. Use get_backend(), or hide the GPU with CUDA_VISIBLE_DEVICES=''."
+            )
+        if not has("psutil"):
+            raise RuntimeFault(
+                "psutil is not installed. Megatron-Core's checkpoint writers need it without declaring it, and 0.16.1 "
+                "hangs in the first save without it. Run: pip install psutil"
+            )
+        # Filled with the original factories now: `with torch.device("meta")` compares against this cached set.
+        _device_constructors()
+
+        patcher = Patcher(rebind_in=("megatron",))
+        try:
+            self._apply(patcher)
+        except BaseException:
+            patcher.undo()
+            raise
+        logging.getLogger(_RNG_LOGGER).addFilter(_no_shared_generator_warning)
+        self._patcher = patcher
+
+    def uninstall(self) -> None:
+        """Put everything back as it was before `install()`; for tests of the installation itself."""
+        if self._patcher is not None:
+            self._patcher.undo()
+            logging.getLogger(_RNG_LOGGER).removeFilter(_no_shared_generator_warning)
+            self._patcher = None
+
+    def set_device(self, local_rank: int) -> None:
+        """Nothing to bind: the ranks of a node share its cores."""
+        del local_rank
+
+    def synchronize(self) -> None:
+        """Nothing is queued on a CPU."""
+
+    def memory_figures(self) -> dict[str, int]:
+        import psutil
+
+        kernel_unit = 1 if sys.platform == "darwin" else 1024
+        return {
+            "allocated_bytes": psutil.Process().memory_info().rss,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kernel_unit,
+            "capacity_bytes": psutil.virtual_memory().total,
+        }
+
+    def reset_peak_memory(self) -> None:
+        """The kernel's high-water mark cannot be reset."""
+
+    def config_overrides(self) -> dict[str, Override]:
+        kernel = "its kernel needs a GPU"
+        graph = "CUDA graphs need a GPU"
+        offload = "there is no second memory to move activations to"
+        overrides: dict[str, Override] = {
+            "deallocate_pipeline_outputs": (False, "gloo may still be sending an output when it is freed"),
+            "enable_autocast": (False, "Megatron-Core asks for the autocast of a GPU"),
+            "fp8": (None, "FP8 needs Transformer Engine on a GPU"),
+            "fp4": (None, "FP4 needs Transformer Engine on a GPU"),
+            "cross_entropy_fusion_impl": ("native", "the other implementation is Transformer Engine's"),
+            "cpu_offloading": (False, offload),
+            "fine_grained_activation_offloading": (False, offload),
+            "enable_cuda_graph": (False, graph),
+            "external_cuda_graph": (False, graph),
+            "cuda_graph_impl": ("none", graph),
+            "transformer_impl": ("local", "Transformer Engine's layers need a GPU"),
+        }
+        for name in (
+            "apply_rope_fusion",
+            "gradient_accumulation_fusion",
+            "masked_softmax_fusion",
+            "memory_efficient_layer_norm",
+            "moe_permute_fusion",
+            "moe_router_fusion",
+            "persist_layer_norm",
+            "tp_comm_overlap",
+            "use_te_rng_tracker",
+        ):
+            overrides[name] = (False, kernel)
+        return overrides
+
+    def _apply(self, patcher: Patcher) -> None:
+        from nemo2.backend.cpu_patches import TORCH, megatron_patches
+
+        with warnings.catch_warnings():
+            # Megatron-Core says at import what it could not find; here that is how it is meant to be.
+            warnings.filterwarnings("ignore", message=".*(not installed|Falling back).*")
+            # First, because torch._dynamo, which it imports, takes stock of torch's functions by their identity.
+            version = importlib.import_module("megatron.core").__version__
+            patcher.apply(TORCH)
+            # Before the modules below are imported, for the functions they decorate.
+            patcher.apply([_JIT], version=version)
+            patcher.apply(megatron_patches(), version=version)
+        patcher.rebind(_without_compile)
+
+
+_RNG_LOGGER = "megatron.core.tensor_parallel.random"
+
+
+def _no_shared_generator_warning(record: logging.LogRecord) -> bool:
+    """Megatron warns when the CPU's generator moves while the GPU's is in use. On a CPU they are one generator."""
+    return "CPU RNG state changed within GPU RNG context" not in record.getMessage()
+
+
+def _without_compile(value: Any) -> Any:
+    """The function that Megatron-Core gave to torch.compile before `install()`, or `value` itself."""
+    original = getattr(value, "_torchdynamo_orig_callable", None) if callable(value) else None
+    if original is None or not str(getattr(original, "__module__", "")).startswith("megatron."):
+        return value
+    return staticmethod(original) if isinstance(value, staticmethod) else original

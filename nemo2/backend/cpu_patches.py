@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Megatron-Core's training path takes for granted about CUDA, and what stands in for it on a CPU.
+
+Two tables for `patching.Patcher`. `TORCH`: `torch.cuda` calls and `device="cuda"` arguments. `megatron_patches()`:
+places that ask "is this a CUDA tensor" or "is Transformer Engine here" and draw the wrong conclusion. Three things are
+left as they are on purpose: `torch.cuda.is_available()` (False is true, and libraries ask it), `Tensor.is_cuda`, and
+`torch.cuda.FloatTensor` (Megatron's `isinstance` checks against it work as they are).
+
+Plain replacement rather than a TorchFunctionMode: a mode is switched off inside its own handlers, and
+`Tensor.backward` is one, so the whole backward pass would run unredirected.
+
+Everything that can be a layer or a setting instead lives in `nemo2.models.layers` and in `CpuBackend.config_overrides`.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nemo2.backend.fused_adam import FusedAdam
+from nemo2.backend.null_cuda import NullContext, NullEvent, NullStream
+from nemo2.backend.patching import Patch
+
+_CPU = torch.device("cpu")
+_THE_STREAM = NullStream()
+
+
+# ------------------------------------------------------------------------------------------------ tensors and devices
+
+
+def _means_cuda(device: Any) -> bool:
+    """Whether a `device` argument names a GPU: `"cuda"`, `"cuda:1"`, `torch.device("cuda")` or an index."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor factory that puts on the CPU what was meant for a GPU, and ignores page-locking."""
+
+    @functools.wraps(original)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            if _means_cuda(kwargs.get("device")):
+                kwargs["device"] = _CPU
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        return original(*args, **kwargs)
+
+    return factory
+
+
+def _to_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.to`, whose device may also be the first positional argument."""
+
+    @functools.wraps(original)
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args and _means_cuda(args[0]):
+            args = (_CPU, *args[1:])
+        if kwargs and _means_cuda(kwargs.get("device")):
+            kwargs["device"] = _CPU
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _type_as_megatron_expects(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.type()` answers `torch.cuda.FloatTensor` and the like to Megatron, whose optimizers know no others."""
+
+    @functools.wraps(original)
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        if isinstance(answer, str) and sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+    return type_
+
+
+def _unchanged(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    del args, kwargs
+    return self
+
+
+def _nothing() -> Callable[..., None]:
+    """A new function each time: torch._dynamo keeps rules by function and refuses one that has two names."""
+
+    def do_nothing(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    return do_nothing
+
+
+# --------------------------------------------------------------------------------------------- random number generators
+
+
+def _manual_seed(seed: int) -> None:
+    torch.default_generator.manual_seed(int(seed))
+
+
+def _get_rng_state(device: Any = "cuda") -> torch.Tensor:
+    del device
+    return torch.default_generator.get_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+    del device
+    torch.default_generator.set_state(new_state)
+
+
+_FACTORIES = (
+    "arange",
+    "asarray",
+    "as_tensor",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "logspace",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "scalar_tensor",
+    "tensor",
+    "zeros",
+    "zeros_like",
+    "tril_indices",
+    "triu_indices",
+)
+_METHOD_FACTORIES = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+_NO_CUDA = "raises without a GPU"
+_NO_DEVICE = "would put the tensor on a GPU"
+
+TORCH: tuple[Patch, ...] = (
+    Patch(target="torch.cuda:current_device", replacement=lambda: 0, why="an index, as f'cuda:{...}' needs it"),
+    Patch(target="torch.cuda:set_device", replacement=_nothing(), why=_NO_CUDA),
+    Patch(target="torch.cuda:synchronize", replacement=_nothing(), why=_NO_CUDA),
+    Patch(target="torch.cuda:device", replacement=NullContext, why=_NO_CUDA),
+    Patch(target="torch.cuda:Stream", replacement=NullStream, why=_NO_CUDA),
+    Patch(target="torch.cuda:Event", replacement=NullEvent, why=_NO_CUDA),
+    Patch(target="torch.cuda:stream", replacement=NullContext, why=_NO_CUDA),
+    Patch(target="torch.cuda:current_stream", replacement=lambda device=None: _THE_STREAM, why=_NO_CUDA),
+    Patch(target="torch.cuda:default_stream", replacement=lambda device=None: _THE_STREAM, why=_NO_CUDA),
+    Patch(target="torch.cuda:set_stream", replacement=_nothing(), why=_NO_CUDA),
+    Patch(target="torch.cuda:is_current_stream_capturing", replacement=lambda: False, why="there are no CUDA graphs"),
+    Patch(target="torch.cuda.nvtx:range_push", replacement=lambda message: 0, why=_NO_CUDA),
+    Patch(target="torch.cuda.nvtx:range_pop", replacement=lambda: 0, why=_NO_CUDA),
+    Patch(target="torch.cuda.nvtx:range", replacement=NullContext, why=_NO_CUDA),
+    Patch(target="torch.cuda:manual_seed", replacement=_manual_seed, why="only noted for later without a GPU"),
+    Patch(target="torch.cuda:manual_seed_all", replacement=_manual_seed, why="only noted for later without a GPU"),
+    Patch(target="torch.cuda:get_rng_state", replacement=_get_rng_state, why=_NO_CUDA),
+    Patch(target="torch.cuda:set_rng_state", replacement=_set_rng_state, why=_NO_CUDA),
+    Patch(target="torch.cuda.random:get_rng_state", replacement=_get_rng_state, why=_NO_CUDA),
+    Patch(target="torch.cuda.random:set_rng_state", replacement=_set_rng_state, why=_NO_CUDA),
+    *(Patch(target=f"torch:{name}", replacement=_on_cpu, wraps=True, why=_NO_DEVICE) for name in _FACTORIES),
+    *(
+        Patch(target=f"torch:Tensor.{name}", replacement=_on_cpu, wraps=True, why=_NO_DEVICE)
+        for name in _METHOD_FACTORIES
+    ),
+    Patch(target="torch:Tensor.to", replacement=_to_on_cpu, wraps=True, why=_NO_DEVICE),
+    Patch(target="torch:Tensor.cuda", replacement=_unchanged, why=_NO_CUDA),
+    Patch(target="torch:Tensor.pin_memory", replacement=_unchanged, why=_NO_CUDA),
+    Patch(target="torch:Tensor.record_stream", replacement=_nothing(), why="not implemented for CPU tensors"),
+    Patch(
+        target="torch:Tensor.type",
+        replacement=_type_as_megatron_expects,
+        wraps=True,
+        why="Megatron's optimizers refuse parameters whose type is not torch.cuda.*",
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------- Megatron-Core
+
+
+def _get_cuda_rng_state(device: Any = "cuda", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
+    del clone, graph_safe
+    return _get_rng_state(device)
+
+
+def _set_cuda_rng_state(new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
+    del graph_safe
+    _set_rng_state(new_state, device)
+
+
+def _split_sizes_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`maybe_move_tensor_to_cpu` turns split sizes into numpy only when they come from a GPU."""
+
+    @functools.wraps(original)
+    def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        if as_numpy and isinstance(tensor, torch.Tensor):
+            return tensor.numpy()
+        return original(tensor, as_numpy=as_numpy, record_stream=record_stream)
+
+    return maybe_move_tensor_to_cpu
+
+
+def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
+    """Megatron reads `fp8=False`, its own default, as a request for FP8 (`fp8 is not None`)."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, fp8: Any = None, *args: Any, **kwargs: Any) -> None:
+        original(self, fp8 or None, *args, **kwargs)
+
+    return __init__
+
+
+def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Megatron 0.19 asks for NVIDIA's resiliency extension by default, which is for GPU machines."""
+
+    @functools.wraps(original)
+    def get_async_strategy(async_strategy: str = "mcore", module: str | None = None) -> Any:
+        return original("mcore" if async_strategy == "nvrx" else async_strategy, module)
+
+    return get_async_strategy
+
+
+def megatron_patches() -> tuple[Patch, ...]:
+    """The second table. For a machine without a GPU, where Transformer Engine's kernels cannot run even if it is
+    installed."""
+    rng, optimizer = "megatron.core.tensor_parallel.random", "megatron.core.optimizer"
+    moe, te_absent = "megatron.core.transformer.moe.moe_utils", "taken for present although it is only a stand-in"
+    adam = "torch's AdamW cannot be loaded from a checkpoint of the distributed optimizer"
+    return (
+        Patch(target=f"{rng}:_get_cuda_rng_state", replacement=_get_cuda_rng_state, why=_NO_CUDA),
+        Patch(target=f"{rng}:_set_cuda_rng_state", replacement=_set_cuda_rng_state, why=_NO_CUDA),
+        Patch(
+            target=f"{rng}:CheckpointWithoutOutput.__init__",
+            replacement=_fp8_only_if_asked,
+            wraps=True,
+            why="selective recomputation would call into Transformer Engine",
+        ),
+        Patch(
+            target=f"{moe}:maybe_move_tensor_to_cpu",
+            replacement=_split_sizes_as_numpy,
+            wraps=True,
+            why="all_to_all_single refuses split sizes that are tensors",
+        ),
+        Patch(target=f"{moe}:te_general_gemm", replacement=None, may_be_absent=True, why="0.16 asks for it unseen"),
+        Patch(target="megatron.core.transformer.multi_latent_attention:HAVE_TE", replacement=False, why=te_absent),
+        Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=adam),
+        Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=adam),
+        Patch(target=f"{optimizer}.distrib_optimizer:Adam", replacement=FusedAdam, why=adam),
+        Patch(target=f"{optimizer}.distrib_optimizer:HAVE_APEX_OR_TE", replacement=True, why=adam),
+        Patch(target=f"{optimizer}.distrib_optimizer:USING_APEX_OPTIMIZER", replacement=True, why=adam),
+        Patch(
+            target="megatron.core.dist_checkpointing.strategies.torch:get_async_strategy",
+            replacement=_mcore_writes_in_the_background,
+            wraps=True,
+            versions=">=0.19",
+            why="an asynchronous save fails without nvidia-resiliency-ext",
+        ),
+    )

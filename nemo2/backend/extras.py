@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that asks whether an optional package is here.
+
+Nothing is imported by asking; torch is not needed.
+"""
+
+import importlib.util
+from functools import cache
+
+_HOW_TO_GET = {
+    "transformer_engine": "install nemo2's extra `te` on a machine with an NVIDIA GPU (pip install 'nemo2[te]')",
+    "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",
+    "transformers": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
+    "safetensors": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
+    "matplotlib": "install nemo2's extra `docs` (pip install 'nemo2[docs]')",
+    "psutil": "pip install psutil",
+    "nvidia_resiliency_ext": "pip install nvidia-resiliency-ext (Linux with NVIDIA GPUs)",
+    "fused_weight_gradient_mlp_cuda": "a CUDA extension of Apex; Transformer Engine accumulates gradients itself",
+}
+
+
+@cache
+def has(module: str) -> bool:
+    """Whether the top-level `module` can be found. It is not imported, so a broken install still answers True."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        # ValueError: a stub without a spec was put in sys.modules, which is how tests hide a package.
+        return False
+
+
+def have_te() -> bool:
+    """Whether Transformer Engine's PyTorch layers can be used: the package is here and so is a GPU to run them on.
+
+    Asks torch for the GPU only where the package exists.
+    """
+    if not has("transformer_engine"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def why_missing(module: str) -> str:
+    """One clause for a message: why `module` is not used here, and how to get it."""
+    if has(module):
+        if module == "transformer_engine" and not have_te():
+            return "transformer_engine is installed, but this machine has no GPU for its kernels"
+        return f"{module} is installed"
+    return f"{module} is not installed; {_HOW_TO_GET.get(module, f'pip install {module}')}"

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacing attributes of other packages from a table, completely and reversibly.
+
+Completely: `from x import y` leaves copies of y in the importing modules, so a replacement that only sets `x.y` misses
+whoever imported first. `Patcher` also rebinds those copies in the modules of the packages it is given.
+"""
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from nemo2.errors import RuntimeFault
+
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One attribute to replace.
+
+    target: `"package.module:attribute"`, where attribute may be dotted (`"torch:Tensor.to"`).
+    replacement: what to put there; with `wraps=True` a function that is given the original and returns it.
+    why: what goes wrong without it.
+    versions: of the package that owns the target; elsewhere the patch is skipped.
+    may_be_absent: the attribute is missing in some installations, where it is added.
+    """
+
+    target: str
+    replacement: Any
+    why: str
+    wraps: bool = False
+    versions: str = ""
+    may_be_absent: bool = False
+
+    def resolve(self) -> tuple[Any, str]:
+        """The object that holds the attribute, and the attribute's own name. Imports the module.
+
+        Raises:
+            RuntimeFault: there is no such attribute in the installed version.
+        """
+        module_name, _, path = self.target.partition(":")
+        *parents, name = path.split(".")
+        try:
+            owner = functools.reduce(getattr, parents, importlib.import_module(module_name))
+            if not self.may_be_absent:
+                getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            raise RuntimeFault(
+                f"nemo2 replaces {self.target} ({self.why}), but the installed version has no such attribute. "
+                "Install a version within the range of nemo2's pyproject.toml."
+            ) from error
+        return owner, name
+
+    def applies_to(self, version: str) -> bool:
+        """Whether the patch is meant for this version of the owning package; `""` means for every one."""
+        return Version(version) in SpecifierSet(self.versions, prereleases=True)
+
+
+class Patcher:
+    """Applies patches in order and can take them back in the opposite order."""
+
+    def __init__(self, *, rebind_in: Iterable[str]):
+        self._rebind_in = tuple(rebind_in)
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def apply(self, patches: Iterable[Patch], *, version: str = "0") -> None:
+        """Apply those meant for `version`, then rebind the copies that already imported modules hold."""
+        replaced: dict[int, tuple[Any, Any]] = {}
+        for patch in patches:
+            if not patch.applies_to(version):
+                continue
+            owner, name = patch.resolve()
+            original = getattr(owner, name, None)
+            replacement = patch.replacement(original) if patch.wraps else patch.replacement
+            self._set(owner, name, replacement)
+            # Constants (True, None) are shared by everyone: only things with an identity of their own have copies.
+            if callable(original):
+                replaced[id(original)] = (original, replacement)
+        self._rebind_copies(lambda value: replaced.get(id(value), (None, value))[1])
+
+    def rebind(self, choose: Callable[[Any], Any]) -> None:
+        """Replace every global of the imported modules, and every attribute of the classes they define, for which
+        `choose(value)` returns something else."""
+        self._rebind_copies(choose)
+        for module in self._modules():
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    self._rebind_in_namespace(value, choose)
+
+    def undo(self) -> None:
+        """Put every original back."""
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def _rebind_copies(self, choose: Callable[[Any], Any]) -> None:
+        for module in self._modules():
+            self._rebind_in_namespace(module, choose)
+
+    def _rebind_in_namespace(self, owner: Any, choose: Callable[[Any], Any]) -> None:
+        for name, value in list(vars(owner).items()):
+            chosen = choose(value)
+            if chosen is not value:
+                self._set(owner, name, chosen)
+
+    def _modules(self) -> list[Any]:
+        prefixes = tuple(f"{package}." for package in self._rebind_in)
+        return [module for name, module in list(sys.modules.items()) if module and name.startswith(prefixes)]
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        # vars() and not getattr(), so that a staticmethod comes back as one.
+        self._undo.append((owner, name, vars(owner).get(name, getattr(owner, name, _ABSENT))))
+        setattr(owner, name, value)
