@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every data module of ours shares: the sampler, the loaders and the position in the data."""
+
+from abc import abstractmethod
+from typing import Any, Literal, Optional
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError
+
+
+class MegatronDataModule(LightningDataModule):
+    """A data module whose loaders yield steps once its ``data_sampler`` has transformed them.
+
+    Subclasses build datasets in `build`; everything about batches is here. Before the strategy transforms them, the
+    loaders are plain torch loaders over single samples.
+
+    Attributes:
+        seq_length: Tokens per sample.
+        micro_batch_size, global_batch_size: Samples per forward pass of a rank, and per optimizer step.
+        tokenizer: The tokenizer whose ids the samples hold.
+        data_sampler: The `MegatronDataSampler` that cuts the data into steps and counts the samples consumed.
+    """
+
+    tokenizer: Tokenizer
+
+    def __init__(
+        self,
+        *,
+        seq_length: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        rampup_batch_size: Optional[list[int]],
+        num_workers: int,
+        pin_memory: bool,
+        persistent_workers: bool,
+        dataloader_type: Literal["single", "cyclic", "batch"] = "single",
+        init_consumed_samples: int = 0,
+        init_global_step: int = 0,
+        output_log: bool = True,
+    ) -> None:
+        super().__init__()
+        if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 1:
+            # Megatron-Core's index builder divides by it and takes the process down.
+            raise ConfigError(f"seq_length={seq_length!r}: must be a whole number of tokens, 1 or more.")
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+            raise ConfigError(f"num_workers={num_workers!r}: must be a whole number of processes; 0 loads in this one.")
+        self.seq_length = seq_length
+        self.micro_batch_size = micro_batch_size
+        self.global_batch_size = global_batch_size
+        self.rampup_batch_size = rampup_batch_size
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.persistent_workers = persistent_workers
+        self.dataloader_type = dataloader_type
+        self.init_consumed_samples = init_consumed_samples
+        self.init_global_step = init_global_step
+        self.output_log = output_log
+        self.data_sampler = MegatronDataSampler(
+            seq_len=seq_length,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=rampup_batch_size,
+            dataloader_type=dataloader_type,
+            init_consumed_samples=init_consumed_samples,
+            init_global_step=init_global_step,
+            output_log=output_log,
+        )
+        self._datasets: dict[str, Optional[Dataset]] = {}
+
+    @abstractmethod
+    def build_datasets(self) -> dict[str, Optional[Dataset]]:
+        """Datasets for "train", "validation" and "test"; None for a split that there is none of."""
+
+    def setup(self, stage: str = "") -> None:
+        """Build the datasets, once, on every rank."""
+        if self.trainer is not None:
+            self.data_sampler.connect(self.trainer)
+        if not self._datasets:
+            self._datasets = self.build_datasets()
+
+    def train_dataloader(self) -> DataLoader:
+        """Training samples, one by one."""
+        return self._loader("train")
+
+    def val_dataloader(self) -> Any:
+        """Validation samples, one by one; an empty list where there are none."""
+        return self._loader("validation")
+
+    def test_dataloader(self) -> Any:
+        """Test samples, one by one; an empty list where there are none."""
+        return self._loader("test")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands: ``consumed_samples`` and the ``global_step`` they belong to."""
+        return dict(self.data_sampler.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after the samples that a checkpoint had consumed."""
+        self.data_sampler.load_state_dict(state_dict)
+
+    def _loader(self, mode: str) -> Any:
+        if not self._datasets:
+            self.setup()
+        dataset = self._datasets[mode]
+        if dataset is None:
+            return []
+        return WrappedDataLoader(
+            mode=mode,
+            dataset=dataset,
+            num_workers=self.num_workers,
+            # Without a GPU there is nothing to pin for, and torch would warn on every loader.
+            pin_memory=self.pin_memory and torch.cuda.is_available(),
+            persistent_workers=self.persistent_workers and self.num_workers > 0,
+        )

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples a data-parallel rank takes in each step.
+
+One item is this rank's share of one global batch, in the order of its micro-batches:
+
+    global batch of step s:  positions c .. c + B - 1 of the stream, c = samples consumed before s
+    micro-batch m, rank r:   positions c + m * mbs * dp + r * mbs .. + mbs - 1
+
+so cutting the item into runs of ``mbs`` gives what Megatron's own pre-training sampler gives rank r one micro-batch
+at a time, and the union over ranks is the global batch. Source: Megatron-LM ``MegatronPretrainingSampler`` for the
+rule; the grouping by step is ours.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal, Optional
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from nemo2.data.batch_size import BatchSizeSchedule
+from nemo2.errors import DataError
+
+Order = Literal["single", "cyclic", "batch"]
+
+
+class StepBatchSampler(Sampler[list[int]]):
+    """Dataset indices of this rank's share, step by step.
+
+    The dataset is passed over again and again. A pass is as many whole global batches as fit, and one iteration of the
+    sampler gives what is left of the present pass; `len` is the number of steps in the whole present pass, as Lightning
+    counts the steps done before a resume too.
+
+    Args:
+        total_samples: Samples in the dataset.
+        schedule: The global batch size.
+        micro_batch_size, data_parallel_rank, data_parallel_size: Which share is this rank's.
+        order: "single": the dataset's own order in every pass (Megatron's datasets are shuffled when they are built).
+            "cyclic": each pass in a permutation drawn from (seed, pass); the samples that don't fit into a pass differ
+            from one to the next. "batch" is NeMo's fine-tuning name; a step is loaded at once here anyway, so it is
+            "single".
+        position: Asked at the start of each iteration for the samples consumed so far, so that loading resumes where
+            training is and not where prefetching was. None: start at 0, then continue after the last whole pass.
+        seed: For "cyclic".
+
+    Raises:
+        DataError: the dataset holds less than one global batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_samples: int,
+        schedule: BatchSizeSchedule,
+        micro_batch_size: int,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+        order: Order = "single",
+        position: Optional[Callable[[], int]] = None,
+        seed: int = 1234,
+    ) -> None:
+        schedule.check(micro_batch_size, data_parallel_size)
+        if total_samples < schedule.global_batch_size:
+            raise DataError(
+                f"The dataset holds {total_samples} samples, less than one global batch of "
+                f"{schedule.global_batch_size}, so not a single step could be trained. Use more data, a shorter "
+                "seq_length, or a smaller global_batch_size."
+            )
+        self.total_samples = total_samples
+        self.schedule = schedule
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
+        self.order: Order = order
+        self.seed = seed
+        self._position = position
+        self._consumed_samples = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        consumed = self._now()
+        number, start, steps = self._pass_at(consumed)
+        end = self.schedule.after(start, steps)
+        order = self._permutation(number)
+        while consumed < end:
+            batch = self.schedule.at(consumed)
+            offset = consumed - start
+            if offset + batch > self.total_samples:
+                break  # only where a resume with another batch size begins between the steps of this pass
+            share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size) + offset
+            yield (share if order is None else order[share]).tolist()
+            consumed += batch
+        self._consumed_samples = end
+
+    def __len__(self) -> int:
+        return self._pass_at(self._now())[2]
+
+    def _now(self) -> int:
+        return self._consumed_samples if self._position is None else self._position()
+
+    def _pass_at(self, consumed: int) -> tuple[int, int, int]:
+        """The pass that `consumed` lies in: its number, the samples consumed at its start, its steps."""
+        number, start = 0, 0
+        while True:
+            steps = self.schedule.steps_within(start, self.total_samples)
+            end = self.schedule.after(start, steps)
+            if consumed < end:
+                return number, start, steps
+            if self.schedule.at(start) == self.schedule.global_batch_size:  # no ramp-up ahead: all passes are equal
+                passes = (consumed - start) // (end - start)
+                return number + passes, start + passes * (end - start), steps
+            number, start = number + 1, end
+
+    def _permutation(self, number: int) -> Optional[np.ndarray]:
+        if self.order != "cyclic":
+            return None
+        # A generator of its own: on CPU torch's global one also feeds dropout.
+        return np.random.default_rng([self.seed, number]).permutation(self.total_samples)
+
+
+class EvalBatchSampler(Sampler[list[int]]):
+    """Shares of full global batches from sample 0 on, every time it is iterated.
+
+    Validation drops the samples after the last whole global batch. Testing and prediction (`keep_tail`) end with one
+    more, shorter item: the micro-batches that the remaining samples fill on every rank. What then remains, less than
+    micro_batch_size * data_parallel_size samples, is dropped, because every rank must run the same micro-batches.
+
+    Raises:
+        DataError: nothing would be left to run.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_samples: int,
+        global_batch_size: int,
+        micro_batch_size: int,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+        keep_tail: bool = False,
+    ) -> None:
+        BatchSizeSchedule(global_batch_size).check(micro_batch_size, data_parallel_size)
+        self.total_samples = total_samples
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
+        self.keep_tail = keep_tail
+        if len(self) == 0:
+            least = "one micro-batch on every data-parallel rank" if keep_tail else "one global batch"
+            samples = micro_batch_size * data_parallel_size if keep_tail else global_batch_size
+            raise DataError(
+                f"The dataset holds {total_samples} samples, less than {least} ({samples}), so nothing would be "
+                "evaluated. Use more data for this split, a shorter seq_length, or a smaller global_batch_size."
+            )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, self.total_samples - self._dropped(), self.global_batch_size):
+            batch = min(self.global_batch_size, self.total_samples - self._dropped() - start)
+            share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size)
+            yield (share + start).tolist()
+
+    def __len__(self) -> int:
+        return -(-(self.total_samples - self._dropped()) // self.global_batch_size)
+
+    def _dropped(self) -> int:
+        unit = self.micro_batch_size * self.data_parallel_size if self.keep_tail else self.global_batch_size
+        return self.total_samples % unit
+
+
+def share_of(batch: int, micro_batch_size: int, rank: int, ranks: int) -> np.ndarray:
+    """Positions within a global batch of `batch` samples that `rank` of `ranks` takes, in micro-batch order."""
+    starts = np.arange(0, batch, micro_batch_size * ranks) + rank * micro_batch_size
+    return (starts[:, None] + np.arange(micro_batch_size)).reshape(-1)

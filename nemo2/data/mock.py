@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MockDataModule`: random tokens of the right shape, from nothing but a seed."""
+
+from typing import Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from nemo2.config.capture import configurable
+from nemo2.data.base import MegatronDataModule
+from nemo2.data.tokenizer import GPT2BPETokenizer, NullTokenizer, Tokenizer
+from nemo2.errors import ConfigError
+
+GPT2_VOCAB_SIZE = 50257
+
+
+@configurable
+class MockDataModule(MegatronDataModule):
+    """Uniform random tokens; no files, no network. For timing, for tests, and for trying a recipe.
+
+    Sample i of a split is the same in every process and every run: it depends on the seed, the split and i only.
+    There is nothing to learn in it, the best loss is ``log(vocab_size)``.
+
+    An item is ``tokens`` and ``labels`` (int64, ``[seq_length]``, labels one token ahead), ``loss_mask`` (float32, all
+    ones), ``position_ids`` (int64) and, where asked for, ``attention_mask`` (bool, ``[1, seq_length, seq_length]``,
+    True where attention is forbidden).
+
+    Args:
+        seq_length: Tokens per sample.
+        tokenizer: Only its vocabulary size matters. None: a `NullTokenizer` of GPT-2's 50257 ids, or GPT-2's own
+            tokenizer where `vocab_file` and `merges_file` are given.
+        micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`.
+        num_train_samples, num_val_samples, num_test_samples: Sizes of the splits; training longer repeats them.
+        num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
+        create_attention_mask: Whether items hold a mask; attention kernels make causal ones themselves.
+        vocab_file, merges_file: GPT-2's vocab.json and merges.txt.
+        seed: Where the randomness starts.
+    """
+
+    def __init__(
+        self,
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        num_train_samples: int = 10_000_000,
+        num_val_samples: int = 10_000,
+        num_test_samples: int = 10_000,
+        num_workers: int = 8,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        create_attention_mask: bool = False,
+        vocab_file: Optional[str] = None,
+        merges_file: Optional[str] = None,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=rampup_batch_size,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+        )
+        if (vocab_file is None) != (merges_file is None):
+            raise ConfigError("vocab_file and merges_file are two halves of one tokenizer: give both or neither.")
+        if vocab_file is not None and tokenizer is not None:
+            raise ConfigError("tokenizer and vocab_file/merges_file both name a vocabulary: give one of them.")
+        self.num_train_samples = num_train_samples
+        self.num_val_samples = num_val_samples
+        self.num_test_samples = num_test_samples
+        self.create_attention_mask = create_attention_mask
+        self.seed = seed
+        if vocab_file is not None and merges_file is not None:
+            tokenizer = GPT2BPETokenizer(vocab_file, merges_file)
+        self.tokenizer = tokenizer or NullTokenizer(GPT2_VOCAB_SIZE)
+
+    def build_datasets(self) -> dict[str, Optional[Dataset]]:
+        sizes = (self.num_train_samples, self.num_val_samples, self.num_test_samples)
+        return {
+            name: MockGPTDataset(
+                vocab_size=self.tokenizer.vocab_size,
+                seq_length=self.seq_length,
+                num_samples=size,
+                seed=(self.seed, split),
+                create_attention_mask=self.create_attention_mask,
+            )
+            if size
+            else None
+            for split, (name, size) in enumerate(zip(("train", "validation", "test"), sizes, strict=True))
+        }
+
+
+class MockGPTDataset(Dataset[dict[str, Tensor]]):
+    """Random samples in the form of Megatron's GPTDataset; sample i is drawn from (seed, i)."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        seq_length: int,
+        num_samples: int,
+        seed: tuple[int, ...] = (1234,),
+        create_attention_mask: bool = False,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.seq_length = seq_length
+        self.num_samples = num_samples
+        self.seed = seed
+        self._constant = {
+            "loss_mask": torch.ones(seq_length),
+            "position_ids": torch.arange(seq_length),
+        }
+        if create_attention_mask:
+            forbidden = torch.ones(seq_length, seq_length, dtype=torch.bool).triu(diagonal=1)
+            self._constant["attention_mask"] = forbidden.unsqueeze(0)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < self.num_samples:
+            raise IndexError(index)
+        random = np.random.default_rng([*self.seed, index])
+        text = torch.from_numpy(random.integers(self.vocab_size, size=self.seq_length + 1, dtype=np.int64))
+        return {"tokens": text[:-1], "labels": text[1:], **self._constant}

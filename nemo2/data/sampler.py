@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`MegatronDataSampler`: turns a plain DataLoader into one whose items are steps, and counts what was consumed."""
+
+from typing import Any, Literal, Optional
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from nemo2.config.capture import configurable
+from nemo2.data.batch_sampler import EvalBatchSampler, StepBatchSampler
+from nemo2.data.batch_size import BatchSizeSchedule, setup_microbatch_calculator
+from nemo2.errors import ConfigError
+
+_TYPES = ("single", "cyclic", "batch")
+_MODES = ("train", "validation", "test", "predict")
+
+
+class DataSampler:
+    """What a strategy asks of a data module's ``data_sampler``; subclass it for another way to cut batches."""
+
+    def connect(self, trainer: Any) -> None:
+        """Remember `trainer`, whose ``global_step`` tells how far training is."""
+        self.trainer = trainer
+
+    def setup(self, global_rank: int) -> None:
+        """Called once on every rank when Megatron's process groups exist."""
+
+    def transform_dataloader(
+        self, dataloader: DataLoader, consumed_samples: int = 0, mode: Optional[str] = None
+    ) -> DataLoader:
+        """`dataloader`, or one that takes its place, whose items are steps."""
+        return dataloader
+
+
+class WrappedDataLoader(DataLoader):
+    """A DataLoader that says what it is for: "train", "validation", "test" or "predict"."""
+
+    def __init__(self, mode: str = "train", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mode = mode
+
+
+@configurable
+class MegatronDataSampler(DataSampler):
+    """Megatron's batches for Lightning: one item of a transformed loader is this rank's share of one global batch.
+
+    An item is ``[num_microbatches * micro_batch_size, ...]``, ordered by micro-batch (see `nemo2.data.batch_sampler`).
+
+    Args:
+        seq_len: Tokens per sample; for those who ask, loading doesn't need it.
+        micro_batch_size: Samples in one forward pass of one data-parallel rank.
+        global_batch_size: Samples in one optimizer step, over all ranks.
+        rampup_batch_size: ``[start, increment, samples]``, Megatron's linear batch-size ramp-up; None: constant.
+        dataloader_type: "single": the dataset's order. "cyclic": shuffled anew in every pass. "batch": as "single".
+        init_consumed_samples: Samples that training had consumed when this run began.
+        init_global_step: The trainer's global step at that moment.
+        output_log: Whether the strategy should log ``consumed_samples`` and ``global_batch_size``.
+        decoder_seq_len: Decoder tokens of encoder-decoder models.
+
+    Raises:
+        ConfigError: a size or type that can't work whatever the number of ranks.
+    """
+
+    def __init__(
+        self,
+        seq_len: int,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        dataloader_type: Literal["single", "cyclic", "batch"] = "single",
+        init_consumed_samples: int = 0,
+        init_global_step: int = 0,
+        output_log: bool = True,
+        decoder_seq_len: Optional[int] = None,
+    ) -> None:
+        if dataloader_type not in _TYPES:
+            raise ConfigError(f"dataloader_type={dataloader_type!r}: must be 'single', 'cyclic' or 'batch'.")
+        for name, size in (("seq_len", seq_len), ("micro_batch_size", micro_batch_size)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ConfigError(f"{name}={size!r}: must be a whole number, 1 or more.")
+        self.seq_len = seq_len
+        self.decoder_seq_len = decoder_seq_len
+        self.micro_batch_size = micro_batch_size
+        self.global_batch_size = global_batch_size
+        self.rampup_batch_size = rampup_batch_size
+        self.dataloader_type: Literal["single", "cyclic", "batch"] = dataloader_type
+        self.init_consumed_samples = init_consumed_samples
+        self.init_global_step = init_global_step
+        self.output_log = output_log
+        self.trainer: Any = None
+        self._schedule = BatchSizeSchedule(global_batch_size, rampup_batch_size)
+
+    def setup(self, global_rank: int) -> None:
+        """Set Megatron-Core's micro-batch calculator to this sampler's batch sizes. Needs Megatron's process groups.
+
+        Raises:
+            ConfigError: the global batch isn't a whole number of micro-batches on every data-parallel rank.
+        """
+        _, size = _data_parallel()
+        self._schedule.check(self.micro_batch_size, size)
+        setup_microbatch_calculator(
+            self._schedule,
+            micro_batch_size=self.micro_batch_size,
+            data_parallel_size=size,
+            rank=global_rank,
+            consumed_samples=self.consumed_samples,
+        )
+
+    def transform_dataloader(
+        self, dataloader: DataLoader, consumed_samples: int = 0, mode: Optional[str] = None
+    ) -> DataLoader:
+        """A loader over the same dataset whose items are steps.
+
+        Everything else the loader was made with survives: collate_fn, workers, pinning, prefetching, timeouts, the
+        generator. Its batch size and order do not: they follow from this sampler, and a loader made with
+        ``shuffle=True`` trains as "cyclic". But a loader with a batch sampler or sampler of the user's own (another
+        kind than torch's sequential, random and distributed ones), or over an IterableDataset, comes back as it is:
+        each of its items must be this rank's share of one global batch already.
+
+        Args:
+            consumed_samples: Where training stands. 0: where this sampler already stands (0, or a restored position).
+            mode: "train", "validation", "test", "predict". None: the loader's own ``mode``, else "train". Only training
+                moves on through the dataset and ramps up; the others begin at sample 0 with full global batches, and
+                `EvalBatchSampler` says what becomes of an incomplete last one.
+        """
+        mode = mode or getattr(dataloader, "mode", "train")
+        if mode not in _MODES:
+            raise ConfigError(f"mode={mode!r}: a loader is for one of {', '.join(_MODES)}.")
+        if not _replaceable(dataloader):
+            return dataloader
+        rank, size = _data_parallel()
+        total: int = len(dataloader.dataset)  # pyright: ignore[reportArgumentType]
+        if mode == "train":
+            if consumed_samples and consumed_samples != self.consumed_samples:
+                self.init_consumed_samples, self.init_global_step = consumed_samples, self._global_step()
+            sampler = StepBatchSampler(
+                total_samples=total,
+                schedule=self._schedule,
+                micro_batch_size=self.micro_batch_size,
+                data_parallel_rank=rank,
+                data_parallel_size=size,
+                order="cyclic" if isinstance(dataloader.sampler, RandomSampler) else self.dataloader_type,
+                position=lambda: self.consumed_samples,
+            )
+        else:
+            sampler = EvalBatchSampler(
+                total_samples=total,
+                global_batch_size=self.global_batch_size,
+                micro_batch_size=self.micro_batch_size,
+                data_parallel_rank=rank,
+                data_parallel_size=size,
+                keep_tail=mode != "validation",
+            )
+        return _rebuilt(dataloader, sampler, mode)
+
+    def compute_consumed_samples(self, steps_since_resume: int = 0) -> int:
+        """Samples consumed once `steps_since_resume` more steps than at ``init_global_step`` are done."""
+        return self._schedule.after(self.init_consumed_samples, int(steps_since_resume))
+
+    def update_num_microbatches(self) -> None:
+        """Bring Megatron-Core's calculator to the step about to begin. Only a ramp-up makes a difference."""
+        if self._schedule.thresholds:
+            from megatron.core.num_microbatches_calculator import update_num_microbatches
+
+            update_num_microbatches(self.consumed_samples, consistency_check=False)
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples consumed by all the steps done so far, those before a resume included."""
+        return self.compute_consumed_samples(self._global_step() - self.init_global_step)
+
+    @property
+    def current_global_batch_size(self) -> int:
+        """The global batch size of the step about to begin."""
+        return self._schedule.at(self.consumed_samples)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches per data-parallel rank in the step about to begin."""
+        _, size = _data_parallel()
+        return self.current_global_batch_size // (self.micro_batch_size * size)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where training stands, for a checkpoint."""
+        return {"consumed_samples": self.consumed_samples, "global_step": self._global_step()}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Continue after the samples that a checkpoint had consumed."""
+        self.init_consumed_samples = int(state_dict["consumed_samples"])
+        self.init_global_step = int(state_dict.get("global_step", self._global_step()))
+
+    def _global_step(self) -> int:
+        return self.init_global_step if self.trainer is None else int(self.trainer.global_step)
+
+
+def _data_parallel() -> tuple[int, int]:
+    """This rank and the number of ranks along the data-parallel axis (context-parallel peers read the same data)."""
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return 0, 1
+    return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+
+
+def _replaceable(dataloader: Any) -> bool:
+    if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
+        return False
+    if dataloader.batch_sampler is not None and type(dataloader.batch_sampler) is not BatchSampler:
+        return False
+    return isinstance(dataloader.sampler, (SequentialSampler, RandomSampler, DistributedSampler))
+
+
+def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str) -> WrappedDataLoader:
+    arguments: dict[str, Any] = {
+        "dataset": dataloader.dataset,
+        "batch_sampler": batch_sampler,
+        "num_workers": dataloader.num_workers,
+        "collate_fn": dataloader.collate_fn,
+        "pin_memory": dataloader.pin_memory,
+        "timeout": dataloader.timeout,
+        "worker_init_fn": dataloader.worker_init_fn,
+        "generator": dataloader.generator,
+        "persistent_workers": dataloader.persistent_workers,
+    }
+    if dataloader.num_workers > 0:  # torch refuses these two without workers
+        arguments["multiprocessing_context"] = dataloader.multiprocessing_context
+        arguments["prefetch_factor"] = dataloader.prefetch_factor
+    return WrappedDataLoader(mode=mode, **arguments)

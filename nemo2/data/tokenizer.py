@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers: one small protocol, and the classes that follow it.
+
+A tokenizer is cheap to configure: its file is read, or its package imported, when the first property is asked for, so
+a recipe builds on a machine that has neither.
+
+NeMo's names (``text_to_ids``, ``ids_to_text``, ``bos_id`` ...) and Megatron's (``tokenize``, ``detokenize``, ``eod``,
+``unique_identifiers``) are both there; Megatron-Core's datasets need the second, and write ``unique_identifiers`` into
+the key of their index cache.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError, DataError
+
+END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+"""Spellings of the token that ends a document, tried in this order where a tokenizer file doesn't say."""
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back.
+
+    An id that a tokenizer hasn't got is None. ``eod`` ends a document in a dataset; where the tokenizer has no token of
+    that kind, asking for it is an error, because documents would run into each other unmarked.
+    """
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of token ids, special tokens included; ids are below it."""
+
+    @abstractmethod
+    def text_to_ids(self, text: str) -> list[int]:
+        """The token ids of `text`, without special tokens around them."""
+
+    @abstractmethod
+    def ids_to_text(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens left out."""
+
+    @property
+    @abstractmethod
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        """What tells this tokenizer from others, as plain data: part of the key of every index built with it."""
+
+    @property
+    def eos_id(self) -> Optional[int]:
+        """The end-of-sequence id."""
+        return None
+
+    @property
+    def bos_id(self) -> Optional[int]:
+        """The begin-of-sequence id."""
+        return None
+
+    @property
+    def pad_id(self) -> Optional[int]:
+        """The padding id."""
+        return None
+
+    @property
+    def unk_id(self) -> Optional[int]:
+        """The unknown-token id."""
+        return None
+
+    @property
+    def eod(self) -> int:
+        """The id that ends a document.
+
+        Raises:
+            DataError: the tokenizer has no such token.
+        """
+        if self.eos_id is None:
+            raise DataError(
+                f"{self!r} has no end-of-document token, which separates the documents of a dataset; add one of "
+                f"{', '.join(END_OF_DOCUMENT)} to its vocabulary, or name the token (eos_token=...)."
+            )
+        return self.eos_id
+
+    # Megatron's names
+
+    def tokenize(self, text: str) -> list[int]:
+        """`text_to_ids`."""
+        return self.text_to_ids(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """`ids_to_text`."""
+        return self.ids_to_text(ids)
+
+    @property
+    def eos(self) -> Optional[int]:
+        """`eos_id`."""
+        return self.eos_id
+
+    @property
+    def bos(self) -> Optional[int]:
+        """`bos_id`."""
+        return self.bos_id
+
+    @property
+    def pad(self) -> int:
+        """`pad_id`, or -1: an id that no document has, so that Megatron's datasets mask nothing by mistake."""
+        return -1 if self.pad_id is None else self.pad_id
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """`vocab_size`; the model pads for tensor parallelism, not the tokenizer (`get_vocab_size`)."""
+        return self.vocab_size
+
+    def text_to_tokens(self, text: str) -> list[str]:
+        """The pieces that `text` is cut into, one per id."""
+        return [self.ids_to_text([token_id]) for token_id in self.text_to_ids(text)]
+
+
+@configurable
+class BPETokenizer(Tokenizer):
+    """A tokenizer of the ``tokenizers`` package, from its ``tokenizer.json``.
+
+    Args:
+        path: The file, or a directory that holds ``tokenizer.json``.
+        eos_token, bos_token, pad_token: The special tokens, as spelled in the vocabulary. ``eos_token=None``: the first
+            of `END_OF_DOCUMENT` that the vocabulary has. None for the others: there is none.
+
+    Raises:
+        DataError: at first use, the file is missing or isn't a tokenizer, or a named token isn't in its vocabulary.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, Path],
+        eos_token: Optional[str] = None,
+        bos_token: Optional[str] = None,
+        pad_token: Optional[str] = None,
+    ) -> None:
+        self.path = str(path)
+        self.eos_token = eos_token
+        self.bos_token = bos_token
+        self.pad_token = pad_token
+
+    @cached_property
+    def _file(self) -> Path:
+        path = Path(self.path).expanduser()
+        path = path / "tokenizer.json" if path.is_dir() else path
+        if not path.is_file():
+            raise DataError(
+                f"The tokenizer file {path} does not exist. Give the path of a tokenizer.json, or train one: "
+                "nemo2 prepare-data TEXT... --train-bpe 8192 --output PREFIX."
+            )
+        return path
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer as Tokenizers
+
+        try:
+            return Tokenizers.from_file(str(self._file))
+        except Exception as error:  # the package raises bare Exception for any fault in the file
+            raise DataError(f"{self._file} is not a tokenizer of the `tokenizers` package: {error}.") from error
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def texts_to_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """`text_to_ids` of many texts at once, on as many threads as the package likes."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def ids_to_text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([int(token_id) for token_id in ids], skip_special_tokens=True)
+
+    @cached_property
+    def eos_id(self) -> Optional[int]:
+        if self.eos_token is not None:
+            return self._named("eos_token", self.eos_token)
+        found = (self._tokenizer.token_to_id(token) for token in END_OF_DOCUMENT)
+        return next((token_id for token_id in found if token_id is not None), None)
+
+    @cached_property
+    def bos_id(self) -> Optional[int]:
+        return self._named("bos_token", self.bos_token)
+
+    @cached_property
+    def pad_id(self) -> Optional[int]:
+        return self._named("pad_token", self.pad_token)
+
+    def _named(self, field: str, token: Optional[str]) -> Optional[int]:
+        if token is None:
+            return None
+        token_id = self._tokenizer.token_to_id(token)
+        if token_id is None:
+            raise DataError(f"{field}={token!r} is not in the vocabulary of {self._file}.")
+        return token_id
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file: two tokenizers with one hash give the same ids."""
+        return hashlib.sha256(self._file.read_bytes()).hexdigest()
+
+    @property
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        # The contents and not the path: a copy of the file elsewhere is the same tokenizer.
+        return OrderedDict([("class", type(self).__name__), ("sha256", self.sha256), ("eod", self.eos_id)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the loaded tokenizer, which a worker process loads itself."""
+        return {key: value for key, value in self.__dict__.items() if key != "_tokenizer"}
+
+    def __repr__(self) -> str:
+        return f"BPETokenizer({self.path!r})"
+
+
+@configurable
+class GPT2BPETokenizer(BPETokenizer):
+    """GPT-2's byte-level BPE from its two files, ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+        DataError: at first use, a file is missing or isn't what its name says.
+    """
+
+    def __init__(self, vocab_file: Union[str, Path], merges_file: Union[str, Path]) -> None:
+        super().__init__(path=vocab_file)
+        self.vocab_file = str(vocab_file)
+        self.merges_file = str(merges_file)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer as Tokenizers
+        from tokenizers import decoders, models, pre_tokenizers
+
+        try:
+            made = Tokenizers(models.BPE.from_file(self.vocab_file, self.merges_file))
+        except Exception as error:  # the package raises bare Exception for any fault in the files
+            raise DataError(
+                f"{self.vocab_file} and {self.merges_file} are not GPT-2's vocab.json and merges.txt: {error}."
+            ) from error
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        return made
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of both files."""
+        contents = Path(self.vocab_file).read_bytes() + Path(self.merges_file).read_bytes()
+        return hashlib.sha256(contents).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"GPT2BPETokenizer({self.vocab_file!r}, {self.merges_file!r})"
+
+
+@configurable
+class AutoTokenizer(Tokenizer):
+    """A Hugging Face tokenizer, by name on the hub or by local directory. Needs the extra ``hf``.
+
+    Args:
+        pretrained_model_name: Hub name ("meta-llama/Llama-3.2-1B") or directory.
+        use_fast: The Rust implementation, where there is one.
+        trust_remote_code: Run code that the repository brings. Off unless you have read it.
+        revision: Commit, tag or branch on the hub. None: the default branch.
+        local_files_only: Never ask the network, only the local cache.
+        eos_token, bos_token, pad_token: Override what the tokenizer says of itself.
+
+    Raises:
+        ConfigError: at first use, transformers is not installed.
+        DataError: at first use, there is no such tokenizer, here or (unless kept from it) on the hub.
+    """
+
+    def __init__(
+        self,
+        pretrained_model_name: str,
+        use_fast: bool = True,
+        trust_remote_code: bool = False,
+        revision: Optional[str] = None,
+        local_files_only: bool = False,
+        eos_token: Optional[str] = None,
+        bos_token: Optional[str] = None,
+        pad_token: Optional[str] = None,
+    ) -> None:
+        self.pretrained_model_name = str(pretrained_model_name)
+        self.use_fast = use_fast
+        self.trust_remote_code = trust_remote_code
+        self.revision = revision
+        self.local_files_only = local_files_only
+        self.eos_token = eos_token
+        self.bos_token = bos_token
+        self.pad_token = pad_token
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The ``transformers`` object itself."""
+        try:
+            from transformers import AutoTokenizer as HFAutoTokenizer
+        except ImportError as error:
+            raise ConfigError(
+                f"AutoTokenizer({self.pretrained_model_name!r}) needs the package transformers: "
+                "pip install 'nemo2[hf]', or use BPETokenizer with the model's tokenizer.json."
+            ) from error
+        overrides = {
+            key: value
+            for key, value in (
+                ("eos_token", self.eos_token),
+                ("bos_token", self.bos_token),
+                ("pad_token", self.pad_token),
+            )
+            if value is not None
+        }
+        try:
+            return HFAutoTokenizer.from_pretrained(
+                self.pretrained_model_name,
+                use_fast=self.use_fast,
+                trust_remote_code=self.trust_remote_code,
+                revision=self.revision or "main",
+                local_files_only=self.local_files_only,
+                **overrides,
+            )
+        except (OSError, ValueError) as error:
+            where = "in the local cache" if self.local_files_only else "here or on the Hugging Face hub"
+            raise DataError(
+                f"No tokenizer {self.pretrained_model_name!r} could be loaded {where}. Check the name, log in for "
+                "gated models (`hf auth login`), or on a machine without network download it elsewhere and give its "
+                f"directory. ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
+            ) from error
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return len(self.tokenizer)  # with added tokens, unlike its own vocab_size
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def ids_to_text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(token_id) for token_id in ids], skip_special_tokens=True)
+
+    @property
+    def eos_id(self) -> Optional[int]:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def bos_id(self) -> Optional[int]:
+        return self.tokenizer.bos_token_id
+
+    @property
+    def pad_id(self) -> Optional[int]:
+        return self.tokenizer.pad_token_id
+
+    @property
+    def unk_id(self) -> Optional[int]:
+        return self.tokenizer.unk_token_id
+
+    @cached_property
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        vocabulary = "\n".join(f"{i} {t}" for t, i in sorted(self.tokenizer.get_vocab().items(), key=lambda p: p[1]))
+        digest = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
+        name = self.pretrained_model_name
+        return OrderedDict(
+            [("class", type(self).__name__), ("name", name), ("vocabulary", digest), ("eod", self.eos_id)]
+        )
+
+    def __repr__(self) -> str:
+        return f"AutoTokenizer({self.pretrained_model_name!r})"
+
+
+@configurable
+class NullTokenizer(Tokenizer):
+    """Numbers for text: "17 4 256" is those three ids. The last id of the vocabulary ends a document.
+
+    For data that has no text (mock data, tests). `vocab_size` counts the end-of-document id.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 2:
+            raise ConfigError(f"NullTokenizer.vocab_size={vocab_size!r}: must be a whole number, 2 or more.")
+        self._vocab_size = vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def text_to_ids(self, text: str) -> list[int]:
+        ids = [int(word) for word in text.split()]
+        if any(not 0 <= token_id < self._vocab_size for token_id in ids):
+            raise DataError(f"{text[:60]!r} has a number outside the vocabulary of {self._vocab_size} ids.")
+        return ids
+
+    def ids_to_text(self, ids: Sequence[int]) -> str:
+        return " ".join(str(int(token_id)) for token_id in ids if token_id != self.eos_id)
+
+    @property
+    def eos_id(self) -> int:
+        return self._vocab_size - 1
+
+    @property
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        return OrderedDict([("class", type(self).__name__), ("vocab_size", self._vocab_size)])
+
+    def __repr__(self) -> str:
+        return f"NullTokenizer({self._vocab_size})"
+
+
+@configurable
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes as ids 0..255; 256 ends a document. Needs no file and is never at a loss for a word."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def vocab_size(self) -> int:
+        return 257
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogatepass"))
+
+    def ids_to_text(self, ids: Sequence[int]) -> str:
+        return bytes(int(token_id) for token_id in ids if token_id < 256).decode("utf-8", "replace")
+
+    @property
+    def eos_id(self) -> int:
+        return 256
+
+    @property
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        return OrderedDict([("class", type(self).__name__)])
+
+    def __repr__(self) -> str:
+        return "ByteTokenizer()"
+
+
+def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: int = 128) -> int:
+    """`vocab_size` padded for the embedding and the output layer of a model.
+
+    The next multiple of `make_vocab_size_divisible_by` * ``config.tensor_model_parallel_size``: every tensor-parallel
+    rank holds the same number of rows, and that number suits the matrix units.
+    """
+    multiple = make_vocab_size_divisible_by * config.tensor_model_parallel_size
+    if multiple < 1:
+        raise ConfigError(
+            f"make_vocab_size_divisible_by={make_vocab_size_divisible_by} * tensor_model_parallel_size="
+            f"{config.tensor_model_parallel_size}: both must be 1 or more."
+        )
+    return -(-vocab_size // multiple) * multiple
