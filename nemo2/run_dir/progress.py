@@ -7,7 +7,6 @@ the device.
 """
 
 import math
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from lightning.pytorch.loggers.logger import Logger
 from nemo2.config.capture import configurable
 from nemo2.run_dir.bar import TrainingBar
 from nemo2.run_dir.progress_line import format_line
+from nemo2.run_dir.terminal import is_terminal
 
 _NEVER_AVERAGED = frozenset({"global_step", "step", "consumed_samples", "global_batch_size", "lr", "epoch"})
 
@@ -224,11 +224,6 @@ def make_progress(trainer: Any = None, *, stream: Optional[IO[str]] = None) -> L
     """
     on_rank_0 = getattr(trainer, "is_global_zero", True)
     return MegatronProgressBar() if on_rank_0 and is_terminal(stream or sys.stdout) else ProgressPrinter()
-
-
-def is_terminal(stream: IO[str]) -> bool:
-    """Whether a moving bar can be drawn on ``stream``."""
-    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def total_steps(trainer: Any) -> Optional[int]:

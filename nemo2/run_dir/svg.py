@@ -76,7 +76,7 @@ def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: s
                 if math.isfinite(y)
             ]
         last = next(y for _, y in reversed(drawn) if math.isfinite(y))
-        labels.append((scale.y(last), index, f"{one.name} {last:.4g}"))
+        labels.append((scale.y(last), index, f"{one.name} {tick_text(float(f'{last:.4g}'))}".strip()))
     parts += _end_labels(labels, scale.right + 8)
     parts += _targets(series, scale)
     return "".join(parts) + "</svg>"

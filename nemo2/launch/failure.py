@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a run failed: the first failure among the ranks, from what they and torchrun left behind."""
+
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo2.errors import RuntimeFault
+from nemo2.launch.stream import agent_logs, without_rank
+from nemo2.run_dir.faults import Fault, read_faults
+
+# A rank that ends so was ended from outside or by the machine; the others' errors follow from it. SIGTERM is missing
+# because torchrun sends it to the ranks that are left, SIGABRT because a lost peer can cause it.
+_DECISIVE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+_SIGNAL_ADVICE = {
+    signal.SIGKILL: "the usual reason is that the machine ran out of memory",
+    signal.SIGSEGV: "a crash in native code; the last lines of its log may name it",
+}
+_REPORTED = re.compile(r"rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL)
+_ERROR_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(Error|Exception|Fault|Interrupt|Exit)\w*)(: (?P<message>.*))?$")
+_TAIL_LINES = 15
+
+
+class RankFailure(RuntimeFault):
+    """A launched run failed. The message names the rank that failed first, its error and where the logs are.
+
+    ``rank`` and ``exit_code`` are None where nothing tells; ``details`` is the traceback or the last lines of that
+    rank's output.
+    """
+
+    def __init__(self, message: str, *, rank: int | None, exit_code: int | None, details: str, log_dir: Path) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exit_code = exit_code
+        self.details = details
+        self.log_dir = log_dir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """A rank's end as torchrun reports it; a negative ``code`` is a signal."""
+
+    rank: int
+    code: int
+
+
+def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
+    """The first failure as an exception, ready to be raised.
+
+    Looked for in this order: a rank killed by a signal; the earliest error that a rank wrote down; the last traceback
+    in the output of the rank that torchrun saw failing first; the end of torchrun's own output.
+    """
+    deaths = reported_deaths(log_dir)
+    for death in deaths:
+        if -death.code in _DECISIVE_SIGNALS:
+            return _killed(death, log_dir)
+    if faults := read_faults(fault_dir):
+        return _raised(faults[0], log_dir)
+    rank = deaths[0].rank if deaths else None
+    output = rank_output(log_dir, rank)
+    kind, message, details = last_traceback(output)
+    who = "the run" if rank is None else f"rank {rank}"
+    code = deaths[0].code if deaths else None
+    ended = "" if code is None else f" with exit code {code}"
+    if kind:
+        text = f"{who} failed first: {kind}: {message}" if message else f"{who} failed first: {kind}"
+    else:
+        details = "\n".join(output[-_TAIL_LINES:])
+        text = f"{who} ended{ended} without an error of its own; its last output was:\n{details}"
+    return RankFailure(_with_logs(text, log_dir), rank=rank, exit_code=code, details=details, log_dir=log_dir)
+
+
+def _killed(death: Death, log_dir: Path) -> RankFailure:
+    number = signal.Signals(-death.code)
+    advice = f" ({_SIGNAL_ADVICE[number]})" if number in _SIGNAL_ADVICE else ""
+    text = f"rank {death.rank} was killed by {number.name}{advice}; the other ranks were ended"
+    details = "\n".join(rank_output(log_dir, death.rank)[-_TAIL_LINES:])
+    return RankFailure(
+        _with_logs(text, log_dir), rank=death.rank, exit_code=death.code, details=details, log_dir=log_dir
+    )
+
+
+def _raised(fault: Fault, log_dir: Path) -> RankFailure:
+    text = f"rank {fault.rank} failed first: {fault.kind}: {fault.message}"
+    return RankFailure(
+        _with_logs(text, log_dir), rank=fault.rank, exit_code=1, details=fault.traceback, log_dir=log_dir
+    )
+
+
+def _with_logs(text: str, log_dir: Path) -> str:
+    end = "" if text.rstrip().endswith((".", "!", "?")) else "."
+    return f"{text.rstrip()}{end} Logs of all ranks: {log_dir}"
+
+
+def reported_deaths(log_dir: Path) -> list[Death]:
+    """What torchrun's failure report says, its root cause first; empty if it wrote none."""
+    text = "\n".join(line for path in agent_logs(log_dir, "stderr") for line in _lines(path))
+    _, found, report = text.rpartition("Root Cause (first observed failure):")
+    if not found:
+        return []
+    deaths = [Death(rank=int(match["rank"]), code=int(match["code"])) for match in _REPORTED.finditer(report)]
+    _, _, others = text.rpartition("Failures:")
+    for match in _REPORTED.finditer(others):
+        death = Death(rank=int(match["rank"]), code=int(match["code"]))
+        if death not in deaths:
+            deaths.append(death)
+    return deaths
+
+
+def rank_output(log_dir: Path, rank: int | None) -> list[str]:
+    """The standard error of one rank, or of all and of torchrun itself where ``rank`` is None or wrote nothing."""
+    lines = [line for path in agent_logs(log_dir, "stderr") for line in _lines(path)]
+    own = [text for number, text in map(without_rank, lines) if number == rank and rank is not None]
+    return own or [without_rank(line)[1] for line in lines]
+
+
+def last_traceback(lines: list[str]) -> tuple[str, str, str]:
+    """``(kind, message, text)`` of the last Python traceback in ``lines``; empty strings if there is none."""
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
+    if not starts:
+        return "", "", ""
+    block = lines[starts[-1] :]
+    for number, line in enumerate(block[1:], start=1):
+        if match := _ERROR_LINE.match(line):
+            return match["kind"].rsplit(".", 1)[-1], match["message"] or "", "\n".join(block[: number + 1])
+    return "", "", "\n".join(block[:_TAIL_LINES])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()

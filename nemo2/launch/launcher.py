@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`launch` and `run`: a recipe through nemo-run, followed to its end, with the failure of any rank raised here.
+
+`nemo_run.run` returns None and exits 0 whatever became of the run. These two go through the same experiment, executor
+and runner, then look at how it ended.
+"""
+
+import copy
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import nemo_run
+from nemo_run.config import get_nemorun_home
+
+from nemo2.config.serialize import to_json
+from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.launch.failure import RankFailure, explain_failure
+from nemo2.launch.local import (
+    child_processes,
+    rank_variables,
+    remove_quietly,
+    split_secrets,
+    stop_processes,
+)
+from nemo2.launch.stream import RunDisplay
+from nemo2.names import safe_name
+from nemo2.run_dir.directory import VERSION_VARIABLE, create_directory, timestamp
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
+from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE
+
+Status = Literal["succeeded", "failed", "cancelled", "submitted", "dryrun"]
+
+_ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended. ``exit_code`` is 0 only for a run that did what it was asked to.
+
+    ``run_dir`` is the run's directory, None if it never got one (or is on a cluster). ``log_dir`` holds the raw output
+    of every rank, ``experiment_id`` is nemo-run's name for the run (``nemo experiment logs <id>``). ``failure`` is set
+    when ``status`` is "failed".
+    """
+
+    status: Status
+    exit_code: int
+    experiment_id: str
+    log_dir: Path | None = None
+    run_dir: Path | None = None
+    failure: RankFailure | None = None
+    seconds: float = 0.0
+
+
+def launch(
+    recipe: Any,
+    executor: Any = None,
+    *,
+    devices: int | None = None,
+    nodes: int | None = None,
+    name: str | None = None,
+    dryrun: bool = False,
+    detach: bool = False,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    raise_on_failure: bool = True,
+) -> RunResult:
+    """Run ``recipe`` on ``executor`` and wait for its end.
+
+    Args:
+        recipe: a `run.Partial` such as ``llm.llama3_8b.pretrain_recipe()``; it is not changed.
+        executor: a nemo-run executor; None or "local" is torchrun on this machine.
+        devices: processes per node; sets ``trainer.devices`` and the executor's tasks per node. None takes the
+            recipe's.
+        nodes: sets ``trainer.num_nodes`` and the executor's nodes. None takes the recipe's.
+        name: the run's name; sets ``log.name``. None takes the recipe's.
+        dryrun: check everything, print what would be started, start nothing.
+        detach: return once the run is submitted, on executors that can (Slurm and other clusters).
+        env: variables for the ranks. Those that look like secrets are handed over without being written to disk, on
+            this machine.
+        check: refuse a recipe that cannot work before anything is started.
+        raise_on_failure: False returns a result with ``status="failed"`` instead of raising.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        ConfigError: the recipe or the arguments are wrong; nothing was started.
+        RankFailure: a rank failed; the message has the first error.
+        KeyboardInterrupt: Ctrl-C; the ranks have been ended.
+    """
+    if FAULT_DIR_VARIABLE in os.environ:
+        raise RuntimeFault(
+            "launch() was called by a process that a launch has started. nemo-run loads the launching script in every "
+            'rank: put the launch under `if __name__ == "__main__":`.'
+        )
+    recipe = copy.deepcopy(recipe)
+    devices, nodes, name = apply_shape(recipe, devices=devices, nodes=nodes, name=name)
+    if check:
+        from nemo2.checks import check_recipe
+
+        check_recipe(recipe, devices=devices, nodes=nodes)
+    started = time.monotonic()
+    title = safe_name(name)
+    experiment_id = f"{title}_{time.time_ns()}"
+    staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
+    create_directory(staging, field="NEMORUN_HOME")
+    executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
+    (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
+    local = isinstance(executor, nemo_run.LocalExecutor)
+    experiment = nemo_run.Experiment(
+        title,
+        executor=executor,
+        id=experiment_id,
+        log_level="WARNING",
+        clean_mode=local,
+        enable_goodbye_message=False,
+        skip_status_at_exit=True,
+    )
+    with _own_signals(), _variables(secrets), experiment:
+        experiment.add(recipe, name=title, tail_logs=not local)
+        if dryrun:
+            experiment.dryrun(log=not local)
+            remove_quietly(staging)
+            if local:
+                print(describe(executor, title))
+            return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+        before = child_processes()
+        experiment.run(detach=detach)
+        # torchx has put its own handlers in place, which neither look like Ctrl-C nor end the ranks.
+        _raise_on_signals()
+        if detach and getattr(experiment, "detach", False):
+            return RunResult(status="submitted", exit_code=0, experiment_id=experiment_id)
+        log_dir = Path(experiment.jobs[0].executor.job_dir)
+        try:
+            status = _follow(experiment, log_dir) if local else _wait(experiment)
+        except BaseException:
+            if local:
+                _end_ranks(before)
+            raise
+    run_dir = _read_run_dir(staging)
+    seconds = time.monotonic() - started
+    result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": run_dir, "seconds": seconds}
+    if status == "SUCCEEDED":
+        remove_quietly(staging)
+        return RunResult(status="succeeded", exit_code=0, **result)
+    failure = explain_failure(fault_dir=staging / "faults", log_dir=log_dir)
+    if raise_on_failure:
+        raise failure
+    state: Status = "cancelled" if status == "CANCELLED" else "failed"
+    return RunResult(status=state, exit_code=1, failure=failure, **result)
+
+
+def run(
+    recipe: Any,
+    executor: Any = None,
+    *,
+    name: str = "",
+    dryrun: bool = False,
+    detach: bool = False,
+) -> RunResult | None:
+    """`nemo_run.run` with an honest end: raises when a rank fails, returns how it ended.
+
+    Without an executor the recipe runs in this process, as with nemo-run, and None is returned. With one, its tasks per
+    node and nodes are what the run has; ``trainer.devices`` and ``trainer.num_nodes`` follow them.
+
+    Raises:
+        ConfigError, RankFailure: as `launch`.
+    """
+    if executor is None:
+        nemo_run.run(recipe, name=name, dryrun=dryrun)
+        return None
+    return launch(
+        recipe,
+        executor,
+        devices=executor.nproc_per_node(),
+        nodes=executor.nnodes(),
+        name=name or None,
+        dryrun=dryrun,
+        detach=detach,
+    )
+
+
+def apply_shape(recipe: Any, *, devices: int | None, nodes: int | None, name: str | None) -> tuple[int, int, str]:
+    """Write devices, nodes and name into ``recipe`` where given; what then holds, with 1 for what nobody says."""
+    for field, value in (("devices", devices), ("nodes", nodes)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{field}={value!r} must be a positive whole number.")
+    trainer = _get(recipe, "trainer")
+    log = _get(recipe, "log")
+    if trainer is not None:
+        if devices is not None:
+            trainer.devices = devices
+        if nodes is not None:
+            trainer.num_nodes = nodes
+    if name is not None:
+        safe_name(name)
+        if log is not None:
+            log.name = name
+    found = _get(trainer, "devices")
+    if devices is None and isinstance(found, list | tuple):
+        found = len(found)
+    target = getattr(recipe, "__fn_or_cls__", None)
+    return (
+        devices or (found if isinstance(found, int) and found > 0 else 1),
+        nodes or _get(trainer, "num_nodes") or 1,
+        name or _get(log, "name") or getattr(target, "__name__", "run"),
+    )
+
+
+def prepare_executor(
+    executor: Any, *, devices: int, nodes: int, staging: Path, env: Mapping[str, str]
+) -> tuple[Any, dict[str, str]]:
+    """A copy of ``executor`` with the shape and variables of this run, and the variables to pass on in memory only."""
+    if isinstance(executor, str):
+        if executor != "local":
+            raise ConfigError(
+                f"executor={executor!r}: only 'local' is known by name; pass a nemo-run executor, for example "
+                "nemo_run.SlurmExecutor(...)."
+            )
+        executor = None
+    executor = nemo_run.LocalExecutor(launcher="torchrun") if executor is None else executor.clone()
+    for field, value in (("ntasks_per_node", devices), ("nodes", nodes)):
+        if hasattr(executor, field):
+            setattr(executor, field, value)
+    ours = {FAULT_DIR_VARIABLE: str(staging / "faults"), VERSION_VARIABLE: timestamp()}
+    if not isinstance(executor, nemo_run.LocalExecutor):
+        # Paths of this machine mean nothing to a cluster; the agreed version does.
+        executor.env_vars = {VERSION_VARIABLE: ours[VERSION_VARIABLE], **executor.env_vars, **env}
+        return executor, {}
+    if executor.launcher is None:
+        executor.launcher = "torchrun"
+    ours |= {RECIPE_VARIABLE: str(staging / "recipe.json"), RUN_DIR_FILE_VARIABLE: str(staging / "run_dir")}
+    given, secrets = split_secrets({**executor.env_vars, **env})
+    executor.env_vars = ours | rank_variables(ranks=devices, staging=staging, given=given)
+    return executor, secrets
+
+
+def describe(executor: Any, title: str) -> str:
+    """What would be started on this machine, as a command one can read."""
+    variables = "".join(f"  {name}={value}\n" for name, value in sorted(executor.env_vars.items()))
+    return (
+        f"would run {title!r} in {Path.cwd()}:\n"
+        f"  torchrun --nnodes {executor.nnodes()} --nproc-per-node {executor.nproc_per_node()} "
+        f"-m nemo_run.core.runners.fdl_runner --name {title} <recipe>\nwith\n{variables}".rstrip()
+    )
+
+
+def _follow(experiment: Any, log_dir: Path) -> str:
+    """Show the run until it ends; nemo-run's name for how."""
+    display = RunDisplay(log_dir)
+    interval, next_look, status = 0.2, 0.0, "UNKNOWN"
+    try:
+        while status not in _ENDED:
+            display.poll()
+            if time.monotonic() >= next_look:
+                status = _status(experiment)
+                # nemo-run rewrites a file at every look; a run of days needs no five looks a second.
+                next_look = time.monotonic() + interval
+                interval = min(interval * 1.05, 2.0)
+            time.sleep(0.1)
+    finally:
+        display.close(succeeded=status == "SUCCEEDED")
+    return status
+
+
+def _wait(experiment: Any) -> str:
+    """Wait for a run elsewhere; nemo-run shows its log."""
+    for job in experiment.jobs:
+        job.wait()
+    return _status(experiment)
+
+
+def _status(experiment: Any) -> str:
+    states = [
+        str(getattr(job["status"], "name", job["status"])) for job in experiment.status(return_dict=True).values()
+    ]
+    return next((state for state in states if state != "SUCCEEDED"), "SUCCEEDED")
+
+
+def _end_ranks(before: set[int]) -> None:
+    print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
+    stop_processes(child_processes() - before)
+
+
+def _read_run_dir(staging: Path) -> Path | None:
+    file = staging / "run_dir"
+    return Path(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def _get(node: Any, name: str) -> Any:
+    """A field of a config, None where it is missing or unset."""
+    if node is None:
+        return None
+    try:
+        return getattr(node, name)
+    except (AttributeError, ValueError):
+        return None
+
+
+@contextmanager
+def _variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables of this process for a while; what it starts inherits them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Put SIGINT and SIGTERM back as they were afterwards, whoever changed them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _raise_on_signals() -> None:
+    """SIGINT raises KeyboardInterrupt, SIGTERM SystemExit(143), so that the ranks are ended on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def terminate(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, terminate)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the processes of a run on this machine need: the right Python, threads and variables; an end without orphans."""
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from nemo2.run_dir.environment import is_secret_name
+
+_STOP_SECONDS = 45.0
+"""torchrun gives its ranks 30 s to end after a SIGTERM."""
+
+
+def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of torchrun and its ranks beyond this process' own; ``given`` wins.
+
+    ``ranks`` is the number of processes on this machine.
+    """
+    variables = {
+        # nemo-run starts whatever `torchrun` is found first; it has to be this interpreter's.
+        "PATH": command_path(staging),
+        # A rank that restarts would meet the dead rank's address in the shared store.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
+    if "PATH" in given:
+        given = {**given, "PATH": os.pathsep.join([variables["PATH"], given["PATH"]])}
+    return variables | dict(given)
+
+
+def command_path(staging: Path) -> str:
+    """Folders for the front of PATH so that ``python`` and ``torchrun`` are this interpreter's.
+
+    An interpreter without a ``torchrun`` script beside it (torch from another folder, say) gets one in ``staging``.
+    """
+    beside = Path(sys.executable).parent
+    if all(os.access(beside / name, os.X_OK) for name in ("python", "torchrun")):
+        return str(beside)
+    folder = staging / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, module in (("python", ""), ("torchrun", " -m torch.distributed.run")):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
+        script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return os.pathsep.join([str(folder), str(beside)])
+
+
+def usable_cores() -> int:
+    """The cores this process may run on; a container or scheduler may leave it fewer than there are."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+
+
+def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """``(open, secret)``: nemo-run writes an executor's variables to disk, where the secret ones have no place."""
+    secret = {name: value for name, value in variables.items() if is_secret_name(name)}
+    return {name: value for name, value in variables.items() if name not in secret}, secret
+
+
+def child_processes() -> set[int]:
+    """The process ids of all children of this process, theirs included."""
+    import psutil
+
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS) -> None:
+    """End these processes and what they started: SIGTERM to the top of each tree, SIGKILL to what is left in the end.
+
+    torchrun passes the signal on to its ranks, so that each is asked once. Processes that ended meanwhile don't matter.
+    """
+    import psutil
+
+    trees = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            trees.append((process, process.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            continue
+    everyone = {process.pid: process for root, children in trees for process in (root, *children)}
+    inner = {child.pid for _, children in trees for child in children}
+    for root, _ in trees:
+        if root.pid not in inner:
+            _quietly(root.terminate)
+    deadline = time.monotonic() + grace_seconds
+    try:
+        psutil.wait_procs(everyone.values(), timeout=max(0.0, deadline - time.monotonic()))
+    finally:  # also on a second Ctrl-C
+        for process in everyone.values():
+            _quietly(process.kill)
+
+
+def remove_quietly(directory: Path) -> None:
+    """Delete a folder of ours that is no longer needed; one that can't be deleted is left."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        action()
