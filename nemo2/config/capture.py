@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, overload
@@ -20,7 +21,15 @@ from nemo2.config.aliases import aliases_of, parameter_names, register_aliases
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
 
-__all__ = ["aliases_of", "captured_arguments", "changed_since_made", "configurable", "register_aliases"]
+__all__ = [
+    "aliases_of",
+    "captured_arguments",
+    "changed_since_made",
+    "configurable",
+    "is_configurable",
+    "made_at",
+    "register_aliases",
+]
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _RECORD = "__nemo2_record__"
@@ -50,6 +59,13 @@ def configurable(target: Any = None, /, **aliases: str) -> Any:
     return _decorate(target, aliases)
 
 
+def is_configurable(target: object) -> bool:
+    """Whether a class (or one it derives from) or a function was decorated with `@configurable`."""
+    if isinstance(target, type):
+        return any(getattr(base.__dict__.get("__init__"), _WRAPPED, False) for base in target.__mro__)
+    return bool(getattr(target, _WRAPPED, False))
+
+
 def captured_arguments(obj: object) -> dict[str, Any] | None:
     """The keyword arguments that rebuild `obj`, or None for an object of a class that isn't configurable.
 
@@ -59,6 +75,12 @@ def captured_arguments(obj: object) -> dict[str, Any] | None:
     if record is None or record.arguments is None:
         return None
     return dict(record.arguments)
+
+
+def made_at(obj: object) -> tuple[str, int] | None:
+    """File and line that constructed a captured object, or None for any other."""
+    record = getattr(obj, "__dict__", {}).get(_RECORD)
+    return None if record is None else record.made_at
 
 
 def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) -> list[str]:
@@ -77,11 +99,11 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
         suspects = _differences(obj, record.attributes, now)
         if not suspects:
             return []
-        arguments = record.arguments
+        made_with = record.arguments
     else:
-        suspects = []
+        suspects, made_with = [], dict(arguments)
     try:
-        twin = type(obj)(**arguments)
+        twin = type(obj)(**made_with)
     except Exception:  # the constructor is the user's and may raise anything; without a twin the suspicion stands
         return suspects
     return _differences(obj, _plain_attributes(twin), now)
@@ -116,6 +138,7 @@ def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **_real_names(call, kwargs))
 
+    setattr(call, _WRAPPED, True)
     return call
 
 
@@ -134,7 +157,8 @@ def _wrap_init(cls: type) -> None:
         if record is not None and record.arguments is None:
             init(self, *args, **kwargs)  # called by a subclass whose own arguments are being kept
             return
-        record = _Record()
+        caller = sys._getframe(1)  # constructors are called from C, so this is the line that made the object
+        record = _Record((caller.f_code.co_filename, caller.f_lineno))
         object.__setattr__(self, _RECORD, record)  # past nn.Module's and frozen dataclasses' own __setattr__
         init(self, *args, **kwargs)
         record.close(self, _bind(signature, self, args, kwargs))
@@ -225,7 +249,8 @@ def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str,
 class _Record:
     """What an instance was made with. `arguments` is None while its constructor runs, or where they have no names."""
 
-    def __init__(self) -> None:
+    def __init__(self, made_at: tuple[str, int] | None = None) -> None:
+        self.made_at = made_at
         self.arguments: dict[str, Any] | None = None
         self.attributes: dict[str, Any] = {}
 

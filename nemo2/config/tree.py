@@ -12,11 +12,13 @@ takes these. What they add:
 - what fiddle can't write as JSON (paths, time spans, dtypes, torch's built-in functions) is written all the same.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, Optional, TypeVar
 
@@ -28,12 +30,12 @@ from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
 from nemo2.config.aliases import aliases_of
-from nemo2.config.capture import two_spellings, unknown_name
+from nemo2.config.capture import made_at, two_spellings, unknown_name
 from nemo2.errors import UnknownNameError
 
 T = TypeVar("T")
 
-_OUR_FILES = ("tree.py", "aliases.py", "live.py", "wire.py", "overrides.py")
+_OUR_FILES = ("tree.py", "aliases.py", "live.py", "wire.py", "walk.py", "overrides.py")
 for _file in ("nemo_run/config.py", *(f"nemo2/config/{name}" for name in _OUR_FILES)):
     # A field's history names the line that set it: the recipe's or the user's, not the machinery in between.
     history.add_exclude_location(os.path.normpath(_file))
@@ -81,7 +83,7 @@ class _Node:
         if name.startswith("__") and name.endswith("__"):  # protocols ask before there are arguments
             raise AttributeError(name)
         if alias := aliases_of(self.__fn_or_cls__).get(name):
-            owner, real = _owner(self, name, alias)
+            owner, real = alias_owner(self, name, alias)
             return getattr(owner, real)
         if name in self.__arguments__:
             return self.__arguments__[name]
@@ -92,7 +94,7 @@ class _Node:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if alias := aliases_of(self.__fn_or_cls__).get(name):
-            owner, real = _owner(self, name, alias)
+            owner, real = alias_owner(self, name, alias)
             setattr(owner, real, value)
             return
         info = self.__signature_info__
@@ -103,7 +105,7 @@ class _Node:
 
     def __delattr__(self, name: str) -> None:
         if alias := aliases_of(self.__fn_or_cls__).get(name):
-            owner, real = _owner(self, name, alias)
+            owner, real = alias_owner(self, name, alias)
             delattr(owner, real)
             return
         edited = self.__dict__.get("_defaults", {}).pop(name, None)
@@ -113,33 +115,33 @@ class _Node:
             raise AttributeError(f"{_target_name(self)} has no value set for {name!r}, so there is none to delete.")
 
     def __flatten__(self) -> Any:
-        _settle(self)
+        settle(self)
         return super().__flatten__()  # pyright: ignore[reportAttributeAccessIssue]
 
     def __path_elements__(self) -> Any:
-        _settle(self)
+        settle(self)
         return super().__path_elements__()  # pyright: ignore[reportAttributeAccessIssue]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _settle(self)
-        _refuse_changed_objects(self)
+        settle(self)
+        refuse_changed_objects(self)
         return super().__deepcopy__(memo)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __eq__(self, other: object) -> bool:
         for node in (self, other):
             if isinstance(node, _Node):
-                _settle(node)
+                settle(node)
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]  # mutable, as fiddle's are
 
     def __repr__(self) -> str:
-        _settle(self)
+        settle(self)
         return super().__repr__()
 
     def __getstate__(self) -> dict[str, Any]:
-        _settle(self)
-        _refuse_changed_objects(self)
+        settle(self)
+        refuse_changed_objects(self)
         state = super().__getstate__()
         return {key: value for key, value in state.items() if key not in ("_origin", "_defaults")}  # pyright: ignore
 
@@ -178,8 +180,10 @@ class _Impersonator:
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if sys._getframe(1).f_globals.get("__name__") in _WANT_THE_TYPE:
+            return type(self)
         target = self.__dict__.get("__fn_or_cls__")
-        return target if isinstance(target, type) and not issubclass(target, _PLAIN) else type(self)
+        return target if isinstance(target, type) and not issubclass(target, _PLAIN) else type(self)  # pyright: ignore
 
     @__class__.setter
     def __class__(self, value: type) -> None:
@@ -188,6 +192,10 @@ class _Impersonator:
 
 # A Config of one of these must not pass for a value of it: fiddle and others act on such values by isinstance.
 _PLAIN = (type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, BaseException, fdl.Buildable)
+
+
+# These write `config.__class__` where they mean `type(config)`, into code and pictures.
+_WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz"}
 
 
 class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
@@ -202,73 +210,6 @@ class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
 
 class Partial(_Node, run.Partial[T], Generic[T]):
     """`Partial(function, **arguments)`: builds to the function with these arguments bound, as nemo-run runs it."""
-
-
-def select(root: Any, target: Callable[..., Any]) -> list[Any]:
-    """Every config in the tree of `target`, or of a subclass of it, each once, parents first.
-
-    Unlike nemo-run's `broadcast` it enters lists, tuples and dicts: `select(recipe, MyCallback)`.
-    """
-    found = []
-    for _, node in iterate_nodes(root):
-        fn_or_cls = node.__fn_or_cls__
-        both_classes = isinstance(fn_or_cls, type) and isinstance(target, type)
-        if fn_or_cls is target or (both_classes and issubclass(fn_or_cls, target)):
-            found.append(node)
-    return found
-
-
-def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:
-    """`(path, config)` for every config in the tree, each once, parents first; the root's path is empty."""
-    seen: set[int] = set()
-
-    def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, fdl.Buildable):
-            if id(value) in seen:
-                return
-            seen.add(id(value))
-            yield path, value
-        for step, child in children(value):
-            yield from visit(f"{path}{step}".removeprefix("."), child)
-
-    yield from visit("", root)
-
-
-def children(value: Any) -> list[tuple[str, Any]]:
-    """`(".name" or "[index]", child)` of a config, list, tuple or dict; empty for any other value."""
-    if isinstance(value, fdl.Buildable):
-        if isinstance(value, _Node):
-            _settle(value)
-        arguments = fdl.ordered_arguments(value)
-        return [(f".{key}" if isinstance(key, str) else f"[{key}]", child) for key, child in arguments.items()]
-    if isinstance(value, list | tuple):
-        return [(f"[{index}]", child) for index, child in enumerate(value)]
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", child) for key, child in value.items()]
-    return []
-
-
-def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
-    """`(file, line, value)` for each time a field was set, oldest first; empty where it has its default.
-
-    A value set from the command line has the file `"command line"` and the number of the override as its line; a
-    deleted one has fiddle's `DELETED` marker as its value. Aliases are followed. History doesn't survive serialisation.
-    """
-    if isinstance(config, _Node):
-        if alias := aliases_of(config.__fn_or_cls__).get(name):
-            config, name = _owner(config, name, alias)
-        _settle(config)
-    entries = config.__argument_history__.get(name, [])
-    return [
-        (entry.location.filename, entry.location.line_number, entry.new_value)
-        for entry in entries
-        if entry.kind is history.ChangeKind.NEW_VALUE
-    ]
-
-
-def resolve_alias(config: Any, name: str) -> str:
-    """The parameter, or dotted path of parameters, that `name` stands for on this config; `name` if it is no alias."""
-    return aliases_of(config.__fn_or_cls__).get(name, name)
 
 
 def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -292,7 +233,7 @@ def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any],
     return arguments, paths
 
 
-def _owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
+def alias_owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
     """The config that holds what `alias` stands for, and the name it has there."""
     *parents, last = real.split(".")
     owner = node
@@ -322,13 +263,25 @@ def _adopt(value: Any, *, remember: bool = True) -> Any:
     arguments = live.rebuilding_arguments(value)
     if arguments is None:
         return value
-    node = Config(type(value), bind_args=False, **{name: _adopt(item) for name, item in arguments.items()})
+    with _as_set_where_made(value):
+        node = Config(type(value), bind_args=False, **{name: _adopt(item) for name, item in arguments.items()})
     if remember:
-        node.__dict__["_origin"] = _Origin(value, arguments, _fingerprint(node.__arguments__))
+        object.__setattr__(node, "_origin", _Origin(value, arguments, _fingerprint(node.__arguments__)))
     return node
 
 
-def _settle(node: Any) -> None:
+@contextlib.contextmanager
+def _as_set_where_made(obj: object) -> Iterator[None]:
+    """History entries made inside name the line that constructed `obj`, where that is known."""
+    place = made_at(obj)
+    if place is None:
+        yield
+        return
+    with history.custom_location(lambda: history.Location(place[0], place[1], None)):
+        yield
+
+
+def settle(node: Any) -> None:
     """Bring the arguments up to date: edited defaults become arguments, live objects become configs, in place."""
     defaults: dict[str, _Default] = node.__dict__.get("_defaults") or {}
     for name in [name for name, kept in defaults.items() if _fingerprint(kept.value) != kept.as_handed_out]:
@@ -361,7 +314,7 @@ def _settle_value(value: Any, adopted: dict[int, Any]) -> Any:
     return adopted[id(value)]
 
 
-def _refuse_changed_objects(node: Any) -> None:
+def refuse_changed_objects(node: Any) -> None:
     """Refuse to leave a live object behind whose state its node doesn't describe.
 
     Not while building: there the object itself is used, with all that was done to it.
@@ -375,7 +328,7 @@ def _fingerprint(value: Any) -> Any:
     """Something that compares equal as long as nobody has edited `value`, which it doesn't copy."""
     if isinstance(value, fdl.Buildable):
         if isinstance(value, _Node):
-            _settle(value)
+            settle(value)
         return ("node", _Same(value), _Same(value.__fn_or_cls__), _fingerprint(dict(value.__arguments__)))
     if type(value) in (list, tuple):
         return (type(value), [_fingerprint(item) for item in value])
@@ -432,8 +385,8 @@ def _blank(cls: type) -> Any:
 
 
 def _flatten_strictly(node: Any) -> Any:
-    _settle(node)
-    _refuse_changed_objects(node)
+    settle(node)
+    refuse_changed_objects(node)
     return node.__flatten__()
 
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a recipe can travel: every value that can't be written as text, with who set it and what to do instead."""
+
+import math
+import types
+from typing import Any
+
+import fiddle as fdl
+from fiddle._src.experimental import serialization
+
+from nemo2.config import wire
+from nemo2.config.tree import Config, Partial, refuse_changed_objects
+from nemo2.config.walk import children, who_set
+from nemo2.errors import ConfigError
+
+
+def check_serialisable(recipe: Any) -> None:
+    """Refuse a recipe that could not be sent to another process, naming everything that stands in the way at once.
+
+    Raises:
+        ConfigError: a line for each value: its path, the value, who set it and the fix.
+    """
+    found = problems(recipe)
+    if found:
+        many = f"{len(found)} values" if len(found) > 1 else "A value"
+        raise ConfigError(f"{many} of this recipe can't be sent to another process:\n  " + "\n  ".join(found))
+
+
+def problems(recipe: Any) -> list[str]:
+    """One line for each value that can't be serialised; empty where all can."""
+    found: list[str] = []
+    seen: set[int] = set()
+
+    def visit(path: str, value: Any, setter: str) -> None:
+        steps = children(value)
+        if isinstance(value, fdl.Buildable) or steps:
+            if id(value) in seen:
+                return
+            seen.add(id(value))
+        if isinstance(value, fdl.Buildable):
+            if trouble := _trouble_with_node(value):
+                found.append(f"{path or 'the recipe'}: {trouble}{setter}")
+        elif not steps and (trouble := _trouble_with(value)):
+            found.append(f"{path or 'the recipe'} = {_shorten(value)}: {trouble}{setter}")
+        for step, child in steps:
+            is_field = isinstance(value, fdl.Buildable) and step.startswith(".")
+            visit(f"{path}{step}".removeprefix("."), child, _setter(value, step[1:]) if is_field else setter)
+
+    visit("", recipe, "")
+    return found
+
+
+def _trouble_with_node(node: Any) -> str | None:
+    if isinstance(node, Config | Partial):
+        try:
+            refuse_changed_objects(node)
+        except ConfigError as error:
+            return str(error)
+    if _can_be_written(node.__fn_or_cls__):
+        return None
+    return f"{node.__fn_or_cls__!r} can't be imported by name. {_FIXES['callable']}"
+
+
+def _trouble_with(value: Any) -> str | None:
+    if isinstance(value, float) and math.isnan(value):
+        return "nan is not equal to itself, so nemo-run refuses the task as changed. Leave the value out, or use None."
+    if _can_be_written(wire.to_wire(value)):
+        return None
+    if callable(value) and isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
+        return f"it can't be imported by name on another machine. {_FIXES['callable']}"
+    if callable(value) and not isinstance(value, type) and hasattr(value, "func"):
+        return "a partial of something without a readable signature. " + _FIXES["callable"]
+    return f"a live object, and {type(value).__qualname__} doesn't say how it was made. " + _FIXES["object"].format(
+        name=type(value).__qualname__
+    )
+
+
+_FIXES = {
+    "callable": "Write a function with `def` at the top level of a module and pass that.",
+    "object": "Pass nemo2.config.Config({name}, ...) instead, or decorate the class with @nemo2.config.configurable.",
+}
+
+
+def _can_be_written(value: Any) -> bool:
+    try:
+        serialization.Serialization(value)
+    except Exception:  # fiddle raises its own, AttributeError, ImportError ...: all say that there is no text for it
+        return False
+    return True
+
+
+def _setter(node: Any, name: str) -> str:
+    setters = who_set(node, name)
+    return f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trainer.max_steps=100`: settings typed on a command line, applied to a recipe.
+
+A path leads through parameters and their aliases, list indices and dict keys. A value is read as Python would read it
+and must fit the annotation of the parameter it sets; `+= -= *= /=` change the value that is there.
+"""
+
+import operator
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional
+
+import fiddle as fdl
+from fiddle._src import history, signatures
+
+from nemo2.config.aliases import aliases_of
+from nemo2.config.capture import unknown_name
+from nemo2.config.tree import Config, Partial, settle
+from nemo2.config.values import Text, WrongType, config_class, describe, typed
+from nemo2.errors import ConfigError
+
+COMMAND_LINE = "command line"
+"""The file that a field's history names where an override set it; the line is the override's number."""
+
+_OVERRIDE = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+|\[[^\]]*\])*)\s*(\+=|-=|\*=|/=|=)(.*)", re.DOTALL)
+_STEP = re.compile(r"\.?(\w+)|\[([^\]]*)\]")
+_OPERATIONS = {"+=": operator.add, "-=": operator.sub, "*=": operator.mul, "/=": operator.truediv}
+_MISSING = object()
+
+
+class _Place(NamedTuple):
+    """Where a value lives: a field of a config, an item of a list or an entry of a dict."""
+
+    owner: Any
+    key: Any
+
+    def read(self) -> Any:
+        if isinstance(self.owner, fdl.Buildable):
+            try:
+                return getattr(self.owner, self.key)
+            except (AttributeError, ValueError):
+                return _MISSING
+        if isinstance(self.owner, dict):
+            return self.owner.get(self.key, _MISSING)
+        return self.owner[self.key]
+
+    def write(self, value: Any) -> None:
+        if isinstance(self.owner, fdl.Buildable):
+            setattr(self.owner, self.key, value)
+        else:
+            self.owner[self.key] = value
+
+    def hint(self) -> Any:
+        """The annotation of what lives here; `Any` where there is none that can be resolved."""
+        if not isinstance(self.owner, fdl.Buildable):
+            return Any
+        target = self.owner.__fn_or_cls__
+        annotation = signatures.get_type_hints(target).get(self.key, Any)
+        parameter = signatures.get_signature(target).parameters.get(self.key)
+        # `x: str = None` is common in other people's signatures.
+        return annotation if parameter is None or parameter.default is not None else Optional[annotation]
+
+
+def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
+    """Set what each `path=value` says, in order, and return the recipe, which is changed in place.
+
+    A sub-config that isn't set is made where the annotation or the default names its class. History names
+    `COMMAND_LINE` and the number of the override.
+
+    Raises:
+        ConfigError: one or more overrides can't be applied. All of them are named, and the recipe is as it was.
+    """
+    undo: list[tuple[_Place, Any]] = []
+    failures: list[str] = []
+    for number, override in enumerate(overrides, start=1):
+        location = history.Location(COMMAND_LINE, number, None)
+        with history.custom_location(lambda location=location: location):
+            try:
+                _apply(recipe, override, undo)
+            except (ConfigError, WrongType) as error:
+                failures.append(f"{override}: {error}")
+    if failures:
+        _take_back(undo)
+        if len(failures) == 1:
+            raise ConfigError(f"Override {failures[0]}")
+        raise ConfigError(f"{len(failures)} overrides can't be applied:\n  " + "\n  ".join(failures))
+    return recipe
+
+
+def split_override(override: str) -> tuple[str, str, str]:
+    """Path, operator and value text of an override.
+
+    Raises:
+        ConfigError: it isn't of the form `path=value`.
+    """
+    match = _OVERRIDE.fullmatch(override)
+    if match is None:
+        raise ConfigError("this is not of the form path=value, as in trainer.max_steps=100.")
+    return match[1], match[2], match[3]
+
+
+def _apply(recipe: Any, override: str, undo: list[tuple[_Place, Any]]) -> None:
+    path, operation, raw = split_override(override)
+    place = _find(recipe, path, undo)
+    text = Text.parse(raw)
+    if operation == "=":
+        value = _fit(place, path, text.literal, text.raw)
+    else:
+        value = _changed(place, path, operation, text)
+    undo.append((place, _stored(place)))
+    place.write(value)
+
+
+def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
+    """The place that a path leads to, with the configs on the way to it made where they are missing."""
+    steps = _steps(path)
+    container = recipe
+    place = _Place(recipe, None)
+    walked = ""
+    while steps:
+        step = steps.pop(0)
+        if isinstance(container, fdl.Buildable) and isinstance(step, str):
+            real = aliases_of(container.__fn_or_cls__).get(step, step)
+            if "." in real:
+                step, *rest = real.split(".")
+                steps = [*rest, *steps]
+            else:
+                step = real
+        place = _Place(container, _key(container, step, walked))
+        walked = f"{walked}[{step}]" if isinstance(step, int) else f"{walked}.{step}".removeprefix(".")
+        if steps:
+            container = _enter(place, walked, undo)
+    return place
+
+
+def _steps(path: str) -> list[str | int]:
+    steps: list[str | int] = []
+    for name, index in _STEP.findall(path):
+        bare = index.strip().strip("'\"")
+        if name:
+            steps.append(name)
+        else:
+            steps.append(int(bare) if re.fullmatch(r"-?\d+", bare) else bare)
+    return steps
+
+
+def _key(container: Any, step: str | int, walked: str) -> Any:
+    """The key of `step` in its container, if it can be one."""
+    where = walked or "the recipe"
+    if isinstance(container, fdl.Buildable):
+        if isinstance(container, Config | Partial):
+            settle(container)
+        info = container.__signature_info__
+        if step not in info.valid_param_names and not (info.has_var_keyword and isinstance(step, str)):
+            raise unknown_name(container.__fn_or_cls__, str(step))
+        return step
+    if isinstance(container, list):
+        if not isinstance(step, int):
+            raise ConfigError(f"{where} is a list: give the index of an item, as in {where}[0].")
+        if not -len(container) <= step < len(container):
+            raise ConfigError(f"{where} has {len(container)} items, so there is no {where}[{step}].")
+        return step
+    if isinstance(container, dict):
+        return step if step in container or str(step) not in container else str(step)
+    raise ConfigError(f"{where} is {container!r}, which has no {step!r}: set {where} itself.")
+
+
+def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
+    """What lives at a place the path goes through; a config made for it where nothing does."""
+    value = place.read()
+    if value is not _MISSING and value is not None:
+        if _stored(place) is _MISSING:  # a default: what is changed inside it has to be an argument
+            undo.append((place, _MISSING))
+            place.write(value)
+        return value
+    cls = config_class(place.hint())
+    if cls is None:
+        raise ConfigError(
+            f"{path} is not set, and its type ({describe(place.hint())[0]}) doesn't name one class of config to make: "
+            f"set {path} first."
+        )
+    made = Config(cls)
+    undo.append((place, _stored(place)))
+    place.write(made)
+    return made
+
+
+def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
+    hint = place.hint()
+    try:
+        fitted = typed(value, hint, text=text)
+    except WrongType as error:
+        raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None
+    current = place.read() if hint is Any else None
+    if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):
+        return float(fitted)  # nothing but the value that is there says that it is a float
+    return fitted
+
+
+def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
+    current = place.read()
+    if current is _MISSING or current is None:
+        raise ConfigError(f"{path} is not set, so {operation} has nothing to change: use {path}=...")
+    numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in (current, text.literal))
+    both_lists = isinstance(current, list) and isinstance(text.literal, list)
+    both_text = isinstance(current, str) and isinstance(text.literal, str)
+    if not (numbers or (operation == "+=" and (both_lists or both_text))):
+        raise ConfigError(f"{path} is {current!r}, and {operation} {text.raw} makes no sense for it.")
+    try:
+        result = _OPERATIONS[operation](current, text.literal)
+    except ZeroDivisionError:
+        raise ConfigError(f"{path} can't be divided by zero.") from None
+    if isinstance(current, int) and isinstance(result, float) and result.is_integer():
+        result = int(result)
+    return _fit(place, path, result, None)
+
+
+def _stored(place: _Place) -> Any:
+    """What is stored at a place, without defaults."""
+    if isinstance(place.owner, fdl.Buildable):
+        return place.owner.__arguments__.get(place.key, _MISSING)
+    return place.owner.get(place.key, _MISSING) if isinstance(place.owner, dict) else place.owner[place.key]
+
+
+def _take_back(undo: list[tuple[_Place, Any]]) -> None:
+    with history.suspend_tracking():
+        for place, before in reversed(undo):
+            if isinstance(place.owner, fdl.Buildable):
+                place.owner.__argument_history__[place.key].pop()
+                if before is _MISSING:
+                    delattr(place.owner, place.key)
+                else:
+                    place.owner.__arguments__[place.key] = before
+            elif before is _MISSING:
+                del place.owner[place.key]
+            else:
+                place.owner[place.key] = before
+
+
+def _dotted_end(error: Exception) -> str:
+    return str(error) if str(error).endswith(("?", ".")) else f"{error}."

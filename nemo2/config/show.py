@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as text: flat, as an indented tree, as plain data for YAML, and as the difference between two."""
+
+import dataclasses
+import enum
+import inspect
+import pathlib
+from datetime import timedelta
+from typing import Any
+
+import fiddle as fdl
+
+from nemo2.config import wire
+from nemo2.config.tree import Config, Partial, settle
+from nemo2.config.walk import children, who_set
+
+TARGET = "_target_"
+"""The key under which a config's class or function is shown, as in YAML."""
+
+
+class _NotSet:
+    def __repr__(self) -> str:
+        return "(not set)"
+
+
+NOT_SET = _NotSet()
+"""Stands for a required parameter without a value, and for a path that one of two recipes doesn't have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """One path at which two recipes differ. `str` gives the line to show."""
+
+    path: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {format_value(self.old)} -> {format_value(self.new)}"
+
+
+def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
+    """Every value of the recipe by its dotted path; `trainer.callbacks[0]._target_` names a config's class.
+
+    With `defaults`, parameters that nobody set are there too, and required ones that lack a value as `NOT_SET`. A
+    config that is used in two places is listed at both. Nothing is copied: the values are the recipe's own.
+    """
+    flat: dict[str, Any] = {}
+
+    def visit(path: str, value: Any) -> None:
+        if isinstance(value, fdl.Buildable):
+            flat[f"{path}.{TARGET}".removeprefix(".")] = qualified_name(value.__fn_or_cls__)
+        steps = _children(value, defaults=defaults)
+        if not steps and not isinstance(value, fdl.Buildable):
+            flat[path] = value
+        for step, child in steps:
+            visit(f"{path}{step}".removeprefix("."), child)
+
+    visit("", recipe)
+    return flat
+
+
+def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
+    """The recipe as an indented tree, one line per value.
+
+    With `defaults`, unset parameters are shown with their defaults in brackets; with `who`, each value that was set is
+    followed by the file and line that set it last. A config used in two places is written once, then referred to.
+    """
+    lines: list[str] = []
+    first_paths: dict[int, str] = {}
+
+    def visit(label: str, value: Any, path: str, depth: int, note: str) -> None:
+        indent = "  " * depth
+        if isinstance(value, fdl.Buildable):
+            if id(value) in first_paths:
+                lines.append(f"{indent}{label}same as {first_paths[id(value)]}{note}")
+                return
+            first_paths[id(value)] = path or "the recipe"
+            kind = "" if isinstance(value, fdl.Config) else " (partial)"
+            lines.append(f"{indent}{label}{_short_name(value.__fn_or_cls__)}{kind}{note}")
+        elif not _children(value, defaults=False) or _fits_on_a_line(value):
+            lines.append(f"{indent}{label}{format_value(value)}{note}")
+            return
+        else:
+            lines.append(f"{indent}{label.rstrip()}{note}")
+        given = dict(children(value))
+        for step, child in _children(value, defaults=defaults):
+            is_field = step.startswith(".")
+            name = f"{step[1:]}: " if is_field else f"{step[1:-1]}: "
+            child_label = "- " if isinstance(value, list | tuple) else name
+            child_note = "" if step in given or not is_field else "  [default]"
+            if who and is_field and step in given and (setters := who_set(value, step[1:])):
+                child_note = f"  # {setters[-1][0]}:{setters[-1][1]}"
+            visit(child_label, child, f"{path}{step}".removeprefix("."), depth + 1, child_note)
+
+    visit("", recipe, "", 0, "")
+    return "\n".join(lines)
+
+
+def diff(old: Any, new: Any) -> list[Change]:
+    """Where the effective values of two recipes differ, by path; a default and the same value set are no difference.
+
+    Lists are compared by index. Where the class of a config differs, so do only the values set on either side.
+    """
+    before, after = flatten(old, defaults=True), flatten(new, defaults=True)
+    explicit = dict.fromkeys([*flatten(old), *flatten(new)])
+    changes = []
+    for path in explicit:
+        left, right = before.get(path, NOT_SET), after.get(path, NOT_SET)
+        if not _same(left, right):
+            changes.append(Change(path=path, old=left, new=right))
+    return changes
+
+
+def plain(value: Any, defaults: bool = False) -> Any:
+    """`value` as data that any YAML or JSON writer takes: configs as mappings with `_target_`, the rest as text.
+
+    For reading, not for loading back: sharing and types are lost.
+    """
+    if isinstance(value, fdl.Buildable):
+        shown: dict[str, Any] = {TARGET: qualified_name(value.__fn_or_cls__)}
+        if not isinstance(value, fdl.Config):
+            shown["_partial_"] = True
+        steps = _children(value, defaults=defaults)
+        return shown | {step.strip(".[]"): plain(child, defaults) for step, child in steps}
+    if isinstance(value, dict):
+        return {key if isinstance(key, str | int) else str(key): plain(item, defaults) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, defaults) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item, defaults) for item in value), key=str)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return format_value(value)
+
+
+def format_value(value: Any) -> str:
+    """One value as a user would write it: `torch.bfloat16`, `torch.nn.functional.gelu`, `'text'`, `1e-05`."""
+    if name := wire.constant_name(value):
+        return name
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, pathlib.PurePath | timedelta):
+        return str(value)
+    if isinstance(value, list | tuple):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return f"{opening}{', '.join(format_value(item) for item in value)}{closing}"
+    if isinstance(value, fdl.Buildable):
+        return _short_name(value.__fn_or_cls__)
+    if isinstance(value, type) or inspect.isroutine(value):
+        return qualified_name(value)
+    return repr(value)
+
+
+def qualified_name(target: Any) -> str:
+    """`module.qualname` of a class or function, or its text where it has none."""
+    name = wire.constant_name(target) or getattr(target, "__qualname__", None)
+    module = getattr(target, "__module__", None)
+    if name is None:
+        return str(target)
+    return name if module in (None, "builtins") or wire.constant_name(target) else f"{module}.{name}"
+
+
+def _children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
+    if not defaults or not isinstance(value, fdl.Buildable):
+        return children(value)
+    if isinstance(value, Config | Partial):
+        settle(value)
+    given = fdl.ordered_arguments(value, include_unset=True, include_defaults=True)
+    steps = []
+    for key, child in given.items():
+        if child is fdl.NO_VALUE:
+            child = NOT_SET
+        elif isinstance(key, str) and key not in value.__arguments__:
+            child = _default(value, key, child)
+        steps.append((f".{key}" if isinstance(key, str) else f"[{key}]", child))
+    return steps
+
+
+def _default(node: Any, name: str, fallback: Any) -> Any:
+    """The default as the tree would hand it out; plain fiddle configs refuse to say what a default factory makes."""
+    try:
+        return getattr(node, name)
+    except (AttributeError, ValueError):
+        return fallback
+
+
+def _fits_on_a_line(value: Any) -> bool:
+    """A sequence of plain values is easier to read on one line."""
+    items = value.values() if isinstance(value, dict) else value
+    if any(isinstance(item, fdl.Buildable) or _children(item, defaults=False) for item in items):
+        return False
+    return len(format_value(value)) <= 100
+
+
+def _short_name(target: Any) -> str:
+    return getattr(target, "__qualname__", str(target))
+
+
+def _same(left: Any, right: Any) -> bool:
+    if left is right:
+        return True
+    try:
+        return type(left) is type(right) and bool(left == right)
+    except (TypeError, ValueError, RuntimeError):  # arrays compare element by element
+        return False

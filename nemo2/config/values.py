@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values typed on a command line, as the type that a parameter asks for."""
+
+import ast
+import collections.abc
+import contextlib
+import dataclasses
+import enum
+import importlib
+import inspect
+import pathlib
+import re
+import types
+import typing
+from datetime import timedelta
+from typing import Any
+
+from nemo2.config.capture import is_configurable
+from nemo2.config.tree import Config
+from nemo2.names import did_you_mean
+
+DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
+_CONSTANTS = {"none": None, "null": None, "true": True, "false": False}
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class WrongType(ValueError):
+    """The text can't be what the parameter asks for. The message is the clause after the path: "takes an int, ..."."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What was typed, and what it reads as in Python (itself, where it is no literal)."""
+
+    raw: str
+    literal: Any
+
+    @classmethod
+    def parse(cls, raw: str) -> "Text":
+        raw = raw.strip()
+        if raw.lower() in _CONSTANTS and raw in (raw.lower(), raw.capitalize()):
+            return cls(raw, _CONSTANTS[raw.lower()])
+        try:
+            return cls(raw, ast.literal_eval(raw))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return cls(raw, _bare_list(raw))
+
+
+def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
+    """`value` as `hint` asks for it.
+
+    Args:
+        value: A Python value, as read from what was typed.
+        hint: A type annotation; `Any`, an unresolved name or a type without a known rule takes the value as it is.
+        text: What was typed, where it is a whole value; parameters that take text get it unread.
+
+    Raises:
+        WrongType: it can't be that type without guessing.
+    """
+    hint = _strip(hint)
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or isinstance(hint, str | typing.TypeVar | typing.ForwardRef) or hint is inspect.Parameter.empty:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(value, choices, text)
+    if origin is typing.Literal:
+        return _literal(value, choices, text)
+    if hint is None or hint is type(None):
+        if value is None:
+            return None
+        raise WrongType(f"takes None, not {_shown(value, text)}")
+    container = origin or hint
+    if rule := _RULES.get(container):
+        return rule(value, text)
+    if container in _SEQUENCES:
+        return _sequence(value, _SEQUENCES[container], choices, text)
+    if container in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
+        return _mapping(value, choices, text)
+    if container in (collections.abc.Callable, type):
+        return _callable(value, hint, text)
+    if isinstance(container, type):
+        return _instance(value, container, text)
+    return value
+
+
+def describe(hint: Any) -> tuple[str, str]:
+    """A parameter's type in words, and a value that it takes: `("an int", "100")`."""
+    hint = _strip(hint)
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        parts = [describe(choice) for choice in choices]
+        words = list(dict.fromkeys(word for word, _ in parts))
+        return " or ".join(words), parts[0][1]
+    if origin is typing.Literal:
+        return "one of " + ", ".join(str(choice) for choice in choices), str(choices[0])
+    if origin in _SEQUENCES or hint in _SEQUENCES:
+        item = describe(choices[0])[1] if choices else "1"
+        return "a list", f"[{item}]"
+    container = origin or hint
+    if container in _IN_WORDS:
+        return _IN_WORDS[container]
+    if isinstance(container, type) and issubclass(container, enum.Enum):
+        return f"one of {', '.join(container.__members__)}", next(iter(container.__members__))
+    if _is_torch(container, "dtype"):
+        return "a dtype", "torch.bfloat16"
+    if container is collections.abc.Callable:
+        return "the dotted name of a function", "torch.nn.functional.gelu"
+    if isinstance(container, type):
+        return f"a {container.__qualname__}", f"{container.__module__}.{container.__qualname__}"
+    return str(hint), "..."
+
+
+def named_object(text: str) -> Any:
+    """The class or function that `module.name` or `module:name` names, where recipes may use it.
+
+    Raises:
+        WrongType: there is none, or it isn't on the list of `nemo2.config.serialize`.
+    """
+    from nemo2.config.serialize import RecipePolicy
+
+    policy = RecipePolicy()
+    module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")
+    if not module or not symbol or not re.fullmatch(r"[\w.]+", text.replace(":", ".")):
+        raise WrongType(f"takes the dotted name of a class or function, not {text!r}")
+    if not policy.allows_import(module, symbol):
+        raise WrongType(f"can't be {text!r}: names given as text are taken from nemo2, Megatron-Core and torch only")
+    try:
+        found = getattr(importlib.import_module(module), symbol)
+    except (ImportError, AttributeError) as error:
+        raise WrongType(f"can't be {text!r}: there is no such name") from error
+    if not policy.allows_value(found):
+        raise WrongType(f"can't be {text!r}, which is not a class or function of {module}")
+    return found
+
+
+def config_class(hint: Any) -> type | None:
+    """The one class made for configs that an annotation names (through Optional and Union); None for none or many."""
+    hint = _strip(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        found = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
+        return found.pop() if len(found) == 1 else None
+    hint = typing.get_origin(hint) or hint
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or is_configurable(hint)):
+        return hint
+    return None
+
+
+def _one_of(value: Any, choices: tuple, text: str | None) -> Any:
+    if value is None and type(None) in choices:
+        return None
+    choices = tuple(choice for choice in choices if choice is not type(None))
+    # A choice that needs no conversion comes first: `devices=8` of Union[list[int], str, int] is an int.
+    for choice in choices:
+        if type(value) is (typing.get_origin(_strip(choice)) or _strip(choice)) and type(value) is not str:
+            return typed(value, choice, text=text)
+    if len(choices) == 1:
+        return typed(value, choices[0], text=text)
+    for choice in sorted(choices, key=lambda choice: _strip(choice) is str):  # text takes anything: last
+        with contextlib.suppress(WrongType):
+            return typed(value, choice, text=text)
+    raise WrongType(f"takes {describe(typing.Union[choices])[0]}, not {_shown(value, text)}")
+
+
+def _literal(value: Any, choices: tuple, text: str | None) -> Any:
+    for choice in choices:
+        if (type(choice) is type(value) and choice == value) or (isinstance(choice, str) and choice == text):
+            return choice
+    hint = did_you_mean(str(text if text is not None else value), [c for c in choices if isinstance(c, str)])
+    listed = ", ".join(repr(choice) for choice in choices)
+    raise WrongType(f"takes one of {listed}, not {_shown(value, text)}{hint if 'mean' in hint else ''}".rstrip("?"))
+
+
+def _bool(value: Any, text: str | None) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise WrongType(f"takes true or false, not {_shown(value, text)}")
+
+
+def _int(value: Any, text: str | None) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise WrongType(f"takes an int, not {_shown(value, text)}")
+
+
+def _float(value: Any, text: str | None) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and value.lower() in ("inf", "-inf"):
+        return float(value)
+    raise WrongType(f"takes a number, not {_shown(value, text)}")
+
+
+def _str(value: Any, text: str | None) -> str:
+    if isinstance(value, str):
+        return value
+    if text is None:
+        raise WrongType(f"takes text, not {_shown(value, text)}")
+    return text
+
+
+def _path(value: Any, text: str | None) -> pathlib.Path:
+    return value if isinstance(value, pathlib.Path) else pathlib.Path(_str(value, text))
+
+
+def _timedelta(value: Any, text: str | None) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    source = text if text is not None else str(value)
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", source):
+        return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    if match := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", source):  # Lightning's DD:HH:MM:SS, days optional
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    raise WrongType(f"takes a time span such as 90s, 15m, 2h or 1:30:00, not {_shown(value, text)}")
+
+
+def _sequence(value: Any, make: Any, items: tuple, text: str | None) -> Any:
+    if not isinstance(value, list | tuple | set):
+        raise WrongType(f"takes a list such as [1,2], not {_shown(value, text)}")
+    if make is tuple and items and Ellipsis not in items:
+        if len(items) != len(value):
+            raise WrongType(f"takes {len(items)} values, not {_shown(value, text)}")
+        return tuple(typed(item, hint) for item, hint in zip(value, items, strict=True))
+    return make(typed(item, items[0]) if items else item for item in value)
+
+
+def _mapping(value: Any, items: tuple, text: str | None) -> dict:
+    if not isinstance(value, dict):
+        raise WrongType(f"takes a dict such as {{'key': 1}}, not {_shown(value, text)}")
+    if len(items) != 2:
+        return value
+    return {typed(key, items[0]): typed(item, items[1]) for key, item in value.items()}
+
+
+def _callable(value: Any, hint: Any, text: str | None) -> Any:
+    if callable(value):
+        return value
+    if not isinstance(value, str):
+        raise WrongType(f"takes the dotted name of a function, not {_shown(value, text)}")
+    return named_object(value)
+
+
+def _instance(value: Any, cls: type, text: str | None) -> Any:
+    """`value` for a parameter of some other class: a member, a dtype, a config of a named class, or what it is."""
+    if isinstance(value, cls):
+        return value
+    if issubclass(cls, enum.Enum):
+        for member in cls:
+            if member.name == text or member.value == value or member.name == value:
+                return member
+        raise WrongType(f"takes one of {', '.join(cls.__members__)}, not {_shown(value, text)}")
+    if _is_torch(cls, "dtype"):
+        return _dtype(value, cls, text)
+    if _is_torch(cls, "device") and isinstance(value, str):
+        return cls(value)
+    if isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)*[.:]\w+", value):
+        found = named_object(value)
+        if isinstance(found, type) and issubclass(found, cls):
+            return Config(found)
+    raise WrongType(f"takes a {cls.__qualname__}, not {_shown(value, text)}: set its fields, or name a class of it")
+
+
+def _dtype(value: Any, cls: type, text: str | None) -> Any:
+    name = str(value).removeprefix("torch.")
+    found = getattr(importlib.import_module("torch"), DTYPE_NAMES.get(name, name), None)
+    if isinstance(found, cls):
+        return found
+    raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
+
+
+def _bare_list(raw: str) -> Any:
+    """`[a, b]` without quotes as a list, any other text as itself."""
+    if not (raw.startswith("[") and raw.endswith("]")):
+        return raw
+    inner = raw[1:-1].strip()
+    return [Text.parse(part).literal for part in inner.split(",")] if inner else []
+
+
+def _strip(hint: Any) -> Any:
+    """The annotation under Annotated and NewType."""
+    while True:
+        if typing.get_origin(hint) is typing.Annotated:
+            hint = typing.get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        else:
+            return hint
+
+
+def _is_torch(cls: Any, name: str) -> bool:
+    return getattr(cls, "__module__", None) == "torch" and getattr(cls, "__qualname__", None) == name
+
+
+def _shown(value: Any, text: str | None) -> str:
+    shown = repr(value) if text is None else f"{text!r}"
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+_RULES: dict[Any, Any] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _str,
+    pathlib.Path: _path,
+    pathlib.PurePath: _path,
+    timedelta: _timedelta,
+}
+_SEQUENCES: dict[Any, Any] = {
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+    collections.abc.Sequence: list,
+    collections.abc.MutableSequence: list,
+    collections.abc.Iterable: list,
+    collections.abc.Collection: list,
+}
+_IN_WORDS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", "true"),
+    int: ("an int", "100"),
+    float: ("a number", "1e-4"),
+    str: ("text", "name"),
+    pathlib.Path: ("a path", "/data/run"),
+    timedelta: ("a time span", "90s"),
+    dict: ("a dict", "{'key': 1}"),
+    type(None): ("None", "null"),
+}

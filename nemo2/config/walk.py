@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding things in a recipe: its configs, their children, and who set a field."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import fiddle as fdl
+from fiddle import history
+
+from nemo2.config.aliases import aliases_of
+from nemo2.config.tree import Config, Partial, alias_owner, settle
+
+
+def select(root: Any, target: Any) -> list[Any]:
+    """Every config in the tree of `target`, or of a subclass of it, each once, parents first.
+
+    Unlike nemo-run's `broadcast` it enters lists, tuples and dicts: `select(recipe, MyCallback)`.
+    """
+    found = []
+    for _, node in iterate_nodes(root):
+        fn_or_cls = node.__fn_or_cls__
+        both_classes = isinstance(fn_or_cls, type) and isinstance(target, type)
+        if fn_or_cls is target or (both_classes and issubclass(fn_or_cls, target)):
+            found.append(node)
+    return found
+
+
+def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:
+    """`(path, config)` for every config in the tree, each once, parents first; the root's path is empty."""
+    seen: set[int] = set()
+
+    def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, fdl.Buildable):
+            if id(value) in seen:
+                return
+            seen.add(id(value))
+            yield path, value
+        for step, child in children(value):
+            yield from visit(f"{path}{step}".removeprefix("."), child)
+
+    yield from visit("", root)
+
+
+def children(value: Any) -> list[tuple[str, Any]]:
+    """`(".name" or "[index]", child)` of a config, list, tuple or dict; empty for any other value."""
+    if isinstance(value, fdl.Buildable):
+        if isinstance(value, Config | Partial):
+            settle(value)
+        arguments = fdl.ordered_arguments(value)
+        return [(f".{key}" if isinstance(key, str) else f"[{key}]", child) for key, child in arguments.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", child) for index, child in enumerate(value)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", child) for key, child in value.items()]
+    return []
+
+
+def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
+    """`(file, line, value)` for each time a field was set, oldest first; empty where it has its default.
+
+    A value set from the command line has the file `"command line"` and the number of the override as its line; a
+    deleted one has fiddle's `DELETED` marker as its value. Aliases are followed. History doesn't survive serialisation.
+    """
+    if isinstance(config, Config | Partial):
+        if alias := aliases_of(config.__fn_or_cls__).get(name):
+            config, name = alias_owner(config, name, alias)
+        settle(config)
+    entries = config.__argument_history__.get(name, [])
+    return [
+        (entry.location.filename, entry.location.line_number, entry.new_value)
+        for entry in entries
+        if entry.kind is history.ChangeKind.NEW_VALUE
+    ]
