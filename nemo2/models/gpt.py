@@ -45,7 +45,7 @@ def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> M
     """The layers for this machine: Transformer Engine's on a GPU that has it, plain PyTorch ones elsewhere."""
     from nemo2.models.layers import layer_spec
 
-    return layer_spec(config)
+    return layer_spec(config, vp_stage=vp_stage)
 
 
 @configurable
@@ -277,15 +277,26 @@ def _default_optimizer() -> Any:
     return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
 
 
-_announced: set[tuple[str, Any]] = set()
+_announced: set[str] = set()
 
 
 def _announce(adjustments: dict[str, Adjustment]) -> None:
     """One line per process, on rank 0, for settings that were not announced before."""
-    new = {name: a for name, a in adjustments.items() if (name, repr(a.asked)) not in _announced}
-    _announced.update((name, repr(a.asked)) for name, a in new.items())
-    if new and os.environ.get("RANK", "0") == "0":
-        _log.warning(
-            "This machine changes %s",
-            "; ".join(f"model.config.{name} from {a.asked} to {a.used} ({a.reason})" for name, a in new.items()),
-        )
+    by_reason: dict[str, list[str]] = {}
+    for name, adjustment in adjustments.items():
+        if name not in _announced:
+            by_reason.setdefault(adjustment.reason, []).append(f"{name}={adjustment.used}")
+    _announced.update(adjustments)
+    if by_reason and os.environ.get("RANK", "0") == "0":
+        changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+        _log.warning("Model settings that this machine decides: %s.", changes)
+
+
+class _DeprecationOfGPTModel(logging.Filter):
+    """Megatron-Core 0.19 tells everyone who builds a GPT to port it to another class: nothing our users could do."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("GPTModel IS DEPRECATED")
+
+
+logging.getLogger(MegatronGPTModel.__module__).addFilter(_DeprecationOfGPTModel())

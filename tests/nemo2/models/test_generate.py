@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling against hand-computed distributions, and generation that does not depend on how the model is cut."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.errors import ConfigError
+from nemo2.models.generate import generate, sample
+
+
+class Letters:
+    """One token per letter; z ends a text."""
+
+    vocab_size = 26
+    eos_id = 25
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def ids_to_text(self, ids: list[int]) -> str:
+        return "".join(chr(ord("a") + i) for i in ids)
+
+
+def next_letter(tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """A model that counts: after each letter comes the next one. Rows past the vocabulary look tempting."""
+    logits = torch.zeros(*tokens.shape, 32)
+    logits.scatter_(-1, (tokens + 1).clamp(max=25).unsqueeze(-1), 5.0)
+    logits[..., 26:] = 99.0
+    return logits
+
+
+def test_greedy_generation_follows_the_model_and_stops_at_its_end() -> None:
+    results = generate(next_letter, Letters(), ["a", "uvw"], max_new_tokens=4, temperature=0)
+    assert [(r.text, r.finished) for r in results] == [("bcde", False), ("xy", True)]
+    assert results[1].token_ids == [23, 24, 25]
+
+
+def test_a_prompt_gives_the_same_alone_and_beside_a_longer_one() -> None:
+    together = generate(next_letter, Letters(), ["ab", "abcdefgh"], max_new_tokens=3, temperature=0)
+    alone = generate(next_letter, Letters(), ["ab"], max_new_tokens=3, temperature=0)
+    assert together[0] == alone[0]
+
+
+def test_text_stops_at_the_longest_sequence() -> None:
+    results = generate(next_letter, Letters(), ["a", "abc"], max_new_tokens=9, temperature=0, max_sequence_length=4)
+    assert [r.text for r in results] == ["bcd", "d"]
+
+
+def test_sampling_is_repeatable_by_its_seed() -> None:
+    def texts(seed: int) -> list[str]:
+        return [
+            g.text for g in generate(next_letter, Letters(), ["a"] * 4, max_new_tokens=8, temperature=3.0, seed=seed)
+        ]
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+
+
+def frequencies(**settings: Any) -> list[float]:
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | settings
+    rows = probabilities.log().expand(20_000, 4)
+    picked = sample(rows, generator=torch.Generator().manual_seed(0), **settings)
+    return (torch.bincount(picked, minlength=4) / len(picked)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"temperature": 0}, [1, 0, 0, 0]),
+        ({"top_k": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_p": 0.6}, [2 / 3, 1 / 3, 0, 0]),  # 0.5 does not reach 0.6: the token that crosses it belongs
+        ({"top_p": 0.5}, [1, 0, 0, 0]),
+        ({"temperature": 0.5}, [0.25 / 0.345, 0.0625 / 0.345, 0.0225 / 0.345, 0.01 / 0.345]),
+        ({"top_k": 3, "top_p": 0.8}, [2 / 3, 1 / 3, 0, 0]),  # of what top_k left: 0.556 + 0.278 reach 0.8
+    ],
+)
+def test_tokens_are_drawn_from_the_narrowed_distribution(settings: dict[str, Any], expected: list[float]) -> None:
+    assert frequencies(**settings) == pytest.approx(expected, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "words"),
+    [
+        ([""], {}, "holds no token"),
+        ("abc", {}, "prompts must be a list"),
+        (["abcd"], {"max_sequence_length": 4}, "leaves no room in the model's 4"),
+        (["a"], {"temperature": -1.0}, "temperature=-1.0 must be 0"),
+        (["a"], {"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        (["a"], {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+    ],
+)
+def test_impossible_settings_are_refused(prompts: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        generate(next_letter, Letters(), prompts, **settings)
+
+
+def texts_of_a_model(tp: int, sequence_parallel: bool, **settings: Any) -> tuple[list[str], bool]:
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+    from nemo2.models.llama import LlamaConfig
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
+    tensor_parallel.model_parallel_cuda_manual_seed(5)
+    config = LlamaConfig(
+        num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, seq_length=32, vocab_size=32,
+        tensor_model_parallel_size=tp, sequence_parallel=sequence_parallel, init_method_std=0.5,
+        use_cpu_initialization=True,  # the same weights whatever the cut
+    )  # fmt: skip
+    model = config.configure_model(None)
+    results = generate(model, Letters(), ["abc", "hello"], max_new_tokens=6, **settings)
+    return [r.text for r in results], model.training
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "seed": 4}])
+def test_two_tensor_parallel_ranks_write_what_one_rank_writes(run_on_ranks: Any, settings: dict[str, Any]) -> None:
+    (alone,) = run_on_ranks(texts_of_a_model, 1, 1, False, **settings)
+    assert alone[1], "the model was left in evaluation mode"
+    assert len(set(alone[0][0])) > 1
+    for sequence_parallel in (False, True):
+        assert run_on_ranks(texts_of_a_model, 2, 2, sequence_parallel, **settings) == [alone, alone]
+
+
+def refusal_of_a_cut_model() -> str:
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
+    try:
+        generate(next_letter, Letters(), ["a"])
+    except ConfigError as error:
+        return str(error)
+    return "not refused"
+
+
+def test_a_pipeline_is_refused(run_on_ranks: Any) -> None:
+    assert all("pipeline_model_parallel_size=1" in text for text in run_on_ranks(refusal_of_a_cut_model, 2))
+
+
+def test_a_tokenizer_without_an_end_token_runs_to_the_limit() -> None:
+    letters = Letters()
+    endless = SimpleNamespace(vocab_size=26, text_to_ids=letters.text_to_ids, ids_to_text=letters.ids_to_text)
+    assert generate(next_letter, endless, ["x"], max_new_tokens=4, temperature=0)[0].text == "yzzz"

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPTConfig and GPTModel: what the machine changes, the vocabulary, the pipeline's chunks, the micro-batch steps."""
+
+import dataclasses
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.errors import ConfigError, DataError
+from nemo2.models import gpt
+from nemo2.models.gpt import GPTConfig, GPTModel
+from nemo2.models.gpt_step import check_token_ids
+from nemo2.models.llama import LlamaConfig, LlamaModel
+
+TINY: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "ffn_hidden_size": 64,
+    "seq_length": 16,
+}
+
+
+def test_fused_kernels_are_dropped_without_a_gpu_said_once_and_remembered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpt, "_announced", set())
+    with caplog.at_level(logging.WARNING, logger="nemo2.models.gpt"):
+        first = LlamaConfig(**TINY)
+        LlamaConfig(**TINY)
+    assert first.apply_rope_fusion is False
+    assert first.adjustments["apply_rope_fusion"].asked is True
+    assert "GPU" in first.adjustments["apply_rope_fusion"].reason
+    assert [record.getMessage().count("apply_rope_fusion") for record in caplog.records] == [1]
+
+
+def test_a_setting_the_machine_can_honour_is_kept() -> None:
+    config = LlamaConfig(**TINY, apply_rope_fusion=False)
+    assert "apply_rope_fusion" not in config.adjustments
+
+
+def test_what_was_asked_for_stays_on_record_when_the_strategy_checks_the_config_again() -> None:
+    config = LlamaConfig(**TINY)
+    config.tensor_model_parallel_size = 2
+    config.__post_init__()
+    assert config.adjustments["apply_rope_fusion"].asked is True
+
+
+def test_every_config_is_still_a_transformer_config_to_megatron() -> None:
+    from megatron.core.transformer import TransformerConfig
+
+    assert {field.name for field in dataclasses.fields(TransformerConfig)} <= {
+        f.name for f in dataclasses.fields(GPTConfig)
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer_size", "rows"),
+    [
+        ({}, 100, 128),
+        ({"tensor_model_parallel_size": 2}, 100, 256),
+        ({"make_vocab_size_divisible_by": 8}, 100, 104),
+        ({"vocab_size": 110, "tensor_model_parallel_size": 2}, 100, 110),
+    ],
+)
+def test_the_vocabulary_is_padded_unless_it_is_given(settings: dict[str, Any], tokenizer_size: int, rows: int) -> None:
+    config = GPTConfig(**TINY, **settings)
+    assert config.padded_vocab_size(SimpleNamespace(vocab_size=tokenizer_size)) == rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokenizer", "words"),
+    [
+        ({}, None, "vocab_size is not set and there is no tokenizer"),
+        ({"vocab_size": 90}, SimpleNamespace(vocab_size=100), "vocab_size=90 is smaller than the tokenizer's 100"),
+        (
+            {"vocab_size": 101, "tensor_model_parallel_size": 2},
+            None,
+            "not a multiple of tensor_model_parallel_size=2: use 102",
+        ),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_used_is_refused(settings: dict[str, Any], tokenizer: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        GPTConfig(**TINY, **settings).padded_vocab_size(tokenizer)
+
+
+def test_a_model_without_a_config_says_what_to_pass() -> None:
+    with pytest.raises(ConfigError, match="LlamaModel was given no config"):
+        LlamaModel()
+
+
+def test_a_misspelled_field_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="num_layers"):
+        LlamaConfig(num_layer=2)  # pyright: ignore[reportCallIssue]
+
+
+def test_the_default_optimizer_is_adam_at_1e_4() -> None:
+    model = GPTModel(GPTConfig(**TINY, vocab_size=64))
+    assert (model.optim.config.optimizer, model.optim.config.lr) == ("adam", 1e-4)
+    assert model.optim.config.use_distributed_optimizer
+
+
+@pytest.mark.parametrize("key", ["tokens", "labels"])
+@pytest.mark.parametrize("bad", [-1, 64])
+def test_an_id_outside_the_vocabulary_is_refused(key: str, bad: int) -> None:
+    batch = {"tokens": torch.arange(8).view(2, 4), "labels": torch.arange(8).view(2, 4), "loss_mask": torch.ones(2, 4)}
+    batch[key][1, 2] = bad
+    with pytest.raises(DataError, match=f"1 of 8 ids in '{key}' lie outside the vocabulary of 64"):
+        check_token_ids(batch, 64)
+
+
+def test_labels_that_the_mask_leaves_out_may_be_anything() -> None:
+    batch = {"labels": torch.tensor([[1, -100]]), "loss_mask": torch.tensor([[1.0, 0.0]])}
+    assert check_token_ids(batch, 64) is batch
+
+
+def a_batch() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(0, 64, (2, 17), generator=torch.Generator().manual_seed(3))
+    return {
+        "tokens": tokens[:, :-1].contiguous(),
+        "labels": tokens[:, 1:].contiguous(),
+        "loss_mask": torch.ones(2, 16),
+        "position_ids": torch.arange(16).expand(2, 16).contiguous(),
+        "something_else": torch.ones(2, 16),
+    }
+
+
+def start(**layout: int | None) -> None:
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel(**layout)
+    tensor_parallel.model_parallel_cuda_manual_seed(11)
+
+
+def one_micro_batch() -> dict[str, Any]:
+    start()
+    model = LlamaModel(LlamaConfig(**TINY, vocab_size=64))
+    model.configure_model()
+    built = model.module
+    model.configure_model()
+    batch = model.data_step(iter([(a_batch(), 0, 0)]))
+    bad = a_batch()
+    bad["tokens"][0, 0] = 64
+    refusals = []
+    for faulty in (bad, {"tokens": a_batch()["tokens"]}):
+        try:
+            model.data_step(iter([faulty]))
+        except DataError as error:
+            refusals.append(str(error))
+    return {
+        "built_once": model.module is built,
+        "keys": sorted(key for key, value in batch.items() if value is not None),
+        "training": model.training_step(batch),
+        "validation": model.validation_step(batch, 0),
+        "reduction": type(model.training_loss_reduction).__name__,
+        "kept": model.training_loss_reduction is model.training_loss_reduction,
+        "validating": model.validation_loss_reduction.validation_step,
+        "refusals": refusals,
+    }
+
+
+def test_a_model_fetches_checks_and_runs_a_micro_batch(run_on_ranks: Any) -> None:
+    result = run_on_ranks(one_micro_batch, 1)[0]
+    assert result["built_once"]
+    assert result["keys"] == ["labels", "loss_mask", "position_ids", "tokens"]
+    assert result["training"].shape == (2, 16)
+    torch.testing.assert_close(result["training"], result["validation"])
+    assert (result["reduction"], result["kept"], result["validating"]) == ("MaskedTokenLossReduction", True, True)
+    assert "'tokens' lie outside the vocabulary of 64" in result["refusals"][0]
+    assert "must hold position_ids, labels, loss_mask" in result["refusals"][1]
+
+
+def chunks_of_a_pipeline(virtual: int | None) -> list[tuple[int, bool, bool, list[str]]]:
+    start(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=virtual)
+    shape = TINY | {"num_layers": 4}
+    config = LlamaConfig(
+        **shape,
+        vocab_size=64,
+        pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=virtual,
+        pipeline_dtype=torch.float32,
+    )
+    model = LlamaModel(config)
+    chunks = [model.build_chunk(stage) for stage in range(virtual)] if virtual else [model.build_chunk(None)]
+    kept = sorted(key for key, value in model.data_step(iter([a_batch()])).items() if value is not None)
+    return [(len(chunk.decoder.layers), chunk.pre_process, chunk.post_process, kept) for chunk in chunks]
+
+
+def test_pipeline_stages_hold_their_layers_and_fetch_what_they_need(run_on_ranks: Any) -> None:
+    first, last = run_on_ranks(chunks_of_a_pipeline, 2, None)
+    assert first == [(2, True, False, ["position_ids", "tokens"])]
+    assert last == [(2, False, True, ["labels", "loss_mask"])]
+
+
+def test_virtual_stages_hold_one_end_of_the_model_each(run_on_ranks: Any) -> None:
+    first, last = run_on_ranks(chunks_of_a_pipeline, 2, 2)
+    assert [chunk[:3] for chunk in first] == [(1, True, False), (1, False, False)]
+    assert [chunk[:3] for chunk in last] == [(1, False, False), (1, False, True)]
+
+
+def share_of_a_sequence() -> tuple[torch.Tensor, str]:
+    start(context_parallel_size=2)
+    model = LlamaModel(LlamaConfig(**TINY, vocab_size=64, context_parallel_size=2))
+    tokens = model.data_step(iter([a_batch()]))["tokens"]
+    try:
+        model.data_step(iter([{key: value[:, :14] for key, value in a_batch().items()}]))
+    except DataError as error:
+        return tokens, str(error)
+    raise AssertionError("a sequence of 14 was cut into 4 chunks")
+
+
+def test_context_parallel_ranks_take_one_chunk_from_each_end(run_on_ranks: Any) -> None:
+    whole = a_batch()["tokens"].chunk(4, dim=1)
+    (first, refusal), (second, _) = run_on_ranks(share_of_a_sequence, 2)
+    assert torch.equal(first, torch.cat([whole[0], whole[3]], dim=1))
+    assert torch.equal(second, torch.cat([whole[1], whole[2]], dim=1))
+    assert "14 tokens long" in refusal and "such as 12" in refusal
