@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to resume from: the newest finished checkpoint of a run, an explicit one, or weights to start from."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+import torch
+
+from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest
+from nemo2.config.capture import configurable
+from nemo2.errors import CheckpointError
+
+
+@configurable
+@dataclass(kw_only=True)
+class RestoreConfig:
+    """Start from the weights of another run, and only those."""
+
+    path: str
+    """A checkpoint directory."""
+    load_model_state: bool = True
+    load_optim_state: bool = False
+    """Continue its optimizer state too."""
+    load_artifacts: bool = True
+    """Take its tokenizer along."""
+
+
+@dataclass
+class Search:
+    """Where a checkpoint was looked for, and what was found; for the message."""
+
+    looked_at: list[Path] = field(default_factory=list)
+    found: Optional[Path] = None
+    manifest: Optional[Manifest] = None
+
+
+@configurable
+@dataclass(kw_only=True)
+class AutoResume:
+    """Find what to resume from.
+
+    The first of these that applies: ``resume_from_path``; with ``resume_if_exists`` the newest finished checkpoint under
+    ``resume_from_directory`` or the run's own directory, in any of its versions; ``restore_config``.
+    """
+
+    restore_config: Optional[RestoreConfig] = None
+    resume_from_directory: Optional[str] = None
+    """Look here and not in the run's own directory."""
+    resume_from_path: Optional[str] = None
+    """Resume exactly this checkpoint."""
+    resume_if_exists: bool = False
+    resume_past_end: bool = False
+    """Resume a checkpoint at or beyond ``trainer.max_steps`` all the same."""
+    resume_ignore_no_checkpoint: bool = False
+    """Start from the beginning where ``resume_if_exists`` finds nothing. False: that is an error."""
+
+    def setup(self, trainer: pl.Trainer, model: Optional[pl.LightningModule] = None) -> Optional[Path]:
+        """Point ``trainer`` at the checkpoint to resume from; returns it, None to start fresh.
+
+        Raises:
+            CheckpointError: asked to resume and there is nothing, or the named checkpoint isn't one.
+        """
+        if self.restore_config is not None and not self._resumable(trainer).found:
+            trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
+        path = self.get_trainer_ckpt_path(trainer)
+        if path is not None:
+            trainer.ckpt_path = path
+        return path
+
+    def get_trainer_ckpt_path(self, trainer: pl.Trainer) -> Optional[Path]:
+        """The checkpoint to resume from, None to start fresh. See `setup` for what is raised."""
+        if self.resume_from_path:
+            path = Path(self.resume_from_path)
+            if not path.is_dir():
+                raise CheckpointError(f"resume.resume_from_path={self.resume_from_path}: no such checkpoint directory.")
+            return path
+        if not self.resume_if_exists:
+            return None
+        search = self._resumable(trainer)
+        looked = ", ".join(str(path) for path in search.looked_at) or "nowhere"
+        if search.found is None:
+            if not self.resume_ignore_no_checkpoint:
+                raise CheckpointError(
+                    f"resume.resume_if_exists=True, and there is no finished checkpoint to resume from (looked in {looked}). To "
+                    "start from the beginning where there is none, set resume.resume_ignore_no_checkpoint=True."
+                )
+            _say(f"No checkpoint to resume from in {looked}: starting from the beginning.")
+            return None
+        assert search.manifest is not None
+        limit = trainer.max_steps
+        if 0 < limit <= search.manifest.step and not self.resume_past_end:
+            raise CheckpointError(
+                f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={limit}: this run is done. Raise "
+                "trainer.max_steps to go on, change log.name for a new run, or set resume.resume_past_end=True."
+            )
+        if search.manifest.weights_only:
+            raise CheckpointError(
+                f"{search.found} holds weights only (it was saved at the end of training without the optimizer): it can't be "
+                "resumed. Start a run from it with resume.restore_config.path, or set log.ckpt.save_optim_on_train_end=True "
+                "when you train."
+            )
+        _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
+        return search.found
+
+    def get_context_path(self, model: Any = None) -> Optional[Path]:
+        """The ``context/`` of the weights to start from; None without any."""
+        if self.restore_config is None:
+            return None
+        return Path(self.restore_config.path) / CONTEXT_PATH
+
+    def _resumable(self, trainer: pl.Trainer) -> Search:
+        """All ranks look, on the file system they share; once they can talk, rank 0 looks and they follow what it saw."""
+        if not torch.distributed.is_initialized():
+            return _newest(self._directories(trainer))
+        search = _newest(self._directories(trainer)) if trainer.is_global_zero else Search()
+        return trainer.strategy.broadcast(search)
+
+    def _directories(self, trainer: pl.Trainer) -> list[Path]:
+        """Where this run's checkpoints are. The logger has continued the newest version of the run's name already, so the
+        checkpoint callback points there."""
+        if self.resume_from_directory:
+            root = Path(self.resume_from_directory)
+            return [root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))]
+        own = getattr(trainer.checkpoint_callback, "dirpath", None)
+        return [Path(own) if own else Path(trainer.default_root_dir) / "checkpoints"]
+
+
+def _newest(directories: list[Path]) -> Search:
+    search = Search(looked_at=[path for path in directories if path.is_dir()])
+    for directory in search.looked_at:
+        if read_manifest(directory) is not None:
+            candidates = [(directory, read_manifest(directory))]
+        else:
+            candidates = finished(directory)
+        for path, manifest in candidates:
+            if manifest is not None and (search.manifest is None or manifest.step > search.manifest.step):
+                search.found, search.manifest = path, manifest
+    return search
+
+
+def _say(message: str) -> None:
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+    rank_zero_info(message)

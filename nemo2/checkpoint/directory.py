@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint on disk: what it is called, when it is finished, and how to find the newest one.
+
+``<name>/weights`` holds Megatron-Core's distributed checkpoint, ``<name>/context`` what rebuilds model, tokenizer and data,
+and ``<name>/manifest.json`` says what was written. A checkpoint is written under a hidden temporary name beside its own
+and renamed when it is whole: **the rename is the commit**, so a directory under a checkpoint's name is a finished one, and
+whatever a crash leaves behind carries a name nobody looks for.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.errors import CheckpointError
+
+WEIGHTS_PATH = "weights"
+CONTEXT_PATH = "context"
+MANIFEST = "manifest.json"
+LAST_SUFFIX = "-last"
+_TEMPORARY = ".unfinished-"
+_TRASH = ".trash-"
+MANIFEST_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself; plain JSON, written last."""
+
+    step: int
+    """Optimizer steps done."""
+    consumed_samples: int
+    layout: dict[str, Any]
+    """Parallel sizes and world it was saved from."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Scalars at the time, e.g. ``val_loss``: retention ranks by them."""
+    weights_only: bool = False
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)
+    """Size in bytes of every file, by its path inside the checkpoint."""
+    saved_at: float = 0.0
+    """Seconds since the epoch."""
+    version: int = MANIFEST_VERSION
+
+
+def ckpt_to_dir(filepath: os.PathLike | str) -> Path:
+    """The directory of a checkpoint that Lightning would call ``<filepath>.ckpt``."""
+    path = Path(filepath)
+    return path.with_suffix("") if path.suffix == ".ckpt" else path
+
+
+def temporary_name(target: Path, attempt: Optional[str] = None) -> Path:
+    """Where ``target`` is written until it is whole. Every rank must use the same ``attempt``."""
+    return target.with_name(f"{_TEMPORARY}{attempt or uuid.uuid4().hex[:8]}-{target.name}")
+
+
+def publish(temporary: Path, target: Path, manifest: Manifest) -> None:
+    """Write the manifest, flush everything to disk and rename: after this the checkpoint exists. One process calls it.
+
+    Raises:
+        CheckpointError: something else has taken the name meanwhile.
+    """
+    manifest.files = {
+        str(path.relative_to(temporary)): path.stat().st_size for path in sorted(temporary.rglob("*")) if path.is_file()
+    }
+    manifest.saved_at = time.time()
+    path = temporary / MANIFEST
+    path.write_text(json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            _fsync(file)
+    _fsync(temporary)
+    if target.exists():
+        # The same step saved again, e.g. at the end of training: the old one steps aside and goes afterwards.
+        aside = target.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{target.name}")
+        os.rename(target, aside)
+        os.rename(temporary, target)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(temporary, target)
+    _fsync(target.parent)
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint: out of sight first, so that nobody finds half of it."""
+    if not checkpoint.exists():
+        return
+    trash = checkpoint.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
+    os.rename(checkpoint, trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def clean_up(directory: Path) -> list[Path]:
+    """Delete what interrupted saves and deletions left in ``directory``; returns what was deleted."""
+    leftovers = [path for path in _entries(directory) if path.name.startswith((_TEMPORARY, _TRASH))]
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return leftovers
+
+
+def read_manifest(checkpoint: Path) -> Optional[Manifest]:
+    """The manifest of a finished checkpoint of ours; None where there is none.
+
+    Raises:
+        CheckpointError: there is one, and it can't be read.
+    """
+    path = checkpoint / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text())
+        known = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}
+        return Manifest(**known)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} can't be read ({error}): the checkpoint is damaged. Resume from another one in {checkpoint.parent}."
+        ) from error
+
+
+def problems(checkpoint: Path) -> list[str]:
+    """Why a checkpoint can't be loaded, as far as file names and sizes tell; empty if nothing is wrong."""
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        return [f"{MANIFEST} is missing"]
+    found = []
+    for name, size in manifest.files.items():
+        file = checkpoint / name
+        if not file.is_file():
+            found.append(f"{name} is missing")
+        elif file.stat().st_size != size:
+            found.append(f"{name} has {file.stat().st_size} bytes, and {size} were written")
+    return found
+
+
+def finished(directory: Path) -> list[tuple[Path, Manifest]]:
+    """The finished checkpoints directly in ``directory``, oldest step first; damaged ones are left out."""
+    found = []
+    for path in _entries(directory):
+        if path.name.startswith("."):
+            continue
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        if manifest is not None:
+            found.append((path, manifest))
+    return sorted(found, key=lambda item: (item[1].step, item[1].saved_at))
+
+
+def without_last(path: Path) -> Path:
+    """The name of a checkpoint once a newer one has become the last."""
+    return path.with_name(path.name.removesuffix(LAST_SUFFIX))
+
+
+def step_in_name(path: Path) -> Optional[int]:
+    """The step that NeMo's file names carry (``...-step=120-...``); None without one."""
+    match = re.search(r"step=(\d+)", path.name)
+    return int(match.group(1)) if match else None
+
+
+def _entries(directory: Path) -> Iterator[Path]:
+    if directory.is_dir():
+        yield from sorted(path for path in directory.iterdir() if path.is_dir())
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When to save, what to call it, and which checkpoints to keep."""
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+
+from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished, remove, without_last
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+_FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+
+
+@configurable
+class ModelCheckpoint(Checkpoint):
+    """Saves the run, newest first in mind: a checkpoint appears under its name only when it is whole, and the newest one is
+    never deleted.
+
+    A save is due every ``every_n_train_steps`` steps, every ``train_time_interval``, or, with neither set, after every
+    validation; and once more when training ends. After each, the ``save_top_k`` best by ``monitor`` are kept, plus the
+    newest.
+
+    Args:
+        monitor: The logged value to rank by. None: the newest are the best.
+        verbose: Log each save and deletion.
+        save_last: Mark the newest checkpoint with ``-last`` in its name, as NeMo does; "link" means the same. (It is kept
+            either way.) False: no mark.
+        save_top_k: How many of the best to keep; -1 keeps all, 0 only the newest.
+        save_weights_only: Leave out optimizer, schedule and loop states: such a checkpoint can't be resumed.
+        mode: "min" or "max".
+        every_n_epochs: Save after the validation of every n-th epoch. None: see above.
+        every_n_train_steps: In optimizer steps.
+        train_time_interval: Wall time between saves.
+        save_on_train_epoch_end: Save at the end of an epoch and not after its validation.
+        save_optim_on_train_end: Keep the optimizer's state in the checkpoint of the last step (it doubles to triples the
+            size, and lets training be extended).
+        always_save_context: Save ``context/`` with every checkpoint.
+        save_context_on_train_end: Save it with the last one at least.
+        dirpath: Where. None: the logger sets ``<run>/checkpoints``.
+        filename: With ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged values, with format
+            specifications. ``name=`` is put before all but ``model_name``, as Lightning does.
+        auto_insert_metric_name: Put those names in.
+        enable_version_counter: Kept for Lightning's signature; a name that exists is replaced, since it says the step.
+    """
+
+    def __init__(
+        self,
+        monitor: Optional[str] = "val_loss",
+        verbose: bool = True,
+        save_last: Optional[Union[bool, Literal["link"]]] = True,
+        save_top_k: int = 3,
+        save_weights_only: bool = False,
+        mode: Literal["min", "max"] = "min",
+        every_n_epochs: Optional[int] = None,
+        every_n_train_steps: Optional[int] = None,
+        train_time_interval: Optional[timedelta] = None,
+        save_on_train_epoch_end: Optional[bool] = False,
+        save_optim_on_train_end: Optional[bool] = False,
+        always_save_context: bool = True,
+        save_context_on_train_end: bool = True,
+        dirpath: Optional[str] = None,
+        filename: Optional[str] = None,
+        auto_insert_metric_name: bool = True,
+        enable_version_counter: bool = False,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ConfigError(f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}.")
+        if save_top_k < -1:
+            raise ConfigError(f"log.ckpt.save_top_k={save_top_k}: must be -1 (keep all), 0 (the newest only) or more.")
+        for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
+            if value is not None and value < 0:
+                raise ConfigError(f"log.ckpt.{name}={value}: must be at least 1, or unset.")
+        if train_time_interval is not None and train_time_interval <= timedelta(0):
+            raise ConfigError(f"log.ckpt.train_time_interval={train_time_interval}: must be a positive time.")
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_last = save_last
+        self.save_top_k = save_top_k
+        self.save_weights_only = save_weights_only
+        self.mode = mode
+        self.every_n_epochs = every_n_epochs
+        self.every_n_train_steps = every_n_train_steps or None
+        self.train_time_interval = train_time_interval
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.save_optim_on_train_end = save_optim_on_train_end
+        self.always_save_context = always_save_context
+        self.save_context_on_train_end = save_context_on_train_end
+        self.dirpath = dirpath
+        self.filename = filename or "{model_name}--{val_loss:.2f}-{step}-{consumed_samples}"
+        self.auto_insert_metric_name = auto_insert_metric_name
+        self.enable_version_counter = enable_version_counter
+        self.model_name: Optional[str] = None
+        """What ``{model_name}`` stands for; the run's name, set by the logger. None: the module's class name."""
+        self.best_model_path = ""
+        self.best_model_score: Optional[float] = None
+        self.last_model_path = ""
+        self._last_saved_step = -1
+        self._last_saved_at = 0.0
+
+    # ------------------------------------------------------------------------------------------------------ when
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
+        if stage == "fit" and trainer.is_global_zero:
+            for path in clean_up(Path(self.dirpath)):
+                _say(f"Deleted {path.name}, left by an interrupted save.")
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._last_saved_at = time.monotonic()
+        self._last_saved_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
+        if step_due or self._time_due(trainer):
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        by_validation = self.every_n_train_steps is None and self.train_time_interval is None
+        if trainer.state.fn != "fit" or trainer.sanity_checking or not by_validation or self.save_on_train_epoch_end:
+            return
+        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs:
+            return
+        self.save(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.save_on_train_epoch_end and (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.status == "interrupted" or trainer.fast_dev_run:
+            return
+        finished_run = trainer.global_step >= (trainer.max_steps if trainer.max_steps > 0 else float("inf"))
+        self.save(trainer, weights_only=self.save_weights_only or (finished_run and not self.save_optim_on_train_end))
+        trainer.strategy.checkpoint_io.maybe_finalize_save_checkpoint(blocking=True)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _time_due(self, trainer: pl.Trainer) -> bool:
+        if self.train_time_interval is None:
+            return False
+        due = time.monotonic() - self._last_saved_at >= self.train_time_interval.total_seconds()
+        # One clock decides, or ranks would save at different steps and wait for each other for ever.
+        return trainer.strategy.broadcast(due)
+
+    # ------------------------------------------------------------------------------------------------------ saving
+
+    def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None) -> None:
+        """Save now, unless this step has been saved. Every rank calls it."""
+        if trainer.fast_dev_run or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
+            return
+        assert self.dirpath is not None
+        self._last_saved_step = trainer.global_step
+        self._last_saved_at = time.monotonic()
+        target = Path(self.dirpath) / self.format_checkpoint_name(self._values(trainer), trainer)
+        if self.save_last:
+            target = target.with_name(target.name + LAST_SUFFIX)
+        trainer.save_checkpoint(
+            target,
+            weights_only=self.save_weights_only if weights_only is None else weights_only,
+            storage_options={
+                "published": lambda path: self._published(trainer, path),
+                "metrics": {name: value for name, value in self._values(trainer).items() if isinstance(value, float)},
+                "with_context": self.always_save_context or self.save_context_on_train_end,
+            },
+        )
+
+    def _published(self, trainer: pl.Trainer, path: Path) -> None:
+        """The checkpoint exists: the former last one loses its mark, and what retention doesn't keep goes."""
+        self.last_model_path = str(path)
+        if trainer.is_global_zero:
+            if self.verbose:
+                _say(f"Saved {path}.")
+            self._retain(path)
+        trainer.strategy.barrier()
+
+    def _retain(self, newest: Path) -> None:
+        for path, _ in finished(newest.parent):
+            plain = without_last(path)
+            if path != newest and path != plain and not plain.exists():
+                path.rename(plain)
+        checkpoints = finished(newest.parent)
+        ranked = self._ranked(checkpoints)
+        if ranked:
+            best, manifest = ranked[0]
+            self.best_model_path = str(best)
+            self.best_model_score = manifest.metrics.get(self.monitor or "")
+        keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
+        for path, _ in checkpoints:
+            if path not in keep:
+                remove(path)
+                if self.verbose:
+                    _say(f"Deleted {path.name}: not among the {self.save_top_k} best, nor the newest.")
+
+    def _ranked(self, checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:
+        sign = 1 if self.mode == "min" else -1
+
+        def rank(item: tuple[Path, Manifest]) -> tuple[int, float, int]:
+            value = item[1].metrics.get(self.monitor) if self.monitor else None
+            # Those that were never validated come after those that were, newest first.
+            return (0, sign * value, -item[1].step) if value is not None else (1, 0.0, -item[1].step)
+
+        return sorted(checkpoints, key=rank)
+
+    # ------------------------------------------------------------------------------------------------------ names
+
+    def _values(self, trainer: pl.Trainer) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            name: float(value) for name, value in trainer.callback_metrics.items() if torch.as_tensor(value).numel() == 1
+        }
+        consumed = getattr(trainer.strategy, "consumed_samples", 0)
+        return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}
+
+    def format_checkpoint_name(self, values: dict[str, Any], trainer: Optional[pl.Trainer] = None) -> str:
+        """The file name for these values; a logged value that isn't there yet is left out with its separator."""
+        name = type(trainer.lightning_module).__name__.lower() if trainer is not None else "model"
+        values = {"model_name": self.model_name or name} | values
+        text = self.filename
+        for match in _FIELD.finditer(self.filename):
+            field, pattern = match.group(1), match.group(0)
+            if field not in values:
+                text = re.sub(re.escape(pattern) + r"-?", "", text)
+                continue
+            label = f"{field}=" if self.auto_insert_metric_name and field != "model_name" else ""
+            value = values[field]
+            if isinstance(value, float) and value.is_integer() and ":" not in pattern:
+                value = int(value)
+            text = text.replace(pattern, label + ("{" + pattern[1 + len(field) :]).replace("{:", "{0:").format(value))
+        return text.strip("-").replace("/", "_")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_model_path": self.best_model_path, "best_model_score": self.best_model_score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_model_path = state_dict.get("best_model_path", "")
+        self.best_model_score = state_dict.get("best_model_score")
+
+
+def _say(message: str) -> None:
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+    rank_zero_info(message)

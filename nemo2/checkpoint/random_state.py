@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The random streams of a rank, as a checkpoint keeps them.
+
+Tensors and numbers only: nothing that would have to be unpickled. Streams differ between tensor- and pipeline-parallel
+ranks and are the same over data-parallel replicas, so one replica's are saved.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+
+def random_state() -> ShardedObject:
+    """This rank's streams, as the object that Megatron-Core saves and loads at the rank's place in the layout."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state = {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "megatron": {name: _as_tensor(value) for name, value in _tracker().get_states().items()},
+    }
+    pp = parallel_state.get_pipeline_model_parallel_world_size()
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    return ShardedObject(
+        "random_state",
+        state,
+        (pp, tp),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def load_random_state(state: dict[str, Any]) -> None:
+    """Set the streams to what `random_state` saved."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["device"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["device"])
+    tracker = _tracker()
+    current = tracker.get_states()
+    tracker.set_states({name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
+
+
+def _tracker() -> Any:
+    return tensor_parallel.get_cuda_rng_tracker()
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    """A stream is a tensor, or with CUDA graphs a generator."""
+    return value.get_state() if isinstance(value, torch.Generator) else value
+
+
+def _like(value: torch.Tensor, current: Any) -> Any:
+    if isinstance(current, torch.Generator):
+        current.set_state(value)
+        return current
+    return value

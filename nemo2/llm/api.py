@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry points: what a recipe is a call of.
+
+Each takes built objects (a recipe builds to one of these calls) and returns when the work is done. A failure on any rank is
+an exception here, written down for the launcher (`nemo2.run_dir.faults`).
+"""
+
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+
+from nemo2.checkpoint.auto_resume import AutoResume
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.config.capture import configurable
+from nemo2.config.explicit import explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.optim.base import OptimizerModule
+from nemo2.run_dir.faults import install_fault_hook
+from nemo2.run_dir.logger import NeMoLogger
+
+install_fault_hook()
+
+
+@configurable(strategy="trainer.strategy")
+def pretrain(
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    log: Optional[NeMoLogger] = None,
+    resume: Optional[AutoResume] = None,
+    optim: Optional[OptimizerModule] = None,
+) -> Path:
+    """Train a model from the beginning, or on from its last checkpoint. The tokenizer is the data's.
+
+    Args:
+        model: What is trained.
+        data: Its batches.
+        trainer: With its strategy, precision and callbacks.
+        log: The run's directory, metrics and checkpoints. None: `NeMoLogger()` with its defaults.
+        resume: Where to resume from. None: start fresh.
+        optim: The optimizer and its schedule. None: the model's own.
+
+    Returns:
+        The run's directory.
+    """
+    return train(model=model, data=data, trainer=trainer, log=log, resume=resume, optim=optim, tokenizer="data")
+
+
+@configurable(strategy="trainer.strategy")
+def train(
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    log: Optional[NeMoLogger] = None,
+    resume: Optional[AutoResume] = None,
+    optim: Optional[OptimizerModule] = None,
+    tokenizer: Optional[Any] = None,
+    model_transform: Optional[Any] = None,
+) -> Path:
+    """Train, with the tokenizer that is asked for.
+
+    Args:
+        tokenizer: "data", "model", a tokenizer for both, or None to leave both as they are.
+        model_transform: A function of the built model, applied once before training.
+
+    The others are those of `pretrain`. Returns the run's directory.
+    """
+    run_directory = _setup(
+        model=model,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=model_transform,
+    )
+    trainer.fit(model, data, ckpt_path=trainer.ckpt_path)
+    return run_directory
+
+
+@configurable(strategy="trainer.strategy")
+def validate(
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    log: Optional[NeMoLogger] = None,
+    resume: Optional[AutoResume] = None,
+    optim: Optional[OptimizerModule] = None,
+    tokenizer: Optional[Any] = "data",
+    model_transform: Optional[Any] = None,
+) -> Path:
+    """Measure the validation loss of a checkpoint; arguments as `train`. Returns the run's directory.
+
+    The weights come from ``resume``: the checkpoint it finds or names, or the weights it restores.
+    """
+    run_directory = _setup(
+        model=model,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=model_transform,
+    )
+    trainer.validate(model, data, ckpt_path=trainer.ckpt_path)
+    return run_directory
+
+
+@configurable
+def generate(
+    path: str,
+    prompts: list[str],
+    trainer: Optional[pl.Trainer] = None,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    random_seed: int = 1234,
+    output_path: Optional[str] = None,
+) -> list[Any]:
+    """Complete prompts with the model of a checkpoint.
+
+    Args:
+        path: A checkpoint directory; its ``context/`` tells which model and tokenizer it is of.
+        prompts: One completion each.
+        trainer: With a `MegatronStrategy` whose layout the weights are loaded into. None: one process.
+        max_new_tokens: Per prompt.
+        temperature, top_k, top_p: As in `nemo2.models.generate.generate`; temperature 0 takes the likeliest token.
+        random_seed: Of the sampling; every rank draws the same.
+        output_path: Write the completions there too, one JSON object per line. None: only return them.
+
+    Returns:
+        One `nemo2.models.generate.Generation` per prompt, the same on every rank.
+
+    Raises:
+        CheckpointError: no checkpoint there, or it doesn't describe its model.
+    """
+    from nemo2.llm.inference import generate_from_checkpoint
+
+    return generate_from_checkpoint(
+        path,
+        prompts,
+        trainer=trainer,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        random_seed=random_seed,
+        output_path=output_path,
+    )
+
+
+def _setup(
+    *,
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    log: Optional[NeMoLogger],
+    resume: Optional[AutoResume],
+    optim: Optional[OptimizerModule],
+    tokenizer: Union[str, Any, None],
+    model_transform: Optional[Any],
+) -> Path:
+    """Connect the parts of a run. Nothing is computed, and no process group exists yet."""
+    log = log or NeMoLogger()
+    _share_sequence_length(model, data)
+    _share_tokenizer(model, data, tokenizer)
+    if optim is not None:
+        optim.connect(model)
+    if model_transform is not None:
+        model.model_transform = model_transform  # pyright: ignore[reportAttributeAccessIssue]
+    directory = log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
+            callback.model_name = directory.name or None
+    if resume is not None:
+        resume.setup(trainer, model)
+    return Path(directory.log_dir)
+
+
+def _share_sequence_length(model: Any, data: Any) -> None:
+    """One fact: the data's sequence length is the model's, unless both were set.
+
+    Raises:
+        ConfigError: both were set, and differ.
+    """
+    config = getattr(model, "config", None)
+    length = getattr(data, "seq_length", None)
+    if length is None or not hasattr(config, "seq_length") or config.seq_length == length:
+        return
+    if "seq_length" in explicit_fields(config):
+        raise ConfigError(
+            f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}: set it on the data only, and the "
+            "model follows."
+        )
+    config.seq_length = length
+
+
+def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
+    if tokenizer is None:
+        return
+    if tokenizer == "data":
+        model.tokenizer = getattr(data, "tokenizer", None)
+    elif tokenizer == "model":
+        data.tokenizer = getattr(model, "tokenizer", None)
+    elif isinstance(tokenizer, str):
+        raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
+    else:
+        model.tokenizer = data.tokenizer = tokenizer

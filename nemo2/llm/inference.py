@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint's model, loaded into a layout and asked to complete prompts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerFn
+
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.directory import LAST_SUFFIX, finished, read_manifest
+from nemo2.config.explicit import explicit_fields
+from nemo2.errors import CheckpointError
+from nemo2.models.generate import Generation, generate
+from nemo2.strategy import MegatronStrategy
+from nemo2.trainer import Trainer
+
+
+def generate_from_checkpoint(
+    path: str,
+    prompts: Sequence[str],
+    *,
+    trainer: Optional[pl.Trainer] = None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    random_seed: int,
+    output_path: Optional[str],
+) -> list[Generation]:
+    """See `nemo2.llm.generate`."""
+    checkpoint = find_checkpoint(Path(path))
+    model = load_model(checkpoint, trainer=trainer)
+    results = generate(
+        model,
+        model.tokenizer,
+        list(prompts),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=random_seed,
+        max_sequence_length=model.config.seq_length,
+    )
+    if output_path is not None and model.trainer.is_global_zero:
+        lines = "".join(json.dumps(asdict(result)) + "\n" for result in results)
+        Path(output_path).write_text(lines)
+    return results
+
+
+def load_model(checkpoint: Path, *, trainer: Optional[pl.Trainer] = None) -> Any:
+    """The model of a checkpoint with its tokenizer, built, loaded and in evaluation mode.
+
+    Args:
+        checkpoint: A finished checkpoint.
+        trainer: Its strategy says how the model is cut. None: not at all, one process.
+    """
+    model = load_context(checkpoint, "model")
+    model.tokenizer = load_context(checkpoint, "tokenizer")
+    data = load_context(checkpoint, "data", build=False)
+    if "seq_length" not in explicit_fields(model.config) and getattr(data, "seq_length", None):
+        model.config.seq_length = data.seq_length
+    trainer = trainer or Trainer(
+        strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
+    )
+    strategy: Any = trainer.strategy
+    # What Trainer.validate does up to its first batch, without data.
+    trainer.state.fn = TrainerFn.PREDICTING
+    strategy._lightning_module = model
+    model.trainer = trainer
+    strategy.connect(model)
+    strategy.setup_environment()
+    model.configure_model()
+    strategy.setup(trainer)
+    strategy.load_model_state_dict(strategy.load_checkpoint(checkpoint))
+    return model.eval()
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at ``path``: itself, or the newest one in a run's directory.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if read_manifest(path) is not None:
+        return path
+    for directory in (path, path / "checkpoints"):
+        found = finished(directory)
+        if found:
+            return found[-1][0]
+    raise CheckpointError(
+        f"{path} is no finished checkpoint, nor a directory with any (their names end in {LAST_SUFFIX} or carry the step). "
+        "Give the path that the run printed when it saved, or the run's directory."
+    )

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer and its schedule as objects of a recipe, apart from the model they train."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+from torch.optim import Optimizer
+
+from nemo2.optim.lr_scheduler import LRSchedulerModule
+
+
+class OptimizerModule(pl.Callback, ABC):
+    """Makes the optimizers of a model. Subclass it and define `optimizers`.
+
+    Args:
+        lr_scheduler: The learning rate over the steps. None: constant.
+    """
+
+    def __init__(self, lr_scheduler: Optional[LRSchedulerModule] = None) -> None:
+        self.lr_scheduler = lr_scheduler
+
+    def connect(self, model: pl.LightningModule) -> None:
+        """Make this the model's optimizer: the strategy asks ``model.optim``, Lightning ``model.configure_optimizers``."""
+        model.optim = self  # pyright: ignore[reportAttributeAccessIssue]
+
+        def configure_optimizers(megatron_parallel: Any = None) -> list[dict[str, Any]]:
+            return self(model, megatron_parallel)
+
+        model.configure_optimizers = configure_optimizers  # pyright: ignore[reportAttributeAccessIssue]
+
+    @abstractmethod
+    def optimizers(self, model: Any) -> list[Optimizer]:
+        """The optimizers for ``model``, a `MegatronParallel` or a plain module."""
+
+    def __call__(self, model: pl.LightningModule, megatron_parallel: Any = None) -> list[dict[str, Any]]:
+        """What Lightning's ``configure_optimizers`` returns: one dictionary per optimizer, with its schedule."""
+        made = self.optimizers(megatron_parallel if megatron_parallel is not None else model)
+        if self.lr_scheduler is None:
+            return [{"optimizer": optimizer} for optimizer in made]
+        return [{"optimizer": optimizer, **self.lr_scheduler(model, optimizer)} for optimizer in made]

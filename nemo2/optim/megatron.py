@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's optimizer (mixed precision, distributed or not) for Lightning's loops and torch's schedules."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
+from torch import Tensor
+from torch.nn import Parameter
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.optim.base import OptimizerModule
+from nemo2.optim.lr_scheduler import LRSchedulerModule
+
+if TYPE_CHECKING:
+    from nemo2.parallel.megatron_parallel import MegatronParallel
+
+ParamCondition = Callable[[str, Parameter], bool]
+
+
+@configurable
+class MegatronOptimizerModule(OptimizerModule):
+    """Megatron-Core's optimizer over the chunks of a `MegatronParallel`.
+
+    Args:
+        config: Megatron-Core's. Its ``lr`` is the peak of the schedule.
+        lr_scheduler: The learning rate over the steps. None: constant at ``config.lr``.
+        no_weight_decay_cond: ``(name, parameter) -> bool``: where true, no weight decay. None: Megatron-Core's rule (biases
+            and one-dimensional parameters don't decay).
+        scale_lr_cond: ``(name, parameter) -> bool``: where true, the learning rate is multiplied by ``lr_mult``.
+        lr_mult: For the parameters that ``scale_lr_cond`` picks.
+
+    Raises:
+        ConfigError: ``config.lr`` is missing; ``lr_mult`` without ``scale_lr_cond``.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        lr_scheduler: Optional[LRSchedulerModule] = None,
+        no_weight_decay_cond: Optional[ParamCondition] = None,
+        scale_lr_cond: Optional[ParamCondition] = None,
+        lr_mult: float = 1.0,
+    ) -> None:
+        super().__init__(lr_scheduler=lr_scheduler)
+        if config.lr is None:
+            raise ConfigError("optim.config.lr is unset: set the peak learning rate, e.g. optim.config.lr=3e-4.")
+        if lr_mult != 1.0 and scale_lr_cond is None:
+            raise ConfigError(
+                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which picks the parameters it scales: "
+                "set both, or change optim.config.lr."
+            )
+        self.config = config
+        self.no_weight_decay_cond = no_weight_decay_cond
+        self.scale_lr_cond = scale_lr_cond
+        self.lr_mult = lr_mult
+
+    def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
+        """The one optimizer of these chunks, after their DDP wrapping.
+
+        Raises:
+            ConfigError: the chunks aren't wrapped for training.
+        """
+        if model.ddp_config is None:
+            raise ConfigError("MegatronOptimizerModule needs chunks wrapped for training: MegatronParallel(ddp_config=...).")
+        mcore = get_megatron_optimizer(
+            self.config,
+            list(model),  # pyright: ignore[reportArgumentType]
+            config_overrides=self._overrides(),
+            use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
+        )
+        return [MegatronOptimizer(mcore, self.config)]
+
+    def _overrides(self) -> dict[ParamKey, Any]:
+        """Megatron-Core's standard per-parameter rules, with the user's conditions in their place or on top."""
+        overrides: dict[ParamKey, Any] = dict(get_standard_config_overrides(self.config))
+        if self.no_weight_decay_cond is not None:
+            overrides = {key: value for key, value in overrides.items() if "wd_mult" not in value}
+            overrides[_key("no_weight_decay_cond", self.no_weight_decay_cond)] = {"wd_mult": 0.0}
+        if self.scale_lr_cond is not None and self.lr_mult != 1.0:
+            assert self.config.lr is not None
+            scaled: dict[str, float] = {"max_lr": self.config.lr * self.lr_mult}
+            if self.config.min_lr is not None:
+                scaled["min_lr"] = self.config.min_lr * self.lr_mult
+            overrides[_key("scale_lr_cond", self.scale_lr_cond)] = scaled
+        return overrides
+
+
+class MegatronOptimizer(torch.optim.Optimizer):
+    """Megatron-Core's optimizer behind torch's interface.
+
+    Its state is Megatron-Core's: saved and loaded through ``sharded_state_dict``, which lets it change layout.
+    """
+
+    def __init__(self, mcore_optimizer: Any, config: OptimizerConfig) -> None:
+        # torch's own __init__ would take the parameters over; Megatron-Core has them already.
+        self.mcore_optimizer = mcore_optimizer
+        self.config = config
+        self.defaults: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+        self.grad_norm: Optional[float] = None
+        """Global gradient norm of the last step before clipping. None before the first step or where it isn't computed."""
+        self.num_zeros_in_grad: Optional[int] = None
+        self.update_successful: bool = True
+        """False where the last step was skipped because its gradients weren't finite (fp16)."""
+        self.apply_config()
+
+    def apply_config(self) -> None:
+        """Write what the configuration says into the parameter groups; again after a checkpoint was loaded, whose groups
+        carry what the configuration said when it was saved."""
+        for group in self.param_groups:
+            # Megatron-LM's own parameter scheduler multiplies these; without it nobody would.
+            group["weight_decay"] = self.config.weight_decay * group.get("wd_mult", 1.0)
+            group.setdefault("max_lr", self.config.lr)
+            group.setdefault("lr", group["max_lr"])
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.mcore_optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.mcore_optimizer.state
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = closure() if closure is not None else None
+        self.update_successful, self.grad_norm, self.num_zeros_in_grad = self.mcore_optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.mcore_optimizer.zero_grad(set_to_none)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss times the current loss scale; 1 but for fp16."""
+        return self.mcore_optimizer.scale_loss(loss)
+
+    def reload_model_params(self) -> None:
+        """Copy the model's parameters, just loaded, into the optimizer's own precision."""
+        self.mcore_optimizer.reload_model_params()
+
+    def sharded_state_dict(self, model_state: dict[str, Any], *, is_loading: bool = False, **options: Any) -> Any:
+        return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.mcore_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Megatron-Core writes master parameters in place, which autograd refuses for those of an fp32 model.
+        with torch.no_grad():
+            self.mcore_optimizer.load_state_dict(state_dict)
+        self.apply_config()
+
+
+def _key(name: str, condition: ParamCondition) -> ParamKey:
+    return ParamKey(with_name_predicate=ParamWithNamePredicate(name=name, fn=lambda param, path: condition(path, param)))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups and random streams of the parallel layout, made by Megatron-Core."""
+
+from datetime import timedelta
+from typing import Any, Optional
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+
+from nemo2.parallel.layout import Layout
+
+
+def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = None, **options: Any) -> None:
+    """Cut the world into Megatron-Core's groups. Does nothing if that has been done.
+
+    Args:
+        layout: Checked against the world before any group is made.
+        timeout: How long a collective may take. None: Megatron-Core's 30 minutes.
+        options: Further arguments of Megatron-Core's ``initialize_model_parallel``.
+
+    Raises:
+        ConfigError: the layout can't be laid over the world.
+    """
+    if parallel_state.model_parallel_is_initialized():
+        return
+    layout.data_parallel_size(torch.distributed.get_world_size())
+    if timeout is not None:
+        options["distributed_timeout_minutes"] = max(1, round(timeout.total_seconds() / 60))
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vp if layout.pp > 1 else None,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+        **options,
+    )
+
+
+def destroy_model_parallel() -> None:
+    """Take the groups down, so that another layout can be laid in the same processes."""
+    from megatron.core.num_microbatches_calculator import unset_num_microbatches_calculator
+
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    unset_num_microbatches_calculator()
+
+
+def seed_random_streams(seed: int, *, te_rng_tracker: bool = False) -> None:
+    """Seed python, numpy and torch, and Megatron-Core's streams: the same over data-parallel replicas, different between
+    pipeline stages, and inside layers different between tensor-parallel ranks where tensors are cut."""
+    import random
+
+    import numpy as np
+
+    # As Megatron-LM does it (training/initialize.py _set_random_seed): stages draw different initial weights.
+    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=te_rng_tracker)

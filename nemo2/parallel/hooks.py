@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks into the parts of a step that Lightning doesn't see: the schedule and its micro-batches.
+
+Any callback, data module, data sampler or optimizer module that defines one of these methods takes part. A method gets
+the arguments it names and no others.
+
+======================================== ==============================================================================
+hook                                     arguments
+======================================== ==============================================================================
+on_megatron_step_start                   step; may return another step, which then runs
+on_megatron_microbatches_start           step
+on_megatron_microbatch_start             step, batch, forward_callback
+on_megatron_microbatch_end               step, batch, forward_callback, output
+on_megatron_microbatches_end             step, microbatch_outputs
+on_megatron_reduce_microbatches_start    step, microbatch_outputs
+on_megatron_reduce_microbatches_end      step, microbatch_outputs, loss_reduction, reduced
+on_megatron_step_end                     step, microbatch_outputs, reduced
+======================================== ==============================================================================
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+HOOKS = (
+    "on_megatron_step_start",
+    "on_megatron_microbatches_start",
+    "on_megatron_microbatch_start",
+    "on_megatron_microbatch_end",
+    "on_megatron_microbatches_end",
+    "on_megatron_reduce_microbatches_start",
+    "on_megatron_reduce_microbatches_end",
+    "on_megatron_step_end",
+)
+
+T = TypeVar("T")
+
+
+class CallbackConnector:
+    """Who wants to hear of which hook. Hooks nobody asked for cost a dictionary look-up."""
+
+    def __init__(self, callbacks: "Any" = None) -> None:
+        self._objects: list[Any] = []
+        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        if callbacks:
+            self.add(*callbacks)
+
+    def add(self, *callbacks: Any) -> "CallbackConnector":
+        """Register each object's hook methods once; another connector's objects are taken over."""
+        for callback in callbacks:
+            if isinstance(callback, CallbackConnector):
+                self.add(*callback._objects)
+                continue
+            if callback is None or any(callback is known for known in self._objects):
+                continue
+            methods = {name: getattr(callback, name) for name in HOOKS if callable(getattr(callback, name, None))}
+            if methods:
+                self._objects.append(callback)
+            for name, method in methods.items():
+                self._listeners.setdefault(name, []).append(_only_named_arguments(method))
+        return self
+
+    def event(self, name: str, **arguments: Any) -> None:
+        for listener in self._listeners.get(name, ()):
+            listener(**arguments)
+
+    def transform_event(self, name: str, value: T, **arguments: Any) -> T:
+        """Each listener may return a replacement for ``value``; None leaves it."""
+        for listener in self._listeners.get(name, ()):
+            replacement = listener(step=value, **arguments)
+            if replacement is not None:
+                value = replacement
+        return value
+
+    def __contains__(self, callback: Any) -> bool:
+        return any(callback is known for known in self._objects)
+
+    def __add__(self, other: "CallbackConnector") -> "CallbackConnector":
+        return CallbackConnector().add(self, other)
+
+    def __iadd__(self, other: "CallbackConnector") -> "CallbackConnector":
+        return self.add(other)
+
+
+def _only_named_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(method).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return method
+    names = [parameter.name for parameter in parameters]
+
+    def call(**arguments: Any) -> Any:
+        return method(**{name: arguments[name] for name in names if name in arguments})
+
+    return call

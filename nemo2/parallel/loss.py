@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model's output to the loss that is differentiated and the loss that is reported.
+
+Megatron-Core's schedules call the loss function once per micro-batch, on the last pipeline stage. It returns
+``(loss, num_tokens, report)``: the schedule divides the loss by the tokens and by the number of micro-batches, or, with
+``calculate_per_token_loss``, by the tokens of the whole global batch once all gradients are in
+(Megatron-Core ``schedules.forward_step_calc_loss``, ``finalize_model_grads``).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Report = dict[str, Tensor]
+
+
+class MegatronLossReduction(nn.Module):
+    """Subclass this to define a loss: ``forward`` per micro-batch, ``reduce`` once per step."""
+
+    def setup(self, batch: Any) -> None:
+        """Called before ``forward`` with the same micro-batch; for state that both need. Default: nothing."""
+
+    def forward(self, batch: Any, forward_out: Tensor) -> tuple[Tensor, Tensor, Report]:
+        """Returns the summed loss (differentiable), the number of tokens it sums over (int), and what to report."""
+        raise TypeError(f"{type(self).__name__} must define forward(batch, forward_out)")
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
+        """One scalar for the step from the reports of its micro-batches, the same on all data- and context-parallel ranks."""
+        raise TypeError(f"{type(self).__name__} must define reduce(reports)")
+
+
+class MaskedTokenLossReduction(MegatronLossReduction):
+    """Mean cross-entropy over the tokens that the mask keeps.
+
+    The reported loss is the mean over *all* kept tokens of the global batch: sums and counts are added over micro-batches
+    and over the data- and context-parallel ranks before they are divided.
+
+    Args:
+        validation_step: The reduction of a validation step.
+        val_drop_last: Kept for NeMo's signature. Padded validation samples carry a zero mask, so they never count and
+            there is nothing to drop.
+    """
+
+    REPORT = "loss_sum_and_token_count"
+
+    def __init__(self, validation_step: bool = False, val_drop_last: bool = True) -> None:
+        super().__init__()
+        self.validation_step = validation_step
+        self.val_drop_last = val_drop_last
+
+    def forward(self, batch: dict[str, Tensor], forward_out: Tensor) -> tuple[Tensor, Tensor, Report]:
+        """``forward_out`` [batch, sequence]: loss per token; ``batch["loss_mask"]`` the same shape, 1 keeps a token."""
+        loss_sum, num_tokens = masked_token_loss(forward_out, batch["loss_mask"])
+        report = torch.stack([loss_sum.detach(), num_tokens.to(loss_sum.dtype)])
+        return loss_sum, num_tokens, {self.REPORT: report}
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
+        total = torch.stack([report[self.REPORT] for report in losses_reduced_per_micro_batch]).sum(dim=0)
+        _all_reduce_over_data_and_context(total)
+        return total[0] / total[1].clamp(min=1)
+
+
+class ScalarLossReduction(MegatronLossReduction):
+    """For modules whose ``training_step`` returns a scalar loss, as Lightning modules do.
+
+    The step's loss is the mean over micro-batches and data-parallel ranks.
+    """
+
+    REPORT = "loss"
+
+    def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, Tensor, Report]:
+        loss = forward_out["loss"] if isinstance(forward_out, dict) else forward_out
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TypeError(
+                "training_step must return a scalar loss (or a dict with one under 'loss'); to return something else, define "
+                f"`training_loss_reduction` on the module. It returned {type(forward_out).__name__}"
+                + (f" of shape {tuple(loss.shape)}." if isinstance(loss, Tensor) else ".")
+            )
+        # A copy, because the schedule divides it in place and the user's own tensor may be logged later.
+        loss = loss.float().reshape(()).clone()
+        return loss, torch.ones((), dtype=torch.int, device=loss.device), {self.REPORT: loss.detach().clone()}
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
+        total = torch.stack([report[self.REPORT] for report in losses_reduced_per_micro_batch]).mean()
+        total = torch.stack([total, torch.ones_like(total)])
+        _all_reduce_over_data_and_context(total)
+        return total[0] / total[1]
+
+
+def masked_token_loss(loss_per_token: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of ``loss_per_token`` [any shape] where the mask is set, in fp32, and the number of tokens kept (int)."""
+    mask = loss_mask.reshape(-1).float()
+    loss_sum = torch.sum(loss_per_token.reshape(-1).float() * mask)
+    return loss_sum, mask.sum().detach().to(torch.int)
+
+
+def _all_reduce_over_data_and_context(value: Tensor) -> None:
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if group.size() > 1:
+        torch.distributed.all_reduce(value, group=group)

@@ -1,0 +1,469 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of one rank as Megatron-Core's schedules want it, and the step that runs over it.
+
+`MegatronParallel` holds this rank's pipeline chunks, each wrapped in Megatron-Core's DistributedDataParallel. A step takes
+this data-parallel rank's share of a global batch, cuts it into micro-batches and hands a forward function to the schedule
+(no pipelining, 1F1B, interleaved). That function is three steps, each of which the user's LightningModule may define and
+callbacks may hook (`nemo2.parallel.hooks`):
+
+    data step        ``data_step(iterator) -> batch``                    fetch, move to the device, slice
+    forward step     ``forward_step(batch) -> output``                   run this chunk
+    loss reduction   ``training_loss_reduction.forward(batch, output)``  on the last stage
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from nemo2.errors import ConfigError
+from nemo2.parallel.hooks import CallbackConnector
+from nemo2.parallel.loss import MegatronLossReduction, ScalarLossReduction
+
+
+@dataclass
+class MegatronStep:
+    """Everything one step needs. A callback may return a changed copy from ``on_megatron_step_start``."""
+
+    pipeline: "MegatronParallel"
+    batch: Any
+    """This data-parallel rank's share of the global batch: tensors [num_microbatches * micro_batch_size, ...]."""
+    stage: str
+    """"training", "validation", "test" or "predict"."""
+    step_i: int
+    num_microbatches: int
+    seq_length: int
+    """Tokens of a sequence before context parallelism cuts it; sets the shape that pipeline stages exchange."""
+    micro_batch_size: int
+    forward_only: bool
+    decoder_seq_length: Optional[int] = None
+    forward_step_func: Callable[..., Any] = field(repr=False, default=None)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def pl_module(self) -> pl.LightningModule:
+        return self.pipeline.pl_module
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        return self.pl_module.trainer
+
+    def microbatches(self) -> list[Any]:
+        return split_batch(self.batch, self.num_microbatches)
+
+    def __call__(self) -> list[dict[str, Tensor]]:
+        """Run the schedule: forward and, unless ``forward_only``, backward over all micro-batches.
+
+        Returns the reports of the loss reduction, one per micro-batch, on the last pipeline stage; elsewhere [].
+        """
+        microbatches = self.microbatches()
+        chunks = list(self.pipeline)
+        # Interleaved stages walk the same micro-batches, each at its own pace.
+        iterators: Any = [iter(microbatches) for _ in chunks] if len(chunks) > 1 else iter(microbatches)
+        return get_forward_backward_func()(
+            forward_step_func=self.forward_step_func,
+            data_iterator=iterators,
+            model=chunks,
+            num_microbatches=self.num_microbatches,
+            seq_length=self.seq_length,
+            micro_batch_size=self.micro_batch_size,
+            decoder_seq_length=self.decoder_seq_length,
+            forward_only=self.forward_only,
+        )
+
+
+class MegatronParallel(nn.ModuleList):
+    """This rank's pipeline chunks.
+
+    Args:
+        pipeline: The LightningModule, after ``configure_model``. Its ``module`` is the (first) chunk; without one the
+            LightningModule itself is the chunk. With virtual stages it must define ``build_chunk(vp_stage)``.
+        precision_plugin: Converts chunks and inputs (`nemo2.precision.MegatronMixedPrecision`). None: leaves them.
+        callbacks: Who hears the hooks of the step.
+        data_step, forward_step, loss_reduction: Replace what the module defines. Called with the module (or its twin that
+            is bound to a virtual stage) first, but for ``loss_reduction``, which is an object.
+        vp_size: Chunks on this rank. None: one.
+        ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
+        device: Where the chunks go before they are wrapped. None: where they are.
+    """
+
+    def __init__(
+        self,
+        pipeline: pl.LightningModule,
+        precision_plugin: Any = None,
+        callbacks: Optional[CallbackConnector] = None,
+        data_step: Optional[Callable[[pl.LightningModule, Iterator[Any]], Any]] = None,
+        forward_step: Optional[Callable[[pl.LightningModule, Any], Any]] = None,
+        loss_reduction: Optional[MegatronLossReduction] = None,
+        vp_size: Optional[int] = None,
+        ddp_config: Optional[DistributedDataParallelConfig] = None,
+        device: Optional[torch.device] = None,
+    ) -> None:
+        super().__init__()
+        self.callbacks = callbacks or CallbackConnector()
+        self.precision_plugin = precision_plugin
+        self.data_step = data_step
+        self.forward_step = forward_step
+        self.ddp_config = ddp_config
+        self.config = _model_config(pipeline)
+        cores = _chunks_of(pipeline, vp_size, self.config)
+        for core in cores:
+            if device is not None:
+                core.to(device)
+            for parameter in core.parameters():
+                tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
+        # Kept out of torch's registry of submodules, which for a module list are its items.
+        self.__dict__["loss_reduction"] = loss_reduction
+        self.__dict__["_twins"] = _twins(pipeline, list(self), cores)
+        if ddp_config is not None:
+            self._connect_gradient_functions(ddp_config)
+
+    # ------------------------------------------------------------------------------------------------------ the step
+
+    def training_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Tensor:
+        """Forward and backward over a global batch's share. Returns the reduced loss (scalar, no graph), on every rank."""
+        return self.run_step("training", batch, step_i=step_i, forward_only=False, **shape)
+
+    def validation_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Tensor:
+        return self.run_step("validation", batch, step_i=step_i, forward_only=True, **shape)
+
+    def test_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Tensor:
+        return self.run_step("test", batch, step_i=step_i, forward_only=True, **shape)
+
+    def predict_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Any:
+        return self.run_step("predict", batch, step_i=step_i, forward_only=True, **shape)
+
+    def run_step(
+        self,
+        stage: str,
+        batch: Any,
+        *,
+        step_i: int,
+        forward_only: bool,
+        num_microbatches: int = 1,
+        seq_length: Optional[int] = None,
+        micro_batch_size: Optional[int] = None,
+        decoder_seq_length: Optional[int] = None,
+    ) -> Tensor:
+        """One step of ``stage``: schedule, reduction, hooks.
+
+        The loss of the last pipeline stage is broadcast, so that every rank returns (and logs, and decides on) the same.
+        """
+        inferred_micro_batch, inferred_seq = _batch_shape(batch, num_microbatches)
+        loss_reduction = self._loss_reduction(stage)
+        step = MegatronStep(
+            pipeline=self,
+            batch=batch,
+            stage=stage,
+            step_i=step_i,
+            num_microbatches=num_microbatches,
+            seq_length=seq_length or inferred_seq,
+            micro_batch_size=micro_batch_size or inferred_micro_batch,
+            decoder_seq_length=decoder_seq_length,
+            forward_only=forward_only,
+        )
+        step.forward_step_func = self._forward_step_func(step, loss_reduction)
+        step = self.callbacks.transform_event("on_megatron_step_start", step)
+        self.callbacks.event("on_megatron_microbatches_start", step=step)
+        outputs = step()
+        self.callbacks.event("on_megatron_microbatches_end", step=step, microbatch_outputs=outputs)
+        self.callbacks.event("on_megatron_reduce_microbatches_start", step=step, microbatch_outputs=outputs)
+        reduced = self._reduce(loss_reduction, outputs)
+        self.callbacks.event(
+            "on_megatron_reduce_microbatches_end",
+            step=step,
+            microbatch_outputs=outputs,
+            loss_reduction=loss_reduction,
+            reduced=reduced,
+        )
+        self.callbacks.event("on_megatron_step_end", step=step, microbatch_outputs=outputs, reduced=reduced)
+        return reduced
+
+    def _forward_step_func(self, step: MegatronStep, loss_reduction: MegatronLossReduction) -> Callable[..., Any]:
+        """Megatron-Core's ``(iterator, chunk) -> (output, loss function)`` out of our three steps."""
+        twins: dict[int, pl.LightningModule] = {id(chunk): twin for chunk, twin in zip(self, self._twins, strict=True)}
+        data_steps = {key: self._data_step(twin, step.stage) for key, twin in twins.items()}
+        forward_steps = {key: self._stage_step(twin, step) for key, twin in twins.items()}
+
+        def forward_step(iterator: Iterator[Any], chunk: nn.Module) -> tuple[Any, Callable[..., Any]]:
+            batch = data_steps[id(chunk)](iterator)
+            run = forward_steps[id(chunk)]
+            self.callbacks.event("on_megatron_microbatch_start", step=step, batch=batch, forward_callback=loss_reduction)
+            output = run(batch)
+            self.callbacks.event(
+                "on_megatron_microbatch_end", step=step, batch=batch, forward_callback=loss_reduction, output=output
+            )
+            loss_reduction.setup(batch)
+            return output, partial(loss_reduction, batch)
+
+        return forward_step
+
+    def _data_step(self, module: pl.LightningModule, stage: str) -> Callable[[Iterator[Any]], Any]:
+        if self.data_step is not None:
+            return partial(self.data_step, module)
+        own = getattr(module, f"{stage}_data_step", None) or getattr(module, "data_step", None)
+        return own or partial(default_data_step, precision_plugin=self.precision_plugin)
+
+    def _stage_step(self, module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:
+        """The module's ``<stage>_step`` where this chunk ends the pipeline, else its ``forward_step``."""
+        if self.forward_step is not None:
+            return partial(self.forward_step, module)
+        last = _ends_pipeline(getattr(module, "module", module))
+        own_stage_step = getattr(module, f"{step.stage}_step", None)
+        if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
+            if "batch_idx" in inspect.signature(own_stage_step).parameters:
+                return lambda batch: own_stage_step(batch, batch_idx=step.step_i)
+            return own_stage_step
+        forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
+        if forward_step is None:
+            raise ConfigError(
+                f"{type(module).__name__} defines neither {step.stage}_step nor forward_step: define "
+                f"`{step.stage}_step(self, batch, batch_idx)` that returns a loss, or `forward_step(self, batch)` and a "
+                f"`{step.stage}_loss_reduction`."
+            )
+        return forward_step
+
+    def _loss_reduction(self, stage: str) -> MegatronLossReduction:
+        if self.loss_reduction is not None:
+            return self.loss_reduction
+        module = self.pl_module
+        for name in (f"{stage}_loss_reduction", "loss_reduction"):
+            reduction = getattr(module, name, None)
+            if reduction is not None:
+                return reduction() if inspect.ismethod(reduction) else reduction
+        return ScalarLossReduction()
+
+    def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Tensor:
+        group = parallel_state.get_pipeline_model_parallel_group()
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return loss_reduction.reduce(outputs).detach()
+        device = next(self.parameters()).device
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            reduced = loss_reduction.reduce(outputs).detach().float().reshape(())
+        else:
+            reduced = torch.zeros((), dtype=torch.float32, device=device)
+        torch.distributed.broadcast(reduced, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+        return reduced
+
+    # ------------------------------------------------------------------------------------------------------ the chunks
+
+    @property
+    def pl_module(self) -> pl.LightningModule:
+        return self._twins[0]
+
+    @property
+    def module(self) -> nn.Module:
+        """The first chunk, wrapped."""
+        return self[0]
+
+    @property
+    def unwrapped(self) -> list[nn.Module]:
+        """The chunks without DDP and precision wrappers."""
+        return [unwrap(chunk) for chunk in self]
+
+    def _wrap(self, core: nn.Module, *, first: bool) -> nn.Module:
+        chunk = self.precision_plugin.convert_module(core) if self.precision_plugin is not None else core
+        if self.ddp_config is None:
+            return chunk
+        # Later chunks aren't bucketed: their reductions never overlap with the backward of the last micro-batch
+        # (Megatron-LM training.get_model).
+        return DistributedDataParallel(
+            config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
+        )
+
+    def _connect_gradient_functions(self, ddp_config: DistributedDataParallelConfig) -> None:
+        """Tell the schedule how to hold back, start and finish gradient reduction and parameter gathering."""
+
+        def one_or_all(functions: list[Any]) -> Any:
+            return functions[0] if len(functions) == 1 else functions
+
+        config: Any = self.config
+        chunks: list[Any] = list(self)
+        if ddp_config.overlap_grad_reduce:
+            config.no_sync_func = one_or_all([chunk.no_sync for chunk in chunks])
+            # All stages start their reductions together, at the schedule's word (Megatron-LM's align_grad_reduce).
+            config.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
+        if ddp_config.overlap_param_gather and ddp_config.align_param_gather:
+            config.param_sync_func = one_or_all([chunk.start_param_sync for chunk in chunks])
+        config.finalize_model_grads_func = finalize_model_grads
+
+    def zero_grad_buffer(self) -> None:
+        for chunk in self:
+            chunk.zero_grad_buffer()  # pyright: ignore[reportCallIssue]
+
+    def broadcast_params(self) -> None:
+        """Give every data-parallel replica the parameters of replica 0."""
+        for chunk in self:
+            chunk.broadcast_params()  # pyright: ignore[reportCallIssue]
+
+    @property
+    def gathers_in_forward(self) -> bool:
+        return self.ddp_config is not None and self.ddp_config.overlap_param_gather
+
+    def pause_param_gather(self) -> None:
+        """Before a forward that isn't training: make all parameters whole and stop gathering them in the forward."""
+        if self.gathers_in_forward:
+            for chunk in self:
+                chunk.disable_forward_pre_hook(param_sync=True)  # pyright: ignore[reportCallIssue]
+
+    def resume_param_gather(self) -> None:
+        if self.gathers_in_forward:
+            for chunk in self:
+                chunk.enable_forward_pre_hook()  # pyright: ignore[reportCallIssue]
+
+    def force_param_sync(self) -> None:
+        """Make all parameters whole now, as before a save, when their gathering overlaps with the next forward."""
+        if self.gathers_in_forward:
+            for chunk in self:
+                chunk.start_param_sync(force_sync=True)  # pyright: ignore[reportCallIssue]
+
+    def sharded_state_dict(self, prefix: str = "", metadata: Optional[dict] = None) -> dict[str, Any]:
+        """Megatron-Core's sharded state of the chunks: one dictionary, or ``model_0``, ``model_1`` … with virtual stages.
+
+        Keys inside start with ``module.``, as in NeMo 2.0's checkpoints.
+        """
+        states = [core.sharded_state_dict(prefix=f"{prefix}module.", metadata=metadata) for core in self.unwrapped]  # pyright: ignore[reportCallIssue]
+        if len(states) == 1:
+            return states[0]
+        return {f"model_{index}": state for index, state in enumerate(states)}
+
+    def load_chunks_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """Load what `sharded_state_dict` described, after Megatron-Core filled it in."""
+        cores = self.unwrapped
+        for index, core in enumerate(cores):
+            part = state if len(cores) == 1 else state[f"model_{index}"]
+            core.load_state_dict({key.removeprefix("module."): value for key, value in part.items()}, strict=strict)
+
+
+class PlainChunk(MegatronModule):
+    """Any torch module as the one chunk of a pipeline, with what Megatron-Core asks of a model."""
+
+    def __init__(self, config: TransformerConfig, module: nn.Module) -> None:
+        super().__init__(config=config)
+        self.module = module
+        self.model_type = ModelType.encoder_or_decoder
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        """A plain module isn't cut into stages: there is no tensor from a previous one."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+def default_data_step(iterator: Iterator[Any], precision_plugin: Any = None) -> Any:
+    """The next micro-batch, on the device, floating-point inputs in the model's dtype."""
+    from nemo2.backend import get_backend
+
+    device = get_backend().device
+    batch = next(iterator)
+    batch = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
+    return precision_plugin.convert_input(batch) if precision_plugin is not None else batch
+
+
+def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
+    """Cut every tensor of a batch into ``num_microbatches`` equal parts along its first dimension (views, no copy).
+
+    Raises:
+        ConfigError: a tensor's first dimension isn't a multiple of ``num_microbatches``.
+    """
+    if num_microbatches == 1:
+        return [batch]
+    leaves, spec = tree_flatten(batch)
+    columns: list[Sequence[Any]] = []
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+            columns.append([leaf] * num_microbatches)
+            continue
+        if leaf.shape[0] % num_microbatches:
+            raise ConfigError(
+                f"A batch tensor of shape {tuple(leaf.shape)} can't be cut into {num_microbatches} micro-batches: its first "
+                "dimension must be a multiple. The loader must yield this rank's whole share of a global batch."
+            )
+        columns.append(leaf.chunk(num_microbatches))
+    return [tree_unflatten([column[index] for column in columns], spec) for index in range(num_microbatches)]
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The chunk without DistributedDataParallel and Float16Module."""
+    from megatron.core.transformer.module import Float16Module
+
+    while isinstance(module, (DistributedDataParallel, Float16Module)):
+        module = module.module
+    return module
+
+
+def _model_config(module: pl.LightningModule) -> TransformerConfig:
+    config = getattr(module, "config", None)
+    if isinstance(config, TransformerConfig):
+        return config
+    # Megatron-Core reads its switches (dtypes, schedule functions) from a model's config; a plain module has none of its
+    # own. The sizes are placeholders that nothing of a plain module reads.
+    return TransformerConfig(num_layers=1, hidden_size=1, num_attention_heads=1)
+
+
+def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: TransformerConfig) -> list[nn.Module]:
+    if vp_size is not None and vp_size > 1:
+        build_chunk = getattr(module, "build_chunk", None)
+        if build_chunk is None:
+            raise ConfigError(
+                f"virtual_pipeline_model_parallel_size={vp_size}: {type(module).__name__} must define build_chunk(vp_stage), "
+                "which builds the layers of one virtual stage; or leave virtual stages out."
+            )
+        first = getattr(module, "module", None)
+        chunks = [unwrap(first) if stage == 0 and first is not None else build_chunk(stage) for stage in range(vp_size)]
+    else:
+        inside = getattr(module, "module", None)
+        chunks = [module if inside is None else unwrap(inside)]
+    chunks = [chunk if isinstance(chunk, MegatronModule) else PlainChunk(config, chunk) for chunk in chunks]
+    for stage, chunk in enumerate(chunks):
+        chunk.model_type = ModelType.encoder_or_decoder
+        if len(chunks) > 1:
+            chunk.vp_stage = stage
+    return chunks
+
+
+def _twins(module: pl.LightningModule, wrapped: list[nn.Module], cores: list[nn.Module]) -> list[pl.LightningModule]:
+    """The LightningModule bound to each chunk: itself for the first, shallow copies for the others."""
+    twins = []
+    for index, (chunk, core) in enumerate(zip(wrapped, cores, strict=True)):
+        if isinstance(core, PlainChunk) and core.module is module:
+            return [module]  # its layers are its own attributes: nothing to bind
+        twin = module
+        if index:
+            twin = copy.copy(module)
+            twin.__dict__["_modules"] = dict(module._modules)
+        twin.module = chunk
+        twins.append(twin)
+    return twins
+
+
+def _ends_pipeline(chunk: nn.Module) -> bool:
+    return parallel_state.is_pipeline_last_stage(ignore_virtual=True) and getattr(unwrap(chunk), "post_process", True)
+
+
+def _overridden(module: pl.LightningModule, name: str) -> bool:
+    return getattr(type(module), name, None) is not getattr(pl.LightningModule, name, None)
+
+
+def _batch_shape(batch: Any, num_microbatches: int) -> tuple[int, int]:
+    """Micro-batch size and sequence length, read off the first tensor with two dimensions or more."""
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() >= 2:
+            return leaf.shape[0] // num_microbatches, leaf.shape[1]
+    for leaf in tree_flatten(batch)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() == 1:
+            return leaf.shape[0] // num_microbatches, 1
+    return 1, 1

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Precision as one value: it sets the model's, the gradient buffers' and the optimizer's dtypes together.
+
+`MegatronMixedPrecision` is a Lightning precision plugin. Before anything is built the strategy lays its fields over those
+of the same name in the model, optimizer and DDP configurations. What the user set in one of them explicitly stays; where
+that contradicts what the user set here, it is an error that names both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Optional, Union
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from nemo2.backend.extras import has, why_missing
+from nemo2.config.capture import configurable
+from nemo2.config.explicit import explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+_PRECISIONS: dict[str, torch.dtype] = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_SPELLINGS = {
+    "32-true": "32",
+    "fp32": "32",
+    "bf16": "bf16-mixed",
+    "16": "16-mixed",
+    "fp16": "16-mixed",
+}
+FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+
+
+@dataclass
+class DtypeConfig:
+    """The fields that are laid over the model, optimizer and DDP configurations. Names are Megatron-Core's."""
+
+    fp32: bool
+    fp16: bool
+    bf16: bool
+    params_dtype: torch.dtype
+    pipeline_dtype: torch.dtype
+    autocast_dtype: torch.dtype
+    autocast_enabled: bool
+    enable_autocast: bool
+    grad_reduce_in_fp32: bool
+    fp8: Optional[str] = None
+    fp8_recipe: str = "delayed"
+    first_last_layers_bf16: bool = False
+    num_layers_at_start_in_bf16: int = 0
+    num_layers_at_end_in_bf16: int = 0
+    fp8_margin: int = 0
+    fp8_amax_history_len: int = 1
+    fp8_amax_compute_algo: str = "most_recent"
+    fp8_wgrad: bool = True
+    fp8_dot_product_attention: bool = False
+    fp8_multi_head_attention: bool = False
+    fp8_param: bool = False
+    fp8_param_gather: bool = False
+    fp4: Optional[str] = None
+    fp4_recipe: str = "nvfp4"
+    loss_scale: Optional[float] = None
+    initial_loss_scale: float = 2.0**32
+    min_loss_scale: float = 1.0
+    loss_scale_window: float = 1000
+    hysteresis: int = 2
+    reuse_grad_buf_for_mxfp8_param_ag: bool = False
+
+
+@configurable
+class MegatronMixedPrecision(Precision):
+    """Mixed precision as Megatron-Core does it: parameters and arithmetic in 16 bit (or fp8 inside matrix products), the
+    optimizer's own copy in fp32.
+
+    Args:
+        precision: "32", "bf16-mixed" or "16-mixed" ("bf16", "16", "fp16", "fp32" and the number 32 or 16 mean the same).
+        params_dtype: Of the model's parameters. None: what ``precision`` says.
+        pipeline_dtype: Of what pipeline stages send each other. None: ``params_dtype``.
+        autocast_dtype: For torch autocast. None: ``params_dtype``.
+        autocast_enabled: Run the forward under torch autocast. Not needed: the model is converted as a whole.
+        grad_reduce_in_fp32: Accumulate and reduce gradients in fp32.
+        fp8: "hybrid" or "e4m3"; None: no fp8. Needs Transformer Engine and a GPU of compute capability 8.9 or newer.
+        fp8_recipe: "delayed", "tensorwise" (current scaling), "blockwise" or "mxfp8".
+        fp8_params: Deprecated spelling of ``fp8_param_gather``.
+        fp8_param_gather: Keep parameters in fp8 and gather them so. None: False.
+        fp4, fp4_recipe: As fp8, for 4 bit. Needs a Blackwell GPU.
+        fp16_loss_scale: A fixed loss scale. None: dynamic, from ``fp16_initial_loss_scale`` on, halved after
+            ``fp16_hysteresis`` overflows, doubled after ``fp16_loss_scale_window`` steps without one.
+
+    The other arguments are Megatron-Core's ``TransformerConfig`` fields of the same name.
+
+    Raises:
+        ConfigError: an unknown precision, fp8 format or recipe.
+    """
+
+    def __init__(
+        self,
+        precision: Union[str, int] = "bf16-mixed",
+        params_dtype: Optional[torch.dtype] = None,
+        pipeline_dtype: Optional[torch.dtype] = None,
+        autocast_dtype: Optional[torch.dtype] = None,
+        autocast_enabled: bool = False,
+        grad_reduce_in_fp32: bool = True,
+        # fp8
+        fp8: Optional[Literal["hybrid", "e4m3"]] = None,
+        fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed",
+        first_last_layers_bf16: bool = False,
+        num_layers_at_start_in_bf16: int = 0,
+        num_layers_at_end_in_bf16: int = 0,
+        fp8_margin: int = 0,
+        fp8_amax_history_len: int = 1,
+        fp8_amax_compute_algo: str = "most_recent",
+        fp8_wgrad: bool = True,
+        fp8_dot_product_attention: bool = False,
+        fp8_multi_head_attention: bool = False,
+        fp8_params: Optional[bool] = None,
+        fp8_param_gather: Optional[bool] = None,
+        fp4: Optional[str] = None,
+        fp4_recipe: str = "nvfp4",
+        # fp16 loss scaling
+        fp16_loss_scale: Optional[float] = None,
+        fp16_initial_loss_scale: float = 2.0**32,
+        fp16_min_loss_scale: float = 1.0,
+        fp16_loss_scale_window: int = 1000,
+        fp16_hysteresis: int = 2,
+        reuse_grad_buf_for_mxfp8_param_ag: bool = False,
+    ) -> None:
+        super().__init__()
+        name = _SPELLINGS.get(str(precision), str(precision))
+        if name not in _PRECISIONS:
+            raise ConfigError(
+                f"trainer.plugins.precision={precision!r}: must be one of {', '.join(_PRECISIONS)}"
+                f"{did_you_mean(str(precision), [*_PRECISIONS, *_SPELLINGS])}."
+            )
+        if fp8_params is not None:
+            if fp8_param_gather is not None and fp8_param_gather != fp8_params:
+                raise ConfigError(
+                    f"fp8_params={fp8_params} is the old spelling of fp8_param_gather={fp8_param_gather}, and they differ: "
+                    "keep fp8_param_gather only."
+                )
+            fp8_param_gather = fp8_params
+        if fp8 not in (None, "hybrid", "e4m3"):
+            raise ConfigError(f"trainer.plugins.fp8={fp8!r}: must be 'hybrid', 'e4m3' or None.")
+        if fp8_recipe not in FP8_RECIPES:
+            raise ConfigError(
+                f"trainer.plugins.fp8_recipe={fp8_recipe!r}: must be one of {', '.join(FP8_RECIPES)}"
+                f"{did_you_mean(str(fp8_recipe), FP8_RECIPES)}."
+            )
+        dtype = _PRECISIONS[name]
+        self.precision = name  # pyright: ignore[reportAttributeAccessIssue]
+        params_dtype = params_dtype or dtype
+        self.dtype_config = DtypeConfig(
+            fp32=dtype is torch.float32,
+            fp16=dtype is torch.float16,
+            bf16=dtype is torch.bfloat16,
+            params_dtype=params_dtype,
+            pipeline_dtype=pipeline_dtype or params_dtype,
+            autocast_dtype=autocast_dtype or params_dtype,
+            autocast_enabled=autocast_enabled,
+            enable_autocast=autocast_enabled,
+            grad_reduce_in_fp32=grad_reduce_in_fp32,
+            fp8=fp8,
+            fp8_recipe=fp8_recipe,
+            first_last_layers_bf16=first_last_layers_bf16,
+            num_layers_at_start_in_bf16=num_layers_at_start_in_bf16,
+            num_layers_at_end_in_bf16=num_layers_at_end_in_bf16,
+            fp8_margin=fp8_margin,
+            fp8_amax_history_len=fp8_amax_history_len,
+            fp8_amax_compute_algo=fp8_amax_compute_algo,
+            fp8_wgrad=fp8_wgrad,
+            fp8_dot_product_attention=fp8_dot_product_attention,
+            fp8_multi_head_attention=fp8_multi_head_attention,
+            fp8_param=bool(fp8_param_gather),
+            fp8_param_gather=bool(fp8_param_gather),
+            fp4=fp4,
+            fp4_recipe=fp4_recipe,
+            loss_scale=fp16_loss_scale,
+            initial_loss_scale=fp16_initial_loss_scale,
+            min_loss_scale=fp16_min_loss_scale,
+            loss_scale_window=fp16_loss_scale_window,
+            hysteresis=fp16_hysteresis,
+            reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
+        )
+
+    # The names the plugin's arguments have where they differ from the fields they set.
+    _ARGUMENT_OF = {
+        "fp32": "precision",
+        "fp16": "precision",
+        "bf16": "precision",
+        "enable_autocast": "autocast_enabled",
+        "fp8_param": "fp8_param_gather",
+        **{
+            field: f"fp16_{field}"
+            for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+        },
+    }
+
+    def apply_to(self, config: Any, *, path: str) -> dict[str, tuple[Any, Any]]:
+        """Lay the dtype fields over those of the same name in a Megatron-Core configuration.
+
+        Args:
+            config: A model, optimizer or DDP configuration; changed in place.
+            path: How the user knows it ("strategy.ddp_config"), for errors.
+
+        Returns:
+            ``{field: (before, after)}`` of what changed.
+
+        Raises:
+            ConfigError: the user set a field there and its argument here, to different values.
+        """
+        changed: dict[str, tuple[Any, Any]] = {}
+        theirs = explicit_fields(config)
+        ours = explicit_fields(self)
+        for field in fields(self.dtype_config):
+            if not hasattr(config, field.name):
+                continue
+            before, after = getattr(config, field.name), getattr(self.dtype_config, field.name)
+            if before == after:
+                continue
+            argument = self._ARGUMENT_OF.get(field.name, field.name)
+            if field.name in theirs:
+                if argument in ours:
+                    raise ConfigError(
+                        f"{path}.{field.name}={before} contradicts trainer.plugins.{argument}, which makes it {after}: "
+                        "both were set, and they govern one thing. Remove one of them, or make them agree."
+                    )
+                setattr(self.dtype_config, field.name, before)
+                continue
+            setattr(config, field.name, after)
+            changed[field.name] = (before, after)
+        return changed
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """The chunk in the model's dtype: 16-bit chunks are wrapped so that inputs and outputs are cast too."""
+        from megatron.core.transformer.module import Float16Module
+
+        if self.dtype_config.fp16 or self.dtype_config.bf16:
+            return Float16Module(module.config, module)  # pyright: ignore[reportArgumentType]
+        return module
+
+    def convert_input(self, data: Any) -> Any:
+        """Floating-point tensors of a plain module's batch in the model's dtype; Megatron models cast their own."""
+        if self.dtype_config.params_dtype is torch.float32:
+            return data
+        return tree_map_only(
+            Tensor, lambda t: t.to(self.dtype_config.params_dtype) if t.is_floating_point() else t, data
+        )
+
+    def clip_gradients(self, optimizer: Any, clip_val: Any = 0, gradient_clip_algorithm: Any = None) -> None:
+        """Megatron-Core clips inside the optimizer step, by the norm over all model-parallel ranks.
+
+        Raises:
+            ConfigError: Lightning was asked to clip as well.
+        """
+        if clip_val:
+            raise ConfigError(
+                f"trainer.gradient_clip_val={clip_val}: Megatron-Core clips inside its optimizer step. Set "
+                f"optim.config.clip_grad={clip_val} and leave trainer.gradient_clip_val unset."
+            )
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        raise TypeError("MegatronMixedPrecision works with MegatronStrategy, which steps Megatron-Core's optimizer itself.")
+
+
+    def check_hardware(self) -> None:
+        """Whether this machine can run what was asked for; the strategy calls it before any process group exists.
+
+        Raises:
+            ConfigError: fp8 or fp4 without a GPU that has it, or without Transformer Engine.
+        """
+        config = self.dtype_config
+        wanted, value = ("fp8", config.fp8) if config.fp8 else ("fp4", config.fp4)
+        if value is None:
+            return
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"trainer.plugins.{wanted}={value!r}: this machine has no GPU, and {wanted} exists on GPUs only. Leave it "
+                "unset here (bf16-mixed runs anywhere)."
+            )
+        if not has("transformer_engine"):
+            raise ConfigError(f"trainer.plugins.{wanted}={value!r}: {why_missing('transformer_engine')}.")
+        recipe = config.fp8_recipe if config.fp8 else config.fp4_recipe
+        needed = _CAPABILITY[recipe]
+        have = torch.cuda.get_device_capability()
+        if have < needed:
+            raise ConfigError(
+                f"trainer.plugins.{wanted}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
+                f"{needed[0]}.{needed[1]} or newer; this one has {have[0]}.{have[1]}."
+            )
+
+
+# Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.
+_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}

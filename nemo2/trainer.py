@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's Trainer, whose arguments are remembered and checked against this machine before anything starts."""
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Literal, Optional, Union
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.strategy import MegatronStrategy
+
+
+@configurable
+class Trainer(pl.Trainer):
+    """Lightning's Trainer, argument for argument, with these differences.
+
+    ``val_check_interval`` as a whole number counts optimizer steps over the whole run, not within an epoch, and may exceed
+    an epoch: ``check_val_every_n_epoch`` is None where it isn't set. ``use_distributed_sampler`` is False: data modules cut
+    their batches by data-parallel rank. ``num_sanity_val_steps`` is 0. ``accelerator="auto"`` means GPUs where there are any
+    and CPU processes elsewhere. With `MegatronStrategy`, a logger, a model summary and a checkpoint callback are there only
+    if they were asked for.
+
+    Raises:
+        ConfigError: devices that this machine doesn't have and nobody has launched.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: Union[str, Accelerator] = "auto",
+        strategy: Union[str, Strategy] = "auto",
+        devices: Union[list[int], str, int] = "auto",
+        num_nodes: int = 1,
+        precision: Optional[Union[str, int]] = None,
+        logger: Optional[Union[Logger, Iterable[Logger], bool]] = None,
+        callbacks: Optional[Union[list[pl.Callback], pl.Callback]] = None,
+        fast_dev_run: Union[int, bool] = False,
+        max_epochs: Optional[int] = None,
+        min_epochs: Optional[int] = None,
+        max_steps: int = -1,
+        min_steps: Optional[int] = None,
+        max_time: Optional[Union[str, timedelta, dict[str, int]]] = None,
+        limit_train_batches: Optional[Union[int, float]] = None,
+        limit_val_batches: Optional[Union[int, float]] = None,
+        limit_test_batches: Optional[Union[int, float]] = None,
+        limit_predict_batches: Optional[Union[int, float]] = None,
+        overfit_batches: Union[int, float] = 0.0,
+        val_check_interval: Optional[Union[int, float, str, timedelta, dict[str, int]]] = None,
+        check_val_every_n_epoch: Optional[int] = None,
+        num_sanity_val_steps: Optional[int] = None,
+        log_every_n_steps: Optional[int] = None,
+        enable_checkpointing: Optional[bool] = None,
+        enable_progress_bar: Optional[bool] = None,
+        enable_model_summary: Optional[bool] = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: Optional[Union[int, float]] = None,
+        gradient_clip_algorithm: Optional[str] = None,
+        deterministic: Optional[Union[bool, Literal["warn"]]] = None,
+        benchmark: Optional[bool] = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = False,
+        profiler: Optional[Union[Profiler, str]] = None,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        plugins: Optional[Any] = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        default_root_dir: Optional[str] = None,
+        enable_autolog_hparams: bool = True,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_devices(accelerator=accelerator, devices=devices, num_nodes=num_nodes)
+        if not isinstance(val_check_interval, int) and check_val_every_n_epoch is None:
+            arguments["check_val_every_n_epoch"] = 1  # Lightning's default: the interval counts within an epoch
+        if num_sanity_val_steps is None:
+            # Lightning's two steps before training; pipelines and overlapped gathering want a first training step.
+            arguments["num_sanity_val_steps"] = 0
+        if _no_gpu() and accelerator == "auto":
+            arguments["accelerator"] = "cpu"
+        if isinstance(strategy, MegatronStrategy):
+            # Lightning's own checkpoint callback writes files, its summary counts this rank's shard only, and its default
+            # logger a folder beside the run's: the run directory brings all three.
+            given = callbacks if isinstance(callbacks, list) else [callbacks]
+            if enable_checkpointing is None and not any(isinstance(item, pl.callbacks.Checkpoint) for item in given):
+                arguments["enable_checkpointing"] = False
+            arguments["enable_model_summary"] = bool(enable_model_summary)
+            arguments["logger"] = False if logger is None else logger
+        super().__init__(**arguments)
+
+
+def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
+    """Refuse what this machine can't give.
+
+    Raises:
+        ConfigError: GPUs on a machine without any; more CPU processes than were launched.
+    """
+    if not _no_gpu():
+        return
+    if accelerator in ("gpu", "cuda"):
+        raise ConfigError(
+            f"trainer.accelerator={accelerator!r}: this machine has no GPU. Set trainer.accelerator='auto' to train on CPU "
+            "processes here and on GPUs where there are any."
+        )
+    if accelerator != "auto" or not isinstance(devices, int) or isinstance(devices, bool):
+        return
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if devices * num_nodes > 1 and launched == 1:
+        raise ConfigError(
+            f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and one process was "
+            f"started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "
+            "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set trainer.devices=1."
+        )
+
+
+def _no_gpu() -> bool:
+    return not torch.cuda.is_available()
