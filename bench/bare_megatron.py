@@ -330,7 +330,8 @@ def microbatches(settings: Settings, global_batch: Batch) -> Iterator[Batch]:
     for start in range(rank * settings.mbs, settings.gbs, settings.mbs * size):
         batch = {name: value[start : start + settings.mbs] for name, value in global_batch.items()}
         batch = {name: value.to(get_backend().device) for name, value in batch.items()}
-        yield _slice_for_cp(batch)
+        # Named, because for 0.19 no group means all ranks.
+        yield _slice_for_cp(batch, cp_group=parallel_state.get_context_parallel_group())
 
 
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:

@@ -60,12 +60,12 @@ class RankFailed(AssertionError):
 def run_on_ranks(_rank_server: Any) -> Callable[..., list[Any]]:
     """`run_on_ranks(fn, world_size, *args, timeout=120, init_process_group=True, env=None, **kwargs)`.
 
-    Calls `fn(*args, **kwargs)`, a module-level function, in `world_size` new processes that torch.distributed knows as ranks
-    of one gloo world, and returns what each returned, in order of rank. With `init_process_group=False` only the
+    Calls `fn(*args, **kwargs)`, a module-level function, in `world_size` new processes that torch.distributed knows as
+    ranks of one gloo world, and returns what each returned, in order of rank. With `init_process_group=False` only the
     environment of torchrun is set (RANK, WORLD_SIZE, MASTER_ADDR ...). `env` adds variables.
 
-    Functions, arguments and results travel by pickle. Raises `RankFailed` with the traceback of the rank that failed
-    first; no process outlives the call.
+    Functions, arguments and results travel by pickle. Inside `fn`, `import bench.<name>` works too. Raises `RankFailed`
+    with the traceback of the rank that failed first; no process outlives the call.
     """
 
     def run(
@@ -200,10 +200,11 @@ def _anonymous_main() -> Iterator[None]:
 
 
 def _modules_of_this_checkout() -> dict[str, str]:
-    """Where the modules under tests/ and bench/ came from, by the names they have in this process."""
-    homes = (f"{ROOT / 'tests'}{os.sep}", f"{ROOT / 'bench'}{os.sep}")
+    """Where a rank finds the test modules, by the names they have in this process, and `bench.<name>`."""
+    home = f"{ROOT / 'tests'}{os.sep}"
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return {name: file for name, file in files if file and file.startswith(homes)}
+    bench = {f"bench.{path.stem}": str(path) for path in (ROOT / "bench").glob("*.py")}
+    return bench | {name: file for name, file in files if file and file.startswith(home)}
 
 
 def _free_port() -> int:

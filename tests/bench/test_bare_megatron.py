@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The yardstick itself: every layout of the bare loop trains as one process does, parameter by parameter.
+
+Weights drawn by one process are resharded into each layout, so the runs start from the same model. Single parameters
+are compared because the gradient norm hides a wrong one.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+MODEL = {"layers": 4, "steps": 4, "calculate_per_token_loss": True}
+
+
+def batches_with_a_mask(step: int) -> dict[str, torch.Tensor]:
+    """Random tokens, of which the loss skips about a third."""
+    from bench.bare_megatron import Settings, random_batches
+
+    batch = random_batches(Settings())(step)
+    keep = torch.rand(batch["tokens"].shape, generator=torch.Generator().manual_seed(step)) > 0.3
+    return batch | {"loss_mask": keep.float()}
+
+
+def train(layout: dict[str, Any]) -> dict[str, Any]:
+    from bench.bare_megatron import Settings
+    from bench.bare_megatron import train as train_bare
+
+    return train_bare(Settings(**MODEL | layout))
+
+
+def read(checkpoint: str) -> dict[str, torch.Tensor]:
+    """Whole tensors by name. With torch alone, so that Megatron-Core's resharding is not checked against itself."""
+    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    reader = FileSystemReader(checkpoint)
+    stored = reader.read_metadata().state_dict_metadata.items()
+    tensors = {name: torch.zeros(m.size) for name, m in stored if isinstance(m, TensorStorageMetadata)}
+    load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def run(folder: str, layout: dict[str, Any], *, reference: str | None = None) -> dict[str, Any]:
+    """Train and write gradients to `folder`; with a reference start from its weights and add the distance to it."""
+
+    from bench.bare_megatron import Settings, train
+
+    settings = Settings(**MODEL | layout)
+    keeps_all_gradients = not settings.use_distributed_optimizer
+    result = train(
+        settings,
+        batches_with_a_mask,
+        load_weights_from=f"{reference}/weights" if reference else None,
+        save_weights_to=None if reference else f"{folder}/weights",
+        save_gradients_to=f"{folder}/gradients" if keeps_all_gradients else None,
+    )
+    if reference and keeps_all_gradients:
+        expected, actual = read(f"{reference}/gradients"), read(f"{folder}/gradients")
+        result["gradient_errors"] = {
+            name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()
+        }
+    return result
+
+
+@pytest.fixture(scope="module")
+def single(run_on_ranks, tmp_path_factory) -> tuple[str, dict[str, Any]]:
+    folder = str(tmp_path_factory.mktemp("single"))
+    return folder, run_on_ranks(run, 1, folder, {})[0]
+
+
+LAYOUTS = {
+    "tp2": {"tp": 2},
+    "tp2 sp": {"tp": 2, "sequence_parallel": True},
+    "pp2": {"pp": 2},
+    "pp2 vp2": {"pp": 2, "vp": 2},
+    "dp2": {},
+    "dp2 distributed optimizer": {
+        "use_distributed_optimizer": True,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+        "bucket_size": 20_000,
+    },
+    "cp2": {"cp": 2},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_two_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
+    folder, expected = single
+    first, second = run_on_ranks(run, 2, str(tmp_path), layout, reference=folder)
+    assert first["losses"] == second["losses"]
+    assert first["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert first["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-5)
+    if "use_distributed_optimizer" not in layout:
+        # Two embeddings, the final norm and six of a layer, those of all layers stacked.
+        assert len(first["gradient_errors"]) == 9
+        assert max(first["gradient_errors"].values()) < 1e-5, first["gradient_errors"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tp": 2, "pp": 2, "vp": 2, "sequence_parallel": True},
+        {"tp": 2, "cp": 2, "sequence_parallel": True},
+        {"pp": 2, "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
+    ],
+    ids=["tp2 sp pp2 vp2", "tp2 sp cp2", "dp2 pp2 distributed optimizer"],
+)
+def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
+    folder, expected = single
+    first = run_on_ranks(run, 4, str(tmp_path), layout, reference=folder)[0]
+    assert first["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert first["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-5)
+    assert max(first.get("gradient_errors", {"": 0.0}).values()) < 1e-5
+
+
+def test_a_seed_and_a_layout_decide_the_run(run_on_ranks):
+    first, again = (run_on_ranks(train, 2, {"tp": 2, "steps": 2}) for _ in range(2))
+    other = run_on_ranks(train, 2, {"tp": 2, "steps": 2, "seed": 4321})
+    assert [r["param_hash"] for r in first] == [r["param_hash"] for r in again]
+    assert first[0]["losses"] == again[0]["losses"] != other[0]["losses"]
