@@ -16,7 +16,9 @@ import lightning.pytorch as pl
 
 from nemo2.backend.extras import have_te, why_missing
 from nemo2.config.capture import configurable
+from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
+from nemo2.parallel.layout import Layout
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +145,7 @@ class MegatronCommOverlapCallback(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         strategy: Any = trainer.strategy
-        if not hasattr(strategy, "tensor_model_parallel_size"):
+        if not isinstance(getattr(strategy, "layout", None), Layout):
             raise ConfigError(
                 "MegatronCommOverlapCallback works with MegatronStrategy only, and trainer.strategy is a "
                 f"{type(strategy).__name__}: remove the callback from trainer.callbacks."
@@ -153,7 +155,7 @@ class MegatronCommOverlapCallback(pl.Callback):
         names = {*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS}
         asked = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         facts = _facts(trainer, strategy, config, optimizer_config)
-        explicit = _explicit(strategy)
+        explicit = _explicit(strategy, config, optimizer_config)
         decisions = decide(facts, asked, explicit)
         if trainer.is_global_zero and not self._decisions:
             wanted = {place: (name, value) for name, (place, value) in explicit.items()}
@@ -314,27 +316,29 @@ def _turn_off(decided: Decisions, name: str, obstacle: str) -> None:
 
 
 def _facts(trainer: pl.Trainer, strategy: Any, config: Any, optimizer_config: Any) -> OverlapFacts:
-    tensor, pipeline = strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size
+    layout: Layout = strategy.layout
     return OverlapFacts(
-        tensor_parallel=tensor,
-        pipeline_parallel=pipeline,
-        virtual_pipeline=strategy.virtual_pipeline_model_parallel_size,
-        gradient_ranks=trainer.world_size // (tensor * pipeline),
-        sequence_parallel=bool(strategy.sequence_parallel),
+        tensor_parallel=layout.tp,
+        pipeline_parallel=layout.pp,
+        virtual_pipeline=layout.vp,
+        gradient_ranks=trainer.world_size // (layout.tp * layout.pp),
+        sequence_parallel=layout.sp,
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
         fused_weight_gradients=bool(getattr(config, "gradient_accumulation_fusion", False)),
         transformer_engine_missing=None if have_te() else why_missing("transformer_engine"),
     )
 
 
-def _explicit(strategy: Any) -> dict[str, tuple[str, Any]]:
-    """What the user set on the strategy's DDP config, as opposed to defaults."""
-    fields: frozenset[str] = getattr(strategy, "explicit_ddp_fields", frozenset())
-    return {
-        name: (f"strategy.ddp_config.{name}", getattr(strategy.ddp_config, name))
-        for name in DDP_FIELDS
-        if name in fields
-    }
+def _explicit(strategy: Any, config: Any, optimizer_config: Any) -> dict[str, tuple[str, Any]]:
+    """What the user set on the configs that the callback writes, as opposed to their defaults."""
+    found: dict[str, tuple[str, Any]] = {}
+    for place, target, names, fields in (
+        ("optim.config", optimizer_config, explicit_fields(optimizer_config), OPTIMIZER_FIELDS),
+        ("model.config", config, explicit_fields(config), MODEL_FIELDS),
+        ("strategy.ddp_config", strategy.ddp_config, strategy.explicit_ddp_fields, DDP_FIELDS),
+    ):
+        found |= {name: (f"{place}.{name}", getattr(target, name)) for name in fields if name in names}
+    return found
 
 
 def _write(target: Union[Any, None], values: Mapping[str, Any]) -> None:
