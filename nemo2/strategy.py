@@ -726,7 +726,7 @@ class MegatronStrategy(DDPStrategy):
         optimizers = [opt for opt in self.optimizers if isinstance(opt, MegatronOptimizer)]
         if not wanted or not optimizers:
             return {}
-        return {"optimizer": optimizers[0].sharded_state_dict(model_state, is_loading=loading, metadata=metadata)}
+        return {"optimizer": optimizers[0].sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))}
 
     def load_checkpoint(self, checkpoint_path: Union[str, Path], weights_only: Optional[bool] = None) -> dict[str, Any]:
         """Read a checkpoint into this rank's cut of the model and, when fitting, of the optimizer."""

@@ -103,7 +103,7 @@ class MegatronCheckpointIO(CheckpointIO):
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"Saving {target} failed: {error or type(error).__name__}. Nothing of it was kept; earlier checkpoints are untouched."
+                f"Saving {target} failed: {str(error) or repr(error)}. Nothing of it was kept; earlier checkpoints are untouched."
             ) from error
         if request is None:
             finish()

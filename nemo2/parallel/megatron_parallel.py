@@ -335,7 +335,11 @@ class MegatronParallel(nn.ModuleList):
 
         Keys inside start with ``module.``, as in NeMo 2.0's checkpoints.
         """
-        states = [core.sharded_state_dict(prefix=f"{prefix}module.", metadata=metadata) for core in self.unwrapped]  # pyright: ignore[reportCallIssue]
+        # Megatron-Core puts process groups into the metadata it is given; the caller's goes into the checkpoint.
+        states = [
+            core.sharded_state_dict(prefix=f"{prefix}module.", metadata=dict(metadata or {}))  # pyright: ignore[reportCallIssue]
+            for core in self.unwrapped
+        ]
         if len(states) == 1:
             return states[0]
         return {f"model_{index}": state for index, state in enumerate(states)}
