@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``nemo2`` command."""
+
+from nemo2.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands and how they end: 0 done, 1 a run failed, 2 bad input, 130 and 143 for Ctrl-C and SIGTERM.
+
+Nothing heavy is imported before a command needs it: ``nemo2 --help`` and ``nemo2 list`` load neither torch nor
+nemo-run.
+"""
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from nemo2.cli import inspection, runs, tools
+from nemo2.errors import Nemo2Error, RuntimeFault
+
+_DEBUG = "--debug"
+
+app = typer.Typer(
+    name="nemo2",
+    help="LLM training recipes: list them, look into them, change them, run them.",
+    epilog="Example: nemo2 pretrain llama_tiny trainer.max_steps=50 --devices 2",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; may stand anywhere in the command.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from nemo2 import __version__
+
+        print(__version__)
+        raise typer.Exit()
+
+
+inspection.register(app)
+runs.register(app)
+tools.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. ``arguments`` default to the process' own."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _DEBUG in arguments or bool(os.environ.get("NEMO2_DEBUG"))
+    arguments = [argument for argument in arguments if argument != _DEBUG]
+    if not debug:
+        # Megatron-Core tells on import what it would use if it were installed, a line or two per command.
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+    try:
+        app(arguments, prog_name="nemo2")
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `nemo2 list | head`: the reader has what it wants. Nothing may be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Nemo2Error as error:
+        return _report(error, debug=debug, code=1 if isinstance(error, RuntimeFault) else 2)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+            print("This is not an error that nemo2 expects; --debug shows where it comes from.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _report(error: Nemo2Error, *, debug: bool, code: int) -> int:
+    if debug:
+        traceback.print_exception(error)
+        details = getattr(error, "details", "")
+        if details:
+            print(f"\nfrom the rank:\n{details}", file=sys.stderr)
+    print(f"error: {error}", file=sys.stderr)
+    return code

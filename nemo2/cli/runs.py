@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 pretrain``, ``validate`` and ``generate``: the commands that run a model."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from nemo2.cli.inspection import Overrides, RecipeName, configured
+
+PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
+VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/checkpoints/NAME --devices 2"
+GENERATE_EXAMPLE = "Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40"
+
+Executor = Annotated[
+    str, typer.Option("--executor", help="'local', or the name of an executor in $NEMORUN_HOME/executors.py.")
+]
+Devices = Annotated[Optional[int], typer.Option("--devices", min=1, help="Processes per node; sets trainer.devices.")]
+Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")]
+RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; sets log.name.")]
+Directory = Annotated[Optional[Path], typer.Option("--dir", help="The folder that holds runs; sets log.log_dir.")]
+Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Check everything, print what would run, start nothing.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once submitted, on executors that can.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("pretrain", epilog=PRETRAIN_EXAMPLE)(pretrain)
+    app.command("validate", epilog=VALIDATE_EXAMPLE)(validate)
+    app.command("generate", epilog=GENERATE_EXAMPLE)(generate)
+
+
+def pretrain(
+    name: RecipeName,
+    overrides: Overrides = None,
+    executor: Executor = "local",
+    devices: Devices = None,
+    nodes: Nodes = None,
+    run_name: RunName = None,
+    directory: Directory = None,
+    dryrun: Dryrun = False,
+    detach: Detach = False,
+    yes: Yes = False,
+) -> None:
+    """Pre-train a recipe, with your changes applied."""
+    recipe = _with_log(configured(name, overrides or []), name=run_name or name, directory=directory)
+    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
+
+
+def validate(
+    name: RecipeName,
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        Optional[Path],
+        typer.Option(help="The checkpoint to measure. Without it, what the recipe's resume settings find."),
+    ] = None,
+    executor: Executor = "local",
+    devices: Devices = None,
+    nodes: Nodes = None,
+    run_name: RunName = None,
+    directory: Directory = None,
+    dryrun: Dryrun = False,
+    detach: Detach = False,
+    yes: Yes = False,
+) -> None:
+    """Measure the validation loss of a checkpoint."""
+    from nemo2.config import Config, Partial
+
+    recipe = _with_log(configured(name, overrides or []), name=run_name or f"{name}_validate", directory=directory)
+    from nemo2.checkpoint.auto_resume import AutoResume
+    from nemo2.llm.api import validate as entry
+
+    parts = {field: getattr(recipe, field) for field in ("model", "data", "trainer", "log", "optim")}
+    resume = recipe.resume
+    if checkpoint is not None:
+        resume = Config(AutoResume, resume_from_path=str(_existing(checkpoint)))
+    _launch(
+        Partial(entry, **parts, resume=resume),
+        executor,
+        devices=devices,
+        nodes=nodes,
+        dryrun=dryrun,
+        detach=detach,
+        yes=yes,
+    )
+
+
+def generate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    prompt: Annotated[
+        Optional[list[str]],
+        typer.Option("--prompt", "-p", help="A prompt; may be given several times. '-' reads standard input."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add to each prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample among this many likeliest tokens; 0 means all.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample within this probability mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
+    output: Annotated[Optional[Path], typer.Option(help="Also write JSON lines there.")] = None,
+) -> None:
+    """Complete prompts with the model of a checkpoint, in this process."""
+    from nemo2.errors import ConfigError
+
+    if not prompt:
+        raise ConfigError("generate needs a prompt: --prompt 'def main('.")
+    prompts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    path = _existing(checkpoint)
+    from nemo2.llm.api import generate as entry
+
+    completions = entry(
+        path=str(path),
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        random_seed=seed,
+        output_path=str(output) if output else None,
+    )
+    for number, completion in enumerate(completions):
+        if number:
+            print("-" * 40)
+        print(completion_text(completion))
+
+
+def completion_text(completion: Any) -> str:
+    """The prompt with what the model added."""
+    return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"
+
+
+def _with_log(recipe: Any, *, name: str, directory: Optional[Path]) -> Any:
+    recipe.log.name = name
+    if directory is not None:
+        recipe.log.log_dir = str(directory)
+    return recipe
+
+
+def _existing(path: Path) -> Path:
+    from nemo2.errors import CheckpointError
+
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a checkpoint folder or the run directory that holds it.")
+    return path.absolute()
+
+
+def _launch(
+    recipe: Any,
+    executor: str,
+    *,
+    devices: Optional[int],
+    nodes: Optional[int],
+    dryrun: bool,
+    detach: bool,
+    yes: bool,
+) -> None:
+    from nemo2.launch import launch
+
+    target = named_executor(executor)
+    if target != "local" and not (yes or dryrun) and sys.stdin.isatty():
+        typer.confirm(f"Submit to {executor!r}?", abort=True)
+    result = launch(recipe, target, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach)
+    if result.status == "submitted":
+        print(f"submitted as {result.experiment_id}; `nemo experiment status {result.experiment_id}` tells how it is")
+    elif result.run_dir is not None:
+        print(f"run directory: {result.run_dir}")
+        report = result.run_dir / "report.html"
+        if report.is_file():
+            print(f"report: {report}")
+
+
+def named_executor(name: str) -> Any:
+    """The executor a user keeps under ``name`` in nemo-run's ``executors.py``; "local" as it is.
+
+    Raises:
+        ConfigError: there is no such file or name.
+    """
+    if name == "local":
+        return name
+    import nemo_run
+    from nemo_run.config import get_nemorun_home
+
+    from nemo2.errors import ConfigError
+    from nemo2.names import did_you_mean
+
+    file = Path(get_nemorun_home()) / "executors.py"
+    if not file.is_file():
+        raise ConfigError(
+            f"--executor {name}: only 'local' is built in; define a function {name}() that returns a nemo-run executor "
+            f"in {file}."
+        )
+    try:
+        return nemo_run.import_executor(name, str(file))
+    except AttributeError:
+        import ast
+
+        known = ["local"] + [
+            node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        ]
+        raise ConfigError(f"--executor {name}: {file} has no such name{did_you_mean(name, known)}") from None

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 prepare-data`` and ``nemo2 report``: before a run and after it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from nemo2.run_dir.terminal import is_terminal
+
+PREPARE_EXAMPLE = "Example: nemo2 prepare-data corpus/*.txt --output data/corpus --train-bpe 8192"
+REPORT_EXAMPLE = "Example: nemo2 report nemo_experiments/llama_tiny/2026-01-31_12-00-00"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("prepare-data", epilog=PREPARE_EXAMPLE)(prepare_data)
+    app.command("report", epilog=REPORT_EXAMPLE)(report)
+
+
+def prepare_data(
+    inputs: Annotated[list[str], typer.Argument(help="Text or .jsonl files, folders of them, or patterns.")],
+    output: Annotated[Path, typer.Option(help="The prefix to write: PREFIX.bin, PREFIX.idx and PREFIX.json.")],
+    tokenizer: Annotated[Optional[Path], typer.Option(help="A tokenizer.json.")] = None,
+    train_bpe: Annotated[
+        Optional[int], typer.Option(min=256, help="Train a BPE tokenizer of this many tokens on the input first.")
+    ] = None,
+    text_key: Annotated[str, typer.Option(help="Where the lines of a .jsonl file have their text.")] = "text",
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Leave out what isn't text instead of stopping; up to 1,000.")
+    ] = False,
+) -> None:
+    """Turn text into Megatron's indexed dataset, one document per file or line."""
+    from nemo2.errors import ConfigError
+
+    if (tokenizer is None) == (train_bpe is None):
+        raise ConfigError("prepare-data needs one of --tokenizer PATH and --train-bpe N.")
+    from nemo2.data import prepare
+    from nemo2.data.tokenizer import BPETokenizer
+
+    if train_bpe is not None:
+        from nemo2.data.bpe import train_bpe as train
+
+        tokenizer = output.with_name(f"{output.name}_tokenizer.json")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key)
+        print(f"tokenizer: {tokenizer}")
+    prepared = prepare.prepare_data(
+        list(inputs),
+        output,
+        BPETokenizer(str(tokenizer)),
+        text_key=text_key,
+        on_bad_line="skip" if skip_bad_lines else "fail",
+        progress=is_terminal(sys.stdout),
+    )
+    skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
+    print(f"{prepared.prefix}: {prepared.documents:,} documents{skipped}, {prepared.tokens:,} tokens")
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory: the one with metrics.jsonl in it.")],
+) -> None:
+    """Write report.html and the loss curve of a run, finished or not."""
+    from nemo2.run_dir.report import write_report
+
+    print(write_report(run_dir))
