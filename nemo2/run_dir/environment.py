@@ -29,8 +29,8 @@ _PACKAGES = (
     "tokenizers",
     "numpy",
 )
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
-_NOT_SECRET = re.compile(r"^TOKENIZERS_", re.IGNORECASE)
+# "token" as a word of its own: tokenizers and counts of tokens are no secrets.
+_SECRET = re.compile(r"TOKEN(?![A-Z])|KEYS?(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _RELEVANT = re.compile(
     r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|NVTE|NVIDIA|UB_|OMP|MKL|OPENBLAS|SLURM|NEMO|NEMORUN|HF_|TRANSFORMERS|TOKENIZERS|WANDB"
     r"|MASTER_|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|GROUP_RANK$|PET_|PYTHONPATH$|LD_LIBRARY_PATH$|VIRTUAL_ENV$)"
@@ -67,7 +67,7 @@ def write_environment(directory: str | os.PathLike[str], *, world_size: int | No
 
 def is_secret_name(name: str) -> bool:
     """Whether the value of a variable, option or field of this name should not be written down."""
-    return bool(_SECRET.search(name)) and not _NOT_SECRET.match(name)
+    return _SECRET.search(name) is not None
 
 
 def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
