@@ -260,8 +260,9 @@ class MegatronMixedPrecision(Precision):
             )
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        raise TypeError("MegatronMixedPrecision works with MegatronStrategy, which steps Megatron-Core's optimizer itself.")
-
+        raise TypeError(
+            "MegatronMixedPrecision works with MegatronStrategy, which steps Megatron-Core's optimizer itself."
+        )
 
     def check_hardware(self) -> None:
         """Whether this machine can run what was asked for; the strategy calls it before any process group exists.

@@ -288,6 +288,7 @@ class MegatronStrategy(DDPStrategy):
                 precision.apply_to(optimizer_config, path="optim.config")
             if self.parallelism.pipeline_dtype is None:
                 self.parallelism.pipeline_dtype = precision.dtype_config.pipeline_dtype
+            self._leave_overflows_to_the_scaler(precision)
         config = getattr(model, "config", None)
         if isinstance(config, TransformerConfig):
             if isinstance(precision, MegatronMixedPrecision):
@@ -297,6 +298,16 @@ class MegatronStrategy(DDPStrategy):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:
             self._replace_progress_bar(model.trainer)
+
+    def _leave_overflows_to_the_scaler(self, precision: MegatronMixedPrecision) -> None:
+        """With dynamic loss scaling, infinite gradients are how the scale is found (Megatron-LM's arguments.py does so too)."""
+        dtypes = precision.dtype_config
+        if dtypes.fp16 and dtypes.loss_scale is None and self.ddp_config.check_for_nan_in_grad:
+            self.ddp_config.check_for_nan_in_grad = False
+            _log.info(
+                "strategy.ddp_config.check_for_nan_in_grad is off: under fp16's dynamic loss scaling the scaler handles "
+                "gradients that aren't finite (trainer.plugins.fp16_loss_scale=... makes the scale static)."
+            )
 
     def _write_parallelism(self, config: TransformerConfig) -> None:
         """The strategy's sizes are the model's: a model can't be cut one way and run another.
@@ -325,7 +336,9 @@ class MegatronStrategy(DDPStrategy):
         try:
             config.__post_init__()
         except (ValueError, AssertionError) as error:
-            raise ConfigError(f"Megatron-Core refuses this model and layout ({self.layout.describe()}): {error}") from error
+            raise ConfigError(
+                f"Megatron-Core refuses this model and layout ({self.layout.describe()}): {error}"
+            ) from error
 
     def _replace_progress_bar(self, trainer: pl.Trainer) -> None:
         """Our bar or line where Lightning put its default; a bar of the user's own stays."""
@@ -424,7 +437,9 @@ class MegatronStrategy(DDPStrategy):
         if self.data_sampler is None:
             return dataloader
         stage = str(getattr(self.trainer.state.stage, "value", "") or "")
-        mode = {"train": "train", "validate": "validation", "sanity_check": "validation", "test": "test"}.get(stage, "train")
+        mode = {"train": "train", "validate": "validation", "sanity_check": "validation", "test": "test"}.get(
+            stage, "train"
+        )
         mode = getattr(dataloader, "mode", mode)
         return self.data_sampler.transform_dataloader(dataloader, consumed_samples=self.consumed_samples, mode=mode)
 
@@ -540,7 +555,9 @@ class MegatronStrategy(DDPStrategy):
         self.megatron_parallel.zero_grad_buffer()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **self._batch_shape("train"))
+        loss = self.megatron_parallel.training_step(
+            batch, step_i=self.trainer.global_step, **self._batch_shape("train")
+        )
         self._last_loss = loss
         return loss
 
@@ -566,7 +583,9 @@ class MegatronStrategy(DDPStrategy):
         """Metrics under NeMo's names, on the steps that Lightning logs; the others cost nothing."""
         trainer, module = self.trainer, self.lightning_module
         step = trainer.global_step + 1
-        if module is None or (step % max(1, trainer.log_every_n_steps) and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch):
+        if module is None or (
+            step % max(1, trainer.log_every_n_steps) and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        ):
             return
         metrics: dict[str, Any] = {
             "reduced_train_loss": self._last_loss.float(),
@@ -590,7 +609,9 @@ class MegatronStrategy(DDPStrategy):
     def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Reduced loss of one global batch; logged as ``val_loss``, the mean over batches."""
         assert self.megatron_parallel is not None and self.lightning_module is not None
-        loss = self.megatron_parallel.validation_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
+        loss = self.megatron_parallel.validation_step(
+            batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
+        )
         self.lightning_module.log("val_loss", loss, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
         return loss
 
@@ -665,7 +686,9 @@ class MegatronStrategy(DDPStrategy):
         return {}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return {} if isinstance(getattr(optimizer, "_optimizer", optimizer), MegatronOptimizer) else optimizer.state_dict()
+        return (
+            {} if isinstance(getattr(optimizer, "_optimizer", optimizer), MegatronOptimizer) else optimizer.state_dict()
+        )
 
     @property
     def sharded_state_dict_metadata(self) -> dict[str, Any]:
@@ -721,7 +744,9 @@ class MegatronStrategy(DDPStrategy):
         record = {field.name: getattr(self.layout, field.name) for field in fields(self.layout)}
         return record | {"world_size": self.num_nodes * self.num_processes}
 
-    def _optimizer_shards(self, model_state: dict[str, Any], metadata: dict[str, Any], *, loading: bool) -> dict[str, Any]:
+    def _optimizer_shards(
+        self, model_state: dict[str, Any], metadata: dict[str, Any], *, loading: bool
+    ) -> dict[str, Any]:
         wanted = self._load_optimizer if loading else self._save_optimizer
         optimizers = [opt for opt in self.optimizers if isinstance(opt, MegatronOptimizer)]
         if not wanted or not optimizers:
@@ -785,8 +810,12 @@ class MegatronStrategy(DDPStrategy):
         assert self.restore_config is not None
         path = Path(self.restore_config.path)
         if not path.exists():
-            raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory.")
-        loaded = self._read(path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state)
+            raise CheckpointError(
+                f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
+            )
+        loaded = self._read(
+            path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state
+        )
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)

@@ -119,7 +119,9 @@ class MegatronCheckpointIO(CheckpointIO):
             try:
                 (temporary / WEIGHTS_PATH).mkdir(parents=True)
             except OSError as error:
-                problem = f"Can't write {target}: {error.strerror or error}. Make the directory writable, or set log.log_dir."
+                problem = (
+                    f"Can't write {target}: {error.strerror or error}. Make the directory writable, or set log.log_dir."
+                )
         problem = _agree(problem)
         if problem:
             raise CheckpointError(problem)
@@ -241,7 +243,9 @@ class MegatronCheckpointIO(CheckpointIO):
                 if found:
                     problem = f"{checkpoint} is damaged: {'; '.join(found[:5])}. Resume from another checkpoint."
             elif not dist_checkpointing.check_is_distributed_checkpoint(str(weights_dir(checkpoint))):
-                problem = f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
+                problem = (
+                    f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
+                )
         problem = _agree(problem)
         if problem:
             raise CheckpointError(problem)

@@ -72,7 +72,9 @@ class ModelCheckpoint(Checkpoint):
         enable_version_counter: bool = False,
     ) -> None:
         if mode not in ("min", "max"):
-            raise ConfigError(f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}.")
+            raise ConfigError(
+                f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}."
+            )
         if save_top_k < -1:
             raise ConfigError(f"log.ckpt.save_top_k={save_top_k}: must be -1 (keep all), 0 (the newest only) or more.")
         for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
@@ -212,7 +214,9 @@ class ModelCheckpoint(Checkpoint):
 
     def _values(self, trainer: pl.Trainer) -> dict[str, Any]:
         values: dict[str, Any] = {
-            name: float(value) for name, value in trainer.callback_metrics.items() if torch.as_tensor(value).numel() == 1
+            name: float(value)
+            for name, value in trainer.callback_metrics.items()
+            if torch.as_tensor(value).numel() == 1
         }
         consumed = getattr(trainer.strategy, "consumed_samples", 0)
         return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}

@@ -65,7 +65,9 @@ class MegatronOptimizerModule(OptimizerModule):
             ConfigError: the chunks aren't wrapped for training.
         """
         if model.ddp_config is None:
-            raise ConfigError("MegatronOptimizerModule needs chunks wrapped for training: MegatronParallel(ddp_config=...).")
+            raise ConfigError(
+                "MegatronOptimizerModule needs chunks wrapped for training: MegatronParallel(ddp_config=...)."
+            )
         mcore = get_megatron_optimizer(
             self.config,
             list(model),  # pyright: ignore[reportArgumentType]
@@ -154,4 +156,6 @@ class MegatronOptimizer(torch.optim.Optimizer):
 
 
 def _key(name: str, condition: ParamCondition) -> ParamKey:
-    return ParamKey(with_name_predicate=ParamWithNamePredicate(name=name, fn=lambda param, path: condition(path, param)))
+    return ParamKey(
+        with_name_predicate=ParamWithNamePredicate(name=name, fn=lambda param, path: condition(path, param))
+    )

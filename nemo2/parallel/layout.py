@@ -71,7 +71,9 @@ class Layout:
             )
         expert = self.expert_tensor_size * self.ep * self.pp
         if self.ep > 1 and world_size % expert:
-            origin = "" if self.etp is not None else " (expert_tensor_parallel_size is unset and so equals the tensor size)"
+            origin = (
+                "" if self.etp is not None else " (expert_tensor_parallel_size is unset and so equals the tensor size)"
+            )
             return (
                 f"expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
                 f"{self.expert_tensor_size} * {self.ep} * {self.pp} = {expert}{origin} does not divide the world of "

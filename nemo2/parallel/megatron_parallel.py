@@ -201,7 +201,9 @@ class MegatronParallel(nn.ModuleList):
         def forward_step(iterator: Iterator[Any], chunk: nn.Module) -> tuple[Any, Callable[..., Any]]:
             batch = data_steps[id(chunk)](iterator)
             run = forward_steps[id(chunk)]
-            self.callbacks.event("on_megatron_microbatch_start", step=step, batch=batch, forward_callback=loss_reduction)
+            self.callbacks.event(
+                "on_megatron_microbatch_start", step=step, batch=batch, forward_callback=loss_reduction
+            )
             output = run(batch)
             self.callbacks.event(
                 "on_megatron_microbatch_end", step=step, batch=batch, forward_callback=loss_reduction, output=output
