@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from nemo2.checkpoint.directory import finished
 from nemo2.errors import ConfigError
 from nemo2.names import safe_name
 
@@ -69,7 +70,7 @@ def choose_directory(
     if explicit_log_dir:
         path = Path(explicit_log_dir).expanduser().absolute()
         return RunDirectory(
-            log_dir=path, exp_dir=path, name="", version=None, resumed=bool(finished_checkpoints(path / CHECKPOINTS))
+            log_dir=path, exp_dir=path, name="", version=None, resumed=bool(finished(path / CHECKPOINTS))
         )
     base = Path(log_dir or DEFAULT_BASE).expanduser().absolute()
     name = safe_name(name or "default")
@@ -88,38 +89,19 @@ def choose_directory(
         exp_dir=base,
         name=name,
         version=version,
-        resumed=bool(finished_checkpoints(directory / CHECKPOINTS)),
+        resumed=bool(finished(directory / CHECKPOINTS)),
     )
 
 
 def newest_run(root: Path) -> Path | None:
     """The directory below ``root`` with the newest finished checkpoint, or ``root`` itself (a run without version)."""
-    candidates = [root, *(path for path in root.glob("*") if path.is_dir() and path.name != CHECKPOINTS)]
+    candidates = [root, *(path for path in sorted(root.glob("*")) if path.is_dir() and path.name != CHECKPOINTS)]
     newest = [
-        (max(checkpoint.stat().st_mtime for checkpoint in checkpoints), path)
+        (max(manifest.saved_at for _, manifest in checkpoints), path)
         for path in candidates
-        if (checkpoints := finished_checkpoints(path / CHECKPOINTS))
+        if (checkpoints := finished(path / CHECKPOINTS))
     ]
-    return max(newest, default=(0.0, None), key=lambda pair: (pair[0], pair[1].name if pair[1] else ""))[1]
-
-
-def finished_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints in ``directory`` whose save came to its end, oldest first.
-
-    A checkpoint is a folder with ``weights`` or ``context`` in it; while it is written, ``<checkpoint>-unfinished``
-    stands beside it.
-    """
-    if not directory.is_dir():
-        return []
-    found = [
-        path
-        for path in directory.iterdir()
-        if path.is_dir()
-        and ((path / "weights").is_dir() or (path / "context").is_dir())
-        and not path.with_name(f"{path.name}-unfinished").exists()
-        and not path.name.startswith(".")
-    ]
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+    return max(newest)[1] if newest else None
 
 
 def create_directory(directory: Path, *, field: str) -> None:
@@ -165,10 +147,16 @@ def agree(value: str) -> str:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(minutes=5)))
         _stores.append(store)
     key = f"nemo2/agree/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_next_agreement()}"
+    store = _stores[0]
     if int(os.environ["RANK"]) == 0:
-        _stores[0].set(key, value)
+        store.set(key, value)
+        # If this process went on and failed, the store would go with it, and the others with an error about that.
+        store.wait([f"{key}/read"])
         return value
-    return _stores[0].get(key).decode()
+    value = store.get(key).decode()
+    if store.add(f"{key}/readers", 1) == world_size - 1:
+        store.set(f"{key}/read", "")
+    return value
 
 
 _agreements = 0

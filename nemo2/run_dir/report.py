@@ -8,7 +8,7 @@ from a network and no script runs.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from nemo2.checkpoint.directory import finished
 from nemo2.errors import DataError
 from nemo2.run_dir.bar import short_number
 from nemo2.run_dir.records import METRICS_FILE, read_metrics, series, write_text
@@ -185,17 +186,17 @@ def _settings(effective: Mapping[str, Any]) -> str:
 
 
 def _checkpoints(directory: Path) -> str:
-    from nemo2.run_dir.directory import finished_checkpoints
-
-    finished = finished_checkpoints(directory)
-    if not finished:
+    checkpoints = finished(directory)
+    if not checkpoints:
         return "<p class='sub'>No finished checkpoint.</p>"
     rows = "".join(
-        f"<tr><td>{escape(path.name)}</td><td class='number'>{_size(path)}</td>"
-        f"<td class='number'>{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M:%S}</td></tr>"
-        for path in finished
+        f"<tr><td>{escape(path.name)}</td><td class='number'>{manifest.step:,}</td>"
+        f"<td class='number'>{manifest.consumed_samples:,}</td><td class='number'>{_size(manifest.files.values())}</td>"
+        f"<td class='number'>{datetime.fromtimestamp(manifest.saved_at):%Y-%m-%d %H:%M:%S}</td></tr>"
+        for path, manifest in checkpoints
     )
-    return f"<table class='plain'><tr><th>name</th><th>size</th><th>written</th></tr>{rows}</table>"
+    heads = "".join(f"<th>{name}</th>" for name in ("name", "steps", "samples", "size", "written"))
+    return f"<table class='plain'><tr>{heads}</tr>{rows}</table>"
 
 
 def _environment(environment: Mapping[str, Any]) -> str:
@@ -240,8 +241,8 @@ def _file_details(directory: Path, file: str, title: str) -> str:
     return f"<details><summary>{title} <small>({file})</small></summary><pre>{escape(text)}</pre></details>"
 
 
-def _size(path: Path) -> str:
-    total = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+def _size(sizes: Iterable[int]) -> str:
+    total = sum(sizes)
     for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if total >= limit:
             return f"{total / limit:.1f} {unit}"

@@ -4,11 +4,13 @@
 import json
 import math
 import re
+from dataclasses import asdict
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import DataError
 from nemo2.run_dir.report import write_report
 from nemo2.run_dir.svg import Series, line_chart, nice_ticks, running_median, standalone, thin_out
@@ -37,9 +39,11 @@ def run_dir(tmp_path):
     }
     (directory / "effective_config.yaml").write_text(yaml.safe_dump(settings))
     (directory / "environment.json").write_text(json.dumps({"host": "h", "versions": {"torch": "2.13", "te": None}}))
-    (directory / "checkpoints" / "a-step=50" / "weights").mkdir(parents=True)
-    (directory / "checkpoints" / "b-step=99" / "weights").mkdir(parents=True)
-    (directory / "checkpoints" / "b-step=99-unfinished").touch()
+    finished = directory / "checkpoints" / "a-step=50"
+    finished.mkdir(parents=True)
+    manifest = Manifest(step=50, consumed_samples=400, layout={}, files={"weights/x": 3 * 2**20}, saved_at=1.7e9)
+    (finished / "manifest.json").write_text(json.dumps(asdict(manifest)))
+    (directory / "checkpoints" / "b-step=99").mkdir()  # no manifest: not a finished checkpoint
     return directory
 
 
@@ -60,7 +64,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(run_dir):
 
 def test_unfinished_checkpoints_are_not_listed(run_dir):
     page = write_report(run_dir).read_text()
-    assert "a-step=50" in page and "b-step=99" not in page
+    assert "a-step=50" in page and "3.0 MiB" in page and "b-step=99" not in page
 
 
 def test_a_half_written_settings_file_does_not_prevent_the_report(run_dir):

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`NeMoLogger`: one directory per run that all ranks agree on, and everything that belongs into it."""
+
+import json
+import logging
+import os
+import re
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from nemo2.checkpoint.directory import Manifest
+from nemo2.errors import ConfigError
+from nemo2.run_dir.directory import VERSION_VARIABLE, choose_directory
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
+from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE, NeMoLogger
+from nemo2.run_dir.records import read_metrics, series
+
+
+class Model(LightningModule):
+    def __init__(self, fail_at=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.fail_at = fail_at
+
+    def training_step(self, batch, batch_index):
+        if self.trainer.global_step == self.fail_at:
+            raise ValueError("the disk is full")
+        logging.getLogger("nemo2.somewhere").info("at step %d", self.trainer.global_step)
+        if self.trainer.global_step == 1:
+            warnings.warn("something odd", stacklevel=1)
+        self.log_dict({"reduced_train_loss": float(10 - self.trainer.global_step), "lr": 0.1})
+        return (self.weight * 1).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer_in(tmp_path, **settings):
+    settings = {"logger": False, "max_steps": 4, "enable_checkpointing": False} | settings
+    return Trainer(
+        accelerator="cpu",
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        **settings,
+    )
+
+
+def fit(log, trainer, model=None, **setup):
+    directory = log.setup(trainer, **setup)
+    trainer.fit(model or Model(), torch.utils.data.DataLoader(torch.zeros(8, 1)))
+    return directory
+
+
+def add_checkpoint(run_dir, *, step, saved_at):
+    checkpoint = Path(run_dir) / "checkpoints" / f"m-step={step}"
+    checkpoint.mkdir(parents=True)
+    manifest = Manifest(step=step, consumed_samples=step, layout={}, saved_at=saved_at)
+    (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
+
+
+def test_a_run_leaves_its_metrics_settings_surroundings_logs_and_report(tmp_path):
+    log = NeMoLogger(name="tiny", log_dir=str(tmp_path), tensorboard=TensorBoardLogger("tb_logs", name="tiny"))
+    directory = fit(log, trainer_in(tmp_path))
+    run = directory.log_dir
+    assert run.parent == tmp_path / "tiny" and re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
+    assert series(read_metrics(run), "reduced_train_loss") == [(0, 10.0), (1, 9.0), (2, 8.0), (3, 7.0)]
+    assert json.loads((run / "environment.json").read_text())["world_size"] == 1
+    assert yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]["max_steps"] == 4
+    assert "training loss, from 10" in (run / "report.html").read_text()
+    assert list((run / "tb_logs").glob("events.*"))
+    text = (run / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    assert "nemo2.somewhere: at step 3" in text and "something odd" in text
+
+
+def test_the_log_file_ends_with_the_run(tmp_path):
+    handlers = list(logging.getLogger().handlers)
+    run = fit(NeMoLogger(log_dir=str(tmp_path)), trainer_in(tmp_path)).log_dir
+    assert logging.getLogger().handlers == handlers
+    before = (run / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    logging.getLogger("nemo2.somewhere").warning("after the run")
+    assert (run / "nemo_log_globalrank-0_localrank-0.txt").read_text() == before
+
+
+def test_a_failing_run_still_writes_log_report_and_fault(tmp_path, monkeypatch):
+    monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path / "faults"))
+    log = NeMoLogger(explicit_log_dir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="the disk is full"):
+        fit(log, trainer_in(tmp_path), Model(fail_at=2))
+    text = (tmp_path / "run" / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    assert "Traceback" in text and "ValueError: the disk is full" in text
+    assert (tmp_path / "run" / "report.html").is_file()
+    (fault,) = read_faults(tmp_path / "faults")
+    assert (fault.kind, fault.message, fault.explained) == ("ValueError", "the disk is full", False)
+
+
+def test_settings_written_are_those_in_force_at_the_first_step(tmp_path):
+
+    from lightning.pytorch.callbacks import Callback
+
+    class Late(Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.log_every_n_steps = 3
+
+    run = fit(NeMoLogger(log_dir=str(tmp_path)), trainer_in(tmp_path, callbacks=[Late()])).log_dir
+    assert yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]["log_every_n_steps"] == 3
+
+
+def test_the_checkpoint_callback_replaces_the_trainers_and_gets_the_run_directory(tmp_path):
+    trainer = trainer_in(tmp_path, callbacks=[ModelCheckpoint(monitor="other")], enable_checkpointing=True)
+    ours = ModelCheckpoint(filename="{step}")
+    directory = NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer)
+    assert [item for item in trainer.callbacks if isinstance(item, ModelCheckpoint)] == [ours]
+    assert trainer.callbacks[-1] is ours
+    assert ours.dirpath == str(directory.checkpoints) and ours.filename == "{step}"
+
+
+def test_a_directory_that_was_chosen_for_checkpoints_is_kept(tmp_path):
+    ours = ModelCheckpoint(dirpath=str(tmp_path / "elsewhere"), monitor="val_loss")
+    NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer_in(tmp_path, enable_checkpointing=True))
+    assert ours.dirpath == str(tmp_path / "elsewhere")
+    assert ours.filename == "n--{val_loss:.4f}-{step}-{consumed_samples}"
+
+
+def test_loggers_of_the_trainer_are_kept_unless_replaced(tmp_path):
+    mine = CSVLogger(str(tmp_path), name="csv")
+    old = TensorBoardLogger(str(tmp_path), name="old")
+    new = TensorBoardLogger(str(tmp_path), name="new")
+    trainer = trainer_in(tmp_path, logger=[mine, old])
+    NeMoLogger(log_dir=str(tmp_path), tensorboard=new).setup(trainer)
+    assert trainer.loggers[:2] == [mine, new] and old not in trainer.loggers
+
+
+def test_a_logger_may_keep_its_own_directory(tmp_path):
+    board = TensorBoardLogger(str(tmp_path / "mine"), name="x", version="v")
+    NeMoLogger(log_dir=str(tmp_path), tensorboard=board, update_logger_directory=False).setup(trainer_in(tmp_path))
+    assert board.log_dir == str(tmp_path / "mine" / "x" / "v")
+
+
+def test_recipe_files_and_the_launchers_notes(tmp_path, monkeypatch):
+    handed = tmp_path / "handed.json"
+    handed.write_text('{"a": 1}')
+    extra = tmp_path / "run.sh"
+    extra.write_text("echo")
+    monkeypatch.setenv(RECIPE_VARIABLE, str(handed))
+    monkeypatch.setenv(RUN_DIR_FILE_VARIABLE, str(tmp_path / "where"))
+    run = NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=[str(extra)]).setup(trainer_in(tmp_path)).log_dir
+    assert (run / "recipe.json").read_text() == '{"a": 1}'
+    assert (run / "run.sh").read_text() == "echo"
+    assert (tmp_path / "where").read_text() == str(run)
+
+
+def test_a_missing_file_to_copy_is_found_before_anything_is_made(tmp_path):
+    log = NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=[str(tmp_path / "no.sh")])
+    with pytest.raises(ConfigError, match=r"files_to_copy: no such file: .*no\.sh"):
+        log.setup(trainer_in(tmp_path))
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(tmp_path):
+    (tmp_path / "file").write_text("")
+    trainer = trainer_in(tmp_path)
+    callbacks = list(trainer.callbacks)
+    with pytest.raises(ConfigError, match=r"log\.log_dir: cannot write to .*file/default.*; name a directory"):
+        NeMoLogger(log_dir=str(tmp_path / "file")).setup(trainer)
+    assert trainer.callbacks == callbacks and trainer.loggers == []
+
+
+def test_both_rank_0_switches_contradict_each_other():
+    with pytest.raises(ConfigError, match="log_local_rank_0_only and log.log_global_rank_0_only"):
+        NeMoLogger(log_local_rank_0_only=True, log_global_rank_0_only=True)
+
+
+@pytest.mark.parametrize("name", ["../up", "/abs", "a\nb", "-rf"])
+def test_a_name_cannot_lead_out_of_the_directory(tmp_path, name):
+    with pytest.raises(ConfigError):
+        NeMoLogger(name=name, log_dir=str(tmp_path)).setup(trainer_in(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def choose(tmp_path, **settings):
+    defaults = {
+        "name": "n",
+        "log_dir": str(tmp_path),
+        "explicit_log_dir": None,
+        "version": None,
+        "use_datetime_version": True,
+        "resume_if_exists": False,
+    }
+    return choose_directory(**(defaults | settings))
+
+
+def test_explicit_directory_version_and_no_version(tmp_path, monkeypatch):
+    assert choose(tmp_path, explicit_log_dir=str(tmp_path / "x"), version="v").log_dir == tmp_path / "x"
+    assert choose(tmp_path, version="v").log_dir == tmp_path / "n" / "v"
+    assert choose(tmp_path, use_datetime_version=False).log_dir == tmp_path / "n"
+    monkeypatch.chdir(tmp_path)
+    assert choose(tmp_path, log_dir=None, version="v").log_dir == tmp_path / "nemo_experiments" / "n" / "v"
+
+
+def test_resuming_continues_the_version_with_the_newest_finished_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv(VERSION_VARIABLE, "2030-01-01_00-00-00")
+    assert choose(tmp_path, resume_if_exists=True).version == "2030-01-01_00-00-00"
+    now = time.time()
+    add_checkpoint(tmp_path / "n" / "b", step=10, saved_at=now)
+    add_checkpoint(tmp_path / "n" / "c", step=99, saved_at=now - 100)
+    (tmp_path / "n" / "d" / "checkpoints" / "torn").mkdir(parents=True)
+    chosen = choose(tmp_path, resume_if_exists=True)
+    assert (chosen.version, chosen.resumed) == ("b", True)
+    assert choose(tmp_path).version == "2030-01-01_00-00-00", "without resume a new run gets its own directory"
+    assert choose(tmp_path, resume_if_exists=True, version="c").version == "c"
+
+
+def test_a_run_without_version_is_resumed_where_it_is(tmp_path):
+    add_checkpoint(tmp_path / "n", step=10, saved_at=time.time())
+    chosen = choose(tmp_path, resume_if_exists=True)
+    assert chosen.log_dir == tmp_path / "n" and chosen.version is None and chosen.resumed
+
+
+def _directory_on_this_rank(base, resume):
+    time.sleep(1.2 * int(os.environ["RANK"]))  # another second, another name, if each rank went by its own clock
+    return str(choose(Path(base), resume_if_exists=resume).log_dir)
+
+
+@pytest.mark.parametrize("init_process_group", [True, False], ids=["process group", "only MASTER_ADDR"])
+def test_all_ranks_choose_the_same_directory(run_on_ranks, tmp_path, init_process_group):
+    chosen = run_on_ranks(
+        _directory_on_this_rank, 2, str(tmp_path), False, init_process_group=init_process_group, timeout=60
+    )
+    assert len(set(chosen)) == 1
+
+
+def _agree_then_meet(base):
+    """As in a run: the directory is settled first, the process group comes later at the same address."""
+    import torch.distributed as dist
+
+    first = str(choose(Path(base)).log_dir)
+    dist.init_process_group("gloo", init_method="env://")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return first, total.item()
+
+
+def test_settling_the_directory_does_not_get_in_the_way_of_the_process_group(run_on_ranks, tmp_path):
+    (first, one), (second, two) = run_on_ranks(_agree_then_meet, 2, str(tmp_path), init_process_group=False, timeout=60)
+    assert first == second and one == two == 2.0
