@@ -10,8 +10,12 @@ from nemo2.lazy import lazy_names
 
 if TYPE_CHECKING:
     from nemo2.data.base import MegatronDataModule
+    from nemo2.data.bpe import train_bpe
     from nemo2.data.mock import MockDataModule
+    from nemo2.data.prepare import PreparedData, prepare_data
+    from nemo2.data.pretraining import PreTrainingDataModule
     from nemo2.data.sampler import DataSampler, MegatronDataSampler, WrappedDataLoader
+    from nemo2.data.stdlib import DemoData, prepare_demo_data, python_stdlib_corpus
     from nemo2.data.tokenizer import (
         AutoTokenizer,
         BPETokenizer,
@@ -27,14 +31,21 @@ __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "DataSampler",
+    "DemoData",
     "GPT2BPETokenizer",
     "MegatronDataModule",
     "MegatronDataSampler",
     "MockDataModule",
     "NullTokenizer",
+    "PreTrainingDataModule",
+    "PreparedData",
     "Tokenizer",
     "WrappedDataLoader",
     "get_vocab_size",
+    "prepare_data",
+    "prepare_demo_data",
+    "python_stdlib_corpus",
+    "train_bpe",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -43,14 +54,21 @@ __getattr__, __dir__ = lazy_names(
         "AutoTokenizer": "nemo2.data.tokenizer",
         "BPETokenizer": "nemo2.data.tokenizer",
         "ByteTokenizer": "nemo2.data.tokenizer",
+        "DemoData": "nemo2.data.stdlib",
         "DataSampler": "nemo2.data.sampler",
         "GPT2BPETokenizer": "nemo2.data.tokenizer",
         "MegatronDataModule": "nemo2.data.base",
         "MegatronDataSampler": "nemo2.data.sampler",
         "MockDataModule": "nemo2.data.mock",
         "NullTokenizer": "nemo2.data.tokenizer",
+        "PreTrainingDataModule": "nemo2.data.pretraining",
+        "PreparedData": "nemo2.data.prepare",
         "Tokenizer": "nemo2.data.tokenizer",
         "WrappedDataLoader": "nemo2.data.sampler",
+        "prepare_data": "nemo2.data.prepare",
+        "prepare_demo_data": "nemo2.data.stdlib",
+        "python_stdlib_corpus": "nemo2.data.stdlib",
+        "train_bpe": "nemo2.data.bpe",
         "get_vocab_size": "nemo2.data.tokenizer",
     },
 )

@@ -2,6 +2,7 @@
 """What every data module of ours shares: the sampler, the loaders and the position in the data."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal, Optional
 
 import torch
@@ -12,21 +13,24 @@ from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 
+SPLITS = ("train", "validation", "test")
+_NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+
 
 class MegatronDataModule(LightningDataModule):
     """A data module whose loaders yield steps once its ``data_sampler`` has transformed them.
 
-    Subclasses build datasets in `build`; everything about batches is here. Before the strategy transforms them, the
-    loaders are plain torch loaders over single samples.
+    Subclasses build datasets in `build_datasets`; everything about batches is here. Before the strategy transforms
+    them, the loaders are plain torch loaders over single samples.
 
     Attributes:
         seq_length: Tokens per sample.
         micro_batch_size, global_batch_size: Samples per forward pass of a rank, and per optimizer step.
-        tokenizer: The tokenizer whose ids the samples hold.
+        tokenizer: The tokenizer whose ids the samples hold; None until someone sets it.
         data_sampler: The `MegatronDataSampler` that cuts the data into steps and counts the samples consumed.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Optional[Tokenizer]
 
     def __init__(
         self,
@@ -73,15 +77,19 @@ class MegatronDataModule(LightningDataModule):
         self._datasets: dict[str, Optional[Dataset]] = {}
 
     @abstractmethod
-    def build_datasets(self) -> dict[str, Optional[Dataset]]:
-        """Datasets for "train", "validation" and "test"; None for a split that there is none of."""
+    def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
+        """Datasets for `splits`, some of "train", "validation" and "test"; None where a split is empty by choice."""
 
     def setup(self, stage: str = "") -> None:
-        """Build the datasets, once, on every rank."""
+        """Build the datasets that `stage` needs ("fit", "validate", "test"; all for anything else), each only once.
+
+        Called on every rank.
+        """
         if self.trainer is not None:
             self.data_sampler.connect(self.trainer)
-        if not self._datasets:
-            self._datasets = self.build_datasets()
+        missing = [split for split in _NEEDED.get(stage, SPLITS) if split not in self._datasets]
+        if missing:
+            self._datasets.update(self.build_datasets(missing))
 
     def train_dataloader(self) -> DataLoader:
         """Training samples, one by one."""
@@ -104,8 +112,8 @@ class MegatronDataModule(LightningDataModule):
         self.data_sampler.load_state_dict(state_dict)
 
     def _loader(self, mode: str) -> Any:
-        if not self._datasets:
-            self.setup()
+        if mode not in self._datasets:
+            self._datasets.update(self.build_datasets([mode]))
         dataset = self._datasets[mode]
         if dataset is None:
             return []

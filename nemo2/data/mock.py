@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MockDataModule`: random tokens of the right shape, from nothing but a seed."""
 
+from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
-from nemo2.data.base import MegatronDataModule
+from nemo2.data.base import SPLITS, MegatronDataModule
 from nemo2.data.tokenizer import GPT2BPETokenizer, NullTokenizer, Tokenizer
 from nemo2.errors import ConfigError
 
@@ -79,20 +80,20 @@ class MockDataModule(MegatronDataModule):
             tokenizer = GPT2BPETokenizer(vocab_file, merges_file)
         self.tokenizer = tokenizer or NullTokenizer(GPT2_VOCAB_SIZE)
 
-    def build_datasets(self) -> dict[str, Optional[Dataset]]:
-        sizes = (self.num_train_samples, self.num_val_samples, self.num_test_samples)
-        return {
-            name: MockGPTDataset(
-                vocab_size=self.tokenizer.vocab_size,
-                seq_length=self.seq_length,
-                num_samples=size,
-                seed=(self.seed, split),
-                create_attention_mask=self.create_attention_mask,
-            )
-            if size
-            else None
-            for split, (name, size) in enumerate(zip(("train", "validation", "test"), sizes, strict=True))
-        }
+    def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
+        sizes = {"train": self.num_train_samples, "validation": self.num_val_samples, "test": self.num_test_samples}
+        vocab_size = GPT2_VOCAB_SIZE if self.tokenizer is None else self.tokenizer.vocab_size
+        datasets: dict[str, Optional[Dataset]] = dict.fromkeys(splits)
+        for split in splits:
+            if sizes[split]:
+                datasets[split] = MockGPTDataset(
+                    vocab_size=vocab_size,
+                    seq_length=self.seq_length,
+                    num_samples=sizes[split],
+                    seed=(self.seed, SPLITS.index(split)),
+                    create_attention_mask=self.create_attention_mask,
+                )
+        return datasets
 
 
 class MockGPTDataset(Dataset[dict[str, Tensor]]):

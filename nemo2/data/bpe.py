@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a byte-level BPE tokenizer on your own text."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Union
+
+from nemo2.data.documents import BadInput, Inputs, find_files, read_documents
+from nemo2.data.tokenizer import END_OF_DOCUMENT, BPETokenizer
+from nemo2.errors import ConfigError, DataError
+
+_BYTES = 256
+_BATCH = 256
+
+
+def train_bpe(
+    source: Union[Inputs, Iterator[str]],
+    vocab_size: int,
+    output: Union[str, Path],
+    special_tokens: Sequence[str] = END_OF_DOCUMENT[:1],
+    *,
+    text_key: str = "text",
+    show_progress: bool = False,
+) -> BPETokenizer:
+    """Train on `source` and write a ``tokenizer.json``; the same text gives the same file.
+
+    Byte-level with GPT-2's splitting, so every text has ids and comes back from them unchanged.
+
+    Args:
+        source: Text files, directories or patterns as for `prepare_data` (a path or a list of them); any other iterable
+            is taken for the texts themselves.
+        vocab_size: Ids, special tokens and the 256 bytes included. Little text gives fewer.
+        output: The file to write, whole or not at all.
+        special_tokens: Take the first ids, in this order. The first one ends documents.
+        text_key: Where the lines of a .jsonl file have their text.
+
+    Raises:
+        ConfigError: the vocabulary has no room for the bytes and special tokens.
+        DataError: there is no text, or some of it can't be read.
+    """
+    least = _BYTES + len(special_tokens)
+    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < least:
+        raise ConfigError(
+            f"vocab_size={vocab_size!r}: must be at least {least}, for the {_BYTES} bytes and the "
+            f"{len(special_tokens)} special tokens."
+        )
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=show_progress,
+    )
+    texts: Iterable[str]
+    if isinstance(source, (str, Path, list, tuple)):
+        texts = read_documents(find_files(source), text_key=text_key, bad=BadInput("fail"))
+    else:
+        texts = source  # pyright: ignore[reportAssignmentType]
+    counted = _Counted(texts)
+    tokenizer.train_from_iterator(_in_batches(counted), trainer=trainer)
+    if counted.characters == 0:
+        raise DataError("There is no text to train a tokenizer on: all inputs are empty.")
+
+    output = Path(output).expanduser()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        tokenizer.save(str(temporary))
+        os.replace(temporary, output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return BPETokenizer(output, eos_token=special_tokens[0] if special_tokens else None)
+
+
+class _Counted:
+    """Passes texts on and counts their characters."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = texts
+        self.characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.characters += len(text)
+            yield text
+
+
+def _in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

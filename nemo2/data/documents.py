@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text files in, documents out: what `prepare_data` and `train_bpe` read.
+
+A ``.jsonl`` file (or ``.ndjson``, either also ``.gz``) holds one JSON object per line with the text under a key; any
+other file is one document. Text is UTF-8; a byte-order mark is dropped.
+"""
+
+import glob
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal, Union, cast
+
+from nemo2.errors import DataError
+
+Inputs = Union[str, Path, Sequence[Union[str, Path]]]
+OnBadLine = Literal["fail", "skip"]
+
+_JSON_LINES = (".jsonl", ".ndjson")
+_SHOWN = 5
+
+
+@dataclass
+class BadInput:
+    """What could not be read as text, and what is to be done about it.
+
+    Attributes:
+        policy: "fail": the first is an error. "skip": leave it out and go on.
+        limit: With "skip", one more than this many is an error after all: it is the wrong format then, not a few lines.
+        count: How many were left out.
+        examples: Where and why, of the first few.
+    """
+
+    policy: OnBadLine = "fail"
+    limit: int = 1000
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def report(self, where: str, why: str) -> None:
+        """Note one.
+
+        Raises:
+            DataError: the policy says so.
+        """
+        if self.policy == "fail":
+            raise DataError(f"{where}: {why}. Mend it, or leave such documents out with on_bad_line='skip'.")
+        self.count += 1
+        if len(self.examples) < _SHOWN:
+            self.examples.append(f"{where}: {why}")
+        if self.count > self.limit:
+            raise DataError(
+                f"More than max_bad_lines={self.limit} documents can't be read; the first: {'; '.join(self.examples)}. "
+                "Look whether these are the right files, or raise max_bad_lines."
+            )
+
+
+def find_files(inputs: Inputs) -> list[Path]:
+    """The files that `inputs` name, in an order that does not depend on the file system.
+
+    An input is a file, a directory (all files below it but hidden ones, sorted by path) or a glob pattern (sorted;
+    ``**`` enters directories). A file named twice is read once.
+
+    Raises:
+        DataError: an input names nothing.
+    """
+    named = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
+    if not named:
+        raise DataError("No input was named: give text files, .jsonl files, directories or glob patterns.")
+    found: dict[Path, None] = {}
+    for one in named:
+        path = Path(one).expanduser()
+        if path.is_dir():
+            below = [p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path))]
+        elif path.is_file():
+            below = [path]
+        else:
+            below = [Path(p) for p in glob.glob(os.path.expanduser(str(one)), recursive=True) if os.path.isfile(p)]
+        if not below:
+            raise DataError(f"{one}: no such file, no file in that directory, and no file matches it as a pattern.")
+        found.update(dict.fromkeys(sorted(below)))
+    return list(found)
+
+
+def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInput) -> Iterator[str]:
+    """The documents of `files`, one after another; what isn't text is reported to `bad`. Empty ones are given too.
+
+    Raises:
+        DataError: a file can't be read at all, or `bad` says that it has had enough.
+    """
+    for file in files:
+        try:
+            if _is_json_lines(file):
+                yield from _json_lines(file, text_key, bad)
+            else:
+                text = _text(file, bad)
+                if text is not None:
+                    yield text
+        except (OSError, EOFError) as error:
+            raise DataError(f"{file} can't be read: {error}.") from error
+
+
+def _json_lines(file: Path, text_key: str, bad: BadInput) -> Iterator[str]:
+    opener = gzip.open if file.suffix == ".gz" else open
+    with opener(file, "rb") as lines:
+        for number, raw in enumerate(cast(BinaryIO, lines), start=1):
+            if not raw.strip():
+                continue
+            where = f"{file}:{number}"
+            try:
+                record = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                bad.report(where, f"not UTF-8 ({error.reason} at byte {error.start})")
+            except ValueError as error:
+                bad.report(where, f"not JSON ({error})")
+            else:
+                text = record.get(text_key) if isinstance(record, dict) else None
+                if isinstance(text, str):
+                    yield text
+                elif isinstance(record, dict):
+                    keys = ", ".join(sorted(record)[:8])
+                    bad.report(where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}")
+                else:
+                    bad.report(where, f"a JSON {type(record).__name__}, not an object with the key {text_key!r}")
+
+
+def _text(file: Path, bad: BadInput) -> str | None:
+    raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        bad.report(f"{file}:{line}", f"not UTF-8 ({error.reason} at byte {error.start})")
+        return None
+
+
+def _is_json_lines(file: Path) -> bool:
+    name = file.name.removesuffix(".gz")
+    return name.endswith(_JSON_LINES)
+
+
+def _hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)

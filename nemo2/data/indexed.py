@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of Megatron's token files before anything is built on them.
+
+Megatron-Core reads ``PREFIX.idx`` without looking: a wrong pointer or length shows when that document's turn comes,
+possibly days into a run, and a token id outside the vocabulary never does under tensor parallelism. Everything that
+can be known from the files is checked here, vectorised, when the data module is set up.
+
+The layout (``megatron.core.datasets.indexed_dataset``): 9 bytes magic, version u64, dtype code u8, number of sequences
+u64, number of document ends u64; then sequence lengths i32, byte offsets into the .bin file i64, document ends i64.
+"""
+
+import hashlib
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Union
+
+import numpy as np
+
+from nemo2.data.prepare import read_sidecar, strip_suffix
+from nemo2.errors import DataError
+from nemo2.names import nearest
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_TOKEN_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+_ROWS_AT_ONCE = 1 << 22
+_SCANNED_BYTES = 256 << 20
+_SCANNED_AT_ONCE = 8 << 20
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A checked pair of files.
+
+    Attributes:
+        prefix: Their common path, without suffix.
+        dtype: Of the token ids in the .bin file.
+        lengths: Tokens of each sequence (Megatron splits and shuffles by sequence), int32, mapped from the file.
+        fingerprint: Changes when anything changes that an index over these files depends on. Made from contents, so
+            that all ranks of all nodes agree on it.
+    """
+
+    prefix: str
+    dtype: np.dtype
+    lengths: np.ndarray
+    fingerprint: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all sequences."""
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def tokens_between(self, first: float, last: float) -> int:
+        """Tokens in the sequences from share `first` to share `last` of all, rounded as Megatron's builder does."""
+        count = float(len(self.lengths))
+        return int(self.lengths[int(round(first * count)) : int(round(last * count))].sum(dtype=np.int64))
+
+
+def open_token_file(path: Union[str, Path]) -> TokenFile:
+    """Check ``path.idx`` against its own rules and against ``path.bin``. `path` may end in either suffix.
+
+    Raises:
+        DataError: a file is missing, unreadable or corrupt; the message says which, where and what to do.
+    """
+    prefix = os.path.expanduser(strip_suffix(path))
+    _refuse_missing(prefix)
+    try:
+        size, bin_size = os.path.getsize(f"{prefix}.idx"), os.path.getsize(f"{prefix}.bin")
+        with open(f"{prefix}.idx", "rb") as file:
+            header = file.read(_HEADER.size)
+        with open(f"{prefix}.bin", "rb"):
+            pass
+        code, sequences, documents = _header(prefix, header, size)
+        dtype = np.dtype(_TOKEN_DTYPES[code])
+        table = np.memmap(f"{prefix}.idx", mode="r", dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"{prefix}.bin/.idx can't be read: {error}.") from error
+    begin = _HEADER.size
+    lengths = np.frombuffer(table, np.int32, sequences, begin)
+    offsets = np.frombuffer(table, np.int64, sequences, begin + lengths.nbytes)
+    ends = np.frombuffer(table, np.int64, documents, begin + lengths.nbytes + offsets.nbytes)
+    _check_sequences(prefix, lengths, offsets, dtype, bin_size)
+    if documents < 2 or ends[0] != 0 or ends[-1] != sequences or (np.diff(ends) < 0).any():
+        raise _corrupt(prefix, f"its document ends do not lead from 0 to the {sequences} sequences")
+    # Megatron's sample index is a function of the lengths alone; other tokens of the same lengths leave it valid.
+    fingerprint = f"{hashlib.sha256(lengths.data).hexdigest()}-{dtype.name}-{bin_size}"
+    return TokenFile(prefix, dtype, lengths, fingerprint)
+
+
+def check_token_ids(file: TokenFile, vocab_size: int) -> None:
+    """Every id is below `vocab_size`.
+
+    Read from ``PREFIX.json`` where `prepare_data` wrote one; otherwise the .bin file is scanned, up to 256 MiB of it in
+    evenly spread parts. Under tensor parallelism an id beyond the vocabulary trains on, with a lower loss.
+
+    Raises:
+        DataError: an id is negative or too high.
+    """
+    if file.dtype.kind == "u" and np.iinfo(file.dtype).max < vocab_size:
+        return
+    sidecar = read_sidecar(file.prefix)
+    low, high = (0, sidecar.max_token_id) if sidecar is not None else _extremes(file)
+    if low < 0 or high >= vocab_size:
+        raise DataError(
+            f"{file.prefix}.bin holds token id {low if low < 0 else high}, but the tokenizer has {vocab_size} ids "
+            f"(0 to {vocab_size - 1}). Give the tokenizer that the data was made with, or make the data again: "
+            "nemo2 prepare-data."
+        )
+
+
+def _header(prefix: str, header: bytes, size: int) -> tuple[int, int, int]:
+    if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
+        raise _corrupt(prefix, "it does not begin as an index does" if header else "it is empty")
+    _, version, code, sequences, documents = _HEADER.unpack(header)
+    if version != 1:
+        raise _corrupt(prefix, f"it has format version {version}; version 1 is known")
+    if code not in _TOKEN_DTYPES:
+        raise _corrupt(prefix, f"its data type has code {code}; token ids have one of {sorted(_TOKEN_DTYPES)}")
+    table = sequences * 12 + documents * 8
+    if size not in (_HEADER.size + table, _HEADER.size + table + sequences):  # with one byte each in multimodal data
+        raise _corrupt(
+            prefix,
+            f"it announces {sequences} sequences and {documents} document ends, which does not fit its {size} bytes",
+        )
+    if sequences == 0:
+        raise DataError(f"{prefix}.idx lists no documents: there is nothing to train on. Prepare the data again.")
+    return code, sequences, documents
+
+
+def _check_sequences(prefix: str, lengths: np.ndarray, offsets: np.ndarray, dtype: np.dtype, bin_size: int) -> None:
+    for begin in range(0, len(lengths), _ROWS_AT_ONCE):
+        length = lengths[begin : begin + _ROWS_AT_ONCE].astype(np.int64)
+        offset = offsets[begin : begin + _ROWS_AT_ONCE]
+        # Not offset + length * itemsize, which may overflow where the offset is garbage.
+        wrong = (length < 0) | (offset < 0) | (offset > bin_size) | (length > (bin_size - offset) // dtype.itemsize)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise _corrupt(
+                prefix,
+                f"sequence {begin + row} is said to have {length[row]} tokens from byte {offset[row]} of a .bin file "
+                f"of {bin_size} bytes",
+            )
+
+
+def _extremes(file: TokenFile) -> tuple[int, int]:
+    """The lowest and highest id in the .bin file, or in an even sample of a large one."""
+    count = os.path.getsize(f"{file.prefix}.bin") // file.dtype.itemsize
+    if count == 0:
+        return 0, 0
+    tokens = np.memmap(f"{file.prefix}.bin", mode="r", dtype=file.dtype, shape=(count,))
+    step = _SCANNED_AT_ONCE // file.dtype.itemsize
+    starts = np.arange(0, count, step)
+    at_most = _SCANNED_BYTES // _SCANNED_AT_ONCE
+    if len(starts) > at_most:
+        starts = starts[np.linspace(0, len(starts) - 1, at_most).astype(int)]
+    parts = [tokens[start : start + step] for start in starts]
+    return min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
+
+
+def _refuse_missing(prefix: str) -> None:
+    missing = [f"{prefix}{suffix}" for suffix in (".bin", ".idx") if not os.path.isfile(f"{prefix}{suffix}")]
+    if not missing:
+        return
+    folder = Path(prefix).parent
+    if len(missing) == 1:
+        raise DataError(
+            f"{missing[0]} is missing, though its other half is there; a dataset is both files. Copy it too, or "
+            "prepare the data again."
+        )
+    there = sorted({strip_suffix(p.name) for p in folder.glob("*.idx")}) if folder.is_dir() else []
+    shown = nearest(Path(prefix).name, there) or there[:8]
+    if not folder.is_dir():
+        where = f"The folder {folder} does not exist."
+    elif shown:
+        where = f"In that folder there are {', '.join(shown)}."
+    else:
+        where = "There are no datasets in that folder."
+    raise DataError(
+        f"No dataset at {prefix}: neither {missing[0]} nor the .idx file exists. {where} Paths of token files are "
+        "given without suffix; make them from text with nemo2 prepare-data."
+    )
+
+
+def _corrupt(prefix: str, why: str) -> DataError:
+    return DataError(f"{prefix}.idx is corrupt: {why}. Copy both files again from their source, or prepare them again.")

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's dataset builder without its hangs: rank 0 builds, everybody hears how it went, the others read.
+
+Upstream's builder runs into a barrier after each dataset, so that a rank which fails leaves the others waiting there
+until a time-out. Here nothing waits inside the builder; ranks meet between its two runs and exchange verdicts.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Optional, TypeVar
+
+import torch.distributed as dist
+from megatron.core.datasets.blended_dataset import BlendedDataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from torch.utils.data import Dataset
+
+from nemo2.errors import DataError, Nemo2Error
+
+T = TypeVar("T")
+_SPLITS = ("train", "validation", "test")  # in the order of megatron.core.datasets.utils.Split
+
+
+def build_datasets(
+    config: GPTDatasetConfig, sizes: Mapping[str, Optional[int]], dataset_cls: Optional[type] = None
+) -> dict[str, Dataset]:
+    """The splits in `sizes`, with at least as many samples as it says (None: the data once). Called on every rank.
+
+    Raises:
+        DataError: on every rank, if the index can't be built on rank 0 or not be read on another.
+    """
+    config = _only(config, sizes)
+    requested: list[Any] = [sizes.get(split, 0) for split in _SPLITS]
+
+    def build() -> list[Any]:
+        builder = _LocalBuilder(dataset_cls or GPTDataset, requested, lambda: True, config)
+        return builder._build_blended_dataset_splits()  # `build` adds only asserts that a short blend need not meet
+
+    first = None
+    if _rank() == 0 or not _distributed():
+        first = on_all_ranks(lambda: _explained(build, "built"))
+    else:
+        on_all_ranks(lambda: None)  # rank 0 is building; hear how it went
+    datasets = on_all_ranks(lambda: first if first is not None else _explained(build, "read"))
+    return {split: dataset for split, dataset in zip(_SPLITS, datasets, strict=True) if dataset is not None}
+
+
+def on_all_ranks(work: Callable[[], T], *, on_rank_0_only: bool = False) -> T:
+    """Do `work` on every rank and return its result, or raise on every rank what the first failing rank met.
+
+    With `on_rank_0_only` the others get rank 0's result, which must be picklable. Without a process group there is one
+    rank. Errors of nemo2 are raised as they are; any other error is raised as it is where it happened and as a
+    `DataError` elsewhere.
+    """
+    result: Any = None
+    error: Optional[Exception] = None
+    if not on_rank_0_only or _rank() == 0:
+        try:
+            result = work()
+        except Exception as caught:  # whatever it was, the other ranks must hear of it before it is raised
+            error = caught
+    if _distributed():
+        verdicts: list[Any] = [None] * dist.get_world_size()
+        sent = result if on_rank_0_only else None
+        failure = None if error is None else (type(error).__name__, str(error), isinstance(error, Nemo2Error))
+        dist.all_gather_object(verdicts, (failure, sent))
+        if error is None:
+            for rank, (failure, _) in enumerate(verdicts):
+                if failure is not None:
+                    name, text, ours = failure
+                    raise DataError(f"{text} (found by rank {rank})" if ours else f"Rank {rank} failed: {name}: {text}")
+        if on_rank_0_only:
+            result = verdicts[0][1]
+    if error is not None:
+        raise error
+    return result
+
+
+class _LocalBuilder(BlendedMegatronDatasetBuilder):
+    """Upstream's builder on this rank alone, without barriers."""
+
+    @staticmethod
+    def build_generic_dataset(
+        cls: Any,  # pyright: ignore[reportSelfClsParameterName]  # upstream's name
+        is_built_on_rank: Any,
+        synchronize_ranks: bool,
+        *args: Any,
+    ) -> Any:
+        if cls is BlendedDataset and not _distributed():
+            # Without a process group 0.16 asks it for the rank where it has a cache to write; it is quick to build.
+            *rest, config = args
+            config = copy.copy(config)
+            config.path_to_cache = None
+            args = (*rest, config)
+        return cls(*args)
+
+    def _build_megatron_datasets_parallel(
+        self, prefixes: list[str], split: list[Any], sizes_per_dataset: list[list[Any]]
+    ) -> list[list[Any]]:
+        with ThreadPoolExecutor(max_workers=max(1, self.config.num_dataset_builder_threads)) as threads:
+            work = [
+                threads.submit(self._build_megatron_dataset_splits, prefix, split, sizes, False)
+                for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True)
+            ]
+            return [list(of_split) for of_split in zip(*(one.result() for one in work), strict=True)]
+
+
+def _only(config: GPTDatasetConfig, sizes: Mapping[str, Optional[int]]) -> GPTDatasetConfig:
+    """`config` with the splits left out that nobody asked for: an empty one would be counted through for ever."""
+    config = copy.copy(config)
+    if config.split_matrix is not None:
+        config.split_matrix = [  # pyright: ignore[reportAttributeAccessIssue]  # None is what upstream uses too
+            share if split in sizes else None for split, share in zip(_SPLITS, config.split_matrix, strict=True)
+        ]
+    elif config.blend_per_split is not None:
+        config.blend_per_split = [
+            blend if split in sizes else None for split, blend in zip(_SPLITS, config.blend_per_split, strict=True)
+        ]
+    return config
+
+
+def _explained(build: Callable[[], T], verb: str) -> T:
+    try:
+        return build()
+    except OSError as error:
+        where = "" if verb == "built" else "; all ranks must see the directory in which rank 0 built it"
+        raise DataError(
+            f"The sample index can't be {verb}: {error}{where}. Set index_mapping_dir to a directory with room, on a "
+            "file system that all ranks share."
+        ) from error
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _rank() -> int:
+    return dist.get_rank() if _distributed() else 0

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text → tokens in Megatron's indexed format: ``PREFIX.bin``, ``PREFIX.idx`` and what they hold in ``PREFIX.json``."""
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError, DataError
+
+FORMAT = 1
+_BATCH_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """What a pair of token files holds; the contents of ``PREFIX.json`` except for the prefix itself.
+
+    ``tokens`` counts the end-of-document tokens too. ``sha256`` has the digests of the .bin and the .idx file.
+    """
+
+    prefix: str
+    documents: int
+    tokens: int
+    characters: int
+    empty_documents: int
+    skipped_documents: int
+    skipped_examples: list[str] = field(default_factory=list)
+    vocab_size: int
+    eod: Optional[int]
+    max_token_id: int
+    dtype: str
+    bin_bytes: int
+    tokenizer: dict[str, Any]
+    sha256: dict[str, str]
+    format: int = FORMAT
+
+
+def prepare_data(
+    inputs: Inputs,
+    output_prefix: Union[str, Path],
+    tokenizer: Tokenizer,
+    *,
+    text_key: str = "text",
+    append_eod: bool = True,
+    on_bad_line: OnBadLine = "fail",
+    max_bad_lines: int = 1000,
+    progress: bool = False,
+) -> PreparedData:
+    """Tokenize `inputs` into ``output_prefix.bin/.idx``, which `PreTrainingDataModule` reads.
+
+    One document per file, or per line of a ``.jsonl`` file; see `nemo2.data.documents` for what may be an input.
+    Documents are written in the order of the inputs, empty ones are left out. The files appear whole or not at all:
+    a reader never sees an index that belongs to other tokens.
+
+    Args:
+        tokenizer: Batches are tokenized on several threads where the tokenizer can (`BPETokenizer`).
+        text_key: Where the lines of a .jsonl file have their text.
+        append_eod: End each document with the tokenizer's ``eod``.
+        on_bad_line: A document that isn't text: "fail" names file and line; "skip" leaves it out and counts it.
+        max_bad_lines: With "skip", more than this many are an error after all.
+        progress: Show a bar on the terminal.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        DataError: an input is missing or unreadable, nothing is left to write, or the place can't be written to.
+    """
+    if on_bad_line not in ("fail", "skip"):
+        raise ConfigError(f"on_bad_line={on_bad_line!r}: must be 'fail' or 'skip'.")
+    prefix = Path(strip_suffix(output_prefix)).expanduser()
+    files = find_files(inputs)
+    bad = BadInput(policy=on_bad_line, limit=max_bad_lines)
+    eod = tokenizer.eod if append_eod else None
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with _Writer(prefix, tokenizer.vocab_size) as writer, _progress(files, progress) as followed:
+            for text, ids in _tokenized(read_documents(followed, text_key=text_key, bad=bad), tokenizer):
+                writer.add(text, ids, eod)
+            if writer.documents == 0:
+                left_out = f", {bad.count} could not be read ({'; '.join(bad.examples)})" if bad.count else ""
+                raise DataError(f"No text in the {len(files)} input files: {writer.empty} are empty{left_out}.")
+            return writer.commit(tokenizer, eod, bad)
+    except OSError as error:
+        raise DataError(f"{prefix}.bin/.idx can't be written: {error}. Choose another --output.") from error
+
+
+def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
+    """What ``PREFIX.json`` says of ``PREFIX.bin``; None where there is none, or it describes other files.
+
+    Token files written by other tools have no such file, and a .json of that name may be anything.
+    """
+    try:
+        contents = json.loads(Path(f"{prefix}.json").read_text("utf-8"))
+        described = PreparedData(prefix=str(prefix), **contents)
+        if described.format == FORMAT and os.path.getsize(f"{prefix}.bin") == described.bin_bytes:
+            return described
+    except (OSError, ValueError, TypeError):
+        pass
+    return None
+
+
+def strip_suffix(path: Union[str, Path]) -> str:
+    """The prefix of a pair of token files, also where one of the two was named."""
+    return str(path).removesuffix(".bin").removesuffix(".idx")
+
+
+class _Writer:
+    """Writes next to the final names and renames at the end; leaves nothing behind on an error."""
+
+    def __init__(self, prefix: Path, vocab_size: int) -> None:
+        from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+        self.prefix = prefix
+        self.vocab_size = vocab_size
+        self.dtype = DType.optimal_dtype(vocab_size)
+        self.temporary = prefix.with_name(f".{prefix.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+        self.documents = self.tokens = self.characters = self.empty = 0
+        self.max_token_id = -1
+        self._digest = hashlib.sha256()
+        self._builder = IndexedDatasetBuilder(f"{self.temporary}.bin", dtype=self.dtype)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._builder.data_file.close()
+        for suffix in (".bin", ".idx", ".json"):
+            Path(f"{self.temporary}{suffix}").unlink(missing_ok=True)
+
+    def add(self, text: str, ids: list[int], eod: Optional[int]) -> None:
+        if not ids:
+            self.empty += 1
+            return
+        tokens = np.array(ids if eod is None else [*ids, eod], dtype=np.int64)
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise DataError(
+                f"The tokenizer gave id {low if low < 0 else high} for {text[:40]!r}, outside its own vocabulary of "
+                f"{self.vocab_size}; its file is damaged or its vocab_size wrong."
+            )
+        tokens = tokens.astype(self.dtype)
+        self._builder.add_document(tokens, [tokens.size])  # pyright: ignore[reportArgumentType]
+        self._digest.update(tokens.tobytes())
+        self.max_token_id = max(self.max_token_id, high)
+        self.documents += 1
+        self.tokens += tokens.size
+        self.characters += len(text)
+
+    def commit(self, tokenizer: Tokenizer, eod: Optional[int], bad: BadInput) -> PreparedData:
+        self._builder.finalize(f"{self.temporary}.idx")
+        prepared = PreparedData(
+            prefix=str(self.prefix),
+            documents=self.documents,
+            tokens=self.tokens,
+            characters=self.characters,
+            empty_documents=self.empty,
+            skipped_documents=bad.count,
+            skipped_examples=bad.examples,
+            vocab_size=self.vocab_size,
+            eod=eod,
+            max_token_id=self.max_token_id,
+            dtype=np.dtype(self.dtype).name,
+            bin_bytes=os.path.getsize(f"{self.temporary}.bin"),
+            tokenizer=dict(tokenizer.unique_identifiers),
+            sha256={"bin": self._digest.hexdigest(), "idx": _sha256(f"{self.temporary}.idx")},
+        )
+        contents = {key: value for key, value in asdict(prepared).items() if key != "prefix"}
+        Path(f"{self.temporary}.json").write_text(json.dumps(contents, indent=2) + "\n", "utf-8")
+        # Without its index a dataset does not exist, so the index goes first and comes last.
+        Path(f"{self.prefix}.idx").unlink(missing_ok=True)
+        for suffix in (".bin", ".json", ".idx"):
+            os.replace(f"{self.temporary}{suffix}", f"{self.prefix}{suffix}")
+        return prepared
+
+
+def _tokenized(documents: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Documents with their ids, tokenized in batches of about a million characters."""
+    batch: list[str] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document)
+        if characters >= _BATCH_CHARACTERS:
+            yield from zip(batch, _ids(batch, tokenizer), strict=True)
+            batch, characters = [], 0
+    yield from zip(batch, _ids(batch, tokenizer), strict=True)
+
+
+def _ids(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+    many = getattr(tokenizer, "texts_to_ids", None)
+    return many(texts) if many is not None else [tokenizer.text_to_ids(text) for text in texts]
+
+
+def _progress(files: list[Path], show: bool) -> Any:
+    """`files` as a context, followed by a bar over their bytes where that is asked for."""
+    if not show:
+        return nullcontext(files)
+    return _FollowedFiles(files)
+
+
+class _FollowedFiles:
+    def __init__(self, files: list[Path]) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.files = files
+        self.bar = Progress(
+            TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), transient=True
+        )
+
+    def __enter__(self) -> Iterator[Path]:
+        self.bar.start()
+        return self._followed()
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def _followed(self) -> Iterator[Path]:
+        sizes = [file.stat().st_size for file in self.files]
+        task = self.bar.add_task("", total=sum(sizes))
+        for file, size in zip(self.files, sizes, strict=True):
+            yield file
+            self.bar.advance(task, size)
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PreTrainingDataModule`: Megatron's token files, blended, split, shuffled and cut into samples by Megatron-Core."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+from torch.utils.data import Dataset
+
+from nemo2.config.capture import configurable
+from nemo2.data.base import SPLITS, MegatronDataModule
+from nemo2.data.blend import Blend, parse_paths, parse_split
+from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
+from nemo2.data.megatron_datasets import build_datasets, on_all_ranks
+from nemo2.data.prepare import read_sidecar
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError, DataError
+
+
+@configurable
+class PreTrainingDataModule(MegatronDataModule):
+    """Pre-training on token files (``PREFIX.bin/.idx``), through Megatron-Core's own dataset classes.
+
+    An item is ``tokens`` and ``labels`` (int64, ``[seq_length]``), ``loss_mask`` (float32), ``position_ids`` (int64),
+    with ``attention_mask`` where asked for and ``dataset_id`` in a blend.
+
+    All files are checked when the module is set up, on every rank and before any index is built; if one rank finds a
+    fault, all raise it. Rank 0 builds the sample index, the others read it. The index is cached under a key of the
+    files' contents, so a corpus that was replaced under its old name gets a new one.
+
+    Args:
+        paths: A dataset's path without suffix; a list of them; ``[weight, path, weight, path, ...]``; or a dictionary
+            of these under "train", "validation" and "test". Without weights every dataset of a list is used once, in
+            proportion to its size, and then again from the start.
+        seq_length: Tokens per sample.
+        tokenizer: The one that the data was written with. None: someone must set ``tokenizer`` before set-up.
+        micro_batch_size, global_batch_size, rampup_batch_size, dataloader_type, init_consumed_samples,
+        init_global_step, output_log: See `MegatronDataSampler`.
+        num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
+        reset_position_ids, reset_attention_mask, eod_mask_loss: Whether a sample's positions and attention begin anew
+            after each end of a document, and whether predicting what follows one counts in the loss.
+        create_attention_mask: Whether items hold a mask; attention kernels make causal ones themselves.
+        seed: Of Megatron's shuffling.
+        split: Shares of train, validation and test, where `paths` isn't a dictionary (with one it is ignored).
+        index_mapping_dir: Where to cache sample indices; all ranks must see it. None: ``index_cache`` next to the first
+            dataset.
+        num_dataset_builder_threads: Threads that build the indices of a blend.
+        num_train_samples, num_val_samples, num_test_samples: Samples to provide. None: what the trainer's ``max_steps``
+            and its limits of validation and test batches need.
+        dataset_cls: A Megatron dataset class. None: ``GPTDataset``.
+        mmap_bin_files: Map the .bin files; False reads with file pointers.
+        object_storage_cache_path: For ``s3://`` and ``msc://`` paths: where to keep their .idx files. Such paths are
+            not checked beforehand.
+
+    Raises:
+        ConfigError: `paths`, `split` or a number can't be meant.
+        DataError: at set-up, a file is missing, corrupt, made with another tokenizer, or too small for its split.
+    """
+
+    def __init__(
+        self,
+        paths: Union[str, Path, list[Any], dict[str, Any]],
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        num_workers: int = 8,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        reset_position_ids: bool = False,
+        create_attention_mask: bool = False,
+        reset_attention_mask: bool = False,
+        eod_mask_loss: bool = False,
+        seed: int = 1234,
+        split: str = "900,50,50",
+        index_mapping_dir: Optional[str] = None,
+        num_dataset_builder_threads: int = 1,
+        num_train_samples: Optional[int] = None,
+        num_val_samples: Optional[int] = None,
+        num_test_samples: Optional[int] = None,
+        dataloader_type: Literal["single", "cyclic", "batch"] = "single",
+        init_consumed_samples: int = 0,
+        init_global_step: int = 0,
+        output_log: bool = True,
+        dataset_cls: Optional[type] = None,
+        mmap_bin_files: bool = True,
+        object_storage_cache_path: Optional[str] = None,
+    ) -> None:
+        super().__init__(
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=rampup_batch_size,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            dataloader_type=dataloader_type,
+            init_consumed_samples=init_consumed_samples,
+            init_global_step=init_global_step,
+            output_log=output_log,
+        )
+        self.paths = paths
+        self.tokenizer = tokenizer
+        self.reset_position_ids = reset_position_ids
+        self.create_attention_mask = create_attention_mask
+        self.reset_attention_mask = reset_attention_mask
+        self.eod_mask_loss = eod_mask_loss
+        self.seed = seed
+        self.split = split
+        self.index_mapping_dir = index_mapping_dir
+        self.num_dataset_builder_threads = num_dataset_builder_threads
+        self.num_train_samples = num_train_samples
+        self.num_val_samples = num_val_samples
+        self.num_test_samples = num_test_samples
+        self.dataset_cls = dataset_cls
+        self.mmap_bin_files = mmap_bin_files
+        self.object_storage_cache_path = object_storage_cache_path
+        self._blends = parse_paths(paths)
+        self._split = parse_split(split)
+
+    def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise ConfigError(
+                "PreTrainingDataModule.tokenizer is None: give the tokenizer that the data was written with."
+            )
+        wanted = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
+        if not wanted:
+            return dict.fromkeys(splits)
+        files = on_all_ranks(lambda: self._checked(wanted, tokenizer))
+        cache = on_all_ranks(lambda: self._cache_directory(files), on_rank_0_only=True)
+        built = build_datasets(self._megatron_config(tokenizer, cache), wanted, self.dataset_cls)
+        return {split: built.get(split) for split in splits}
+
+    # Sizes
+
+    def _sizes(self) -> dict[str, Optional[int]]:
+        """Samples to provide of each split. None: all of the data once. 0: no such split."""
+        sizes = {
+            "train": self._train_size(),
+            "validation": self._evaluation_size("validation", self.num_val_samples),
+            "test": self._evaluation_size("test", self.num_test_samples),
+        }
+        for split in SPLITS:
+            blend = self._blend_of(split)
+            if blend is None:
+                sizes[split] = 0
+            elif sizes[split] is None and blend.weights is not None:
+                fields = {
+                    "train": "num_train_samples, or trainer.max_steps",
+                    "validation": "num_val_samples, or trainer.limit_val_batches to a whole number",
+                    "test": "num_test_samples, or trainer.limit_test_batches to a whole number",
+                }
+                raise ConfigError(
+                    f"The {split} data is a blend with weights, which has no end, but all of it is asked for: set "
+                    f"{fields[split]}, or give the datasets without weights."
+                )
+        return sizes
+
+    def _train_size(self) -> Optional[int]:
+        max_steps = -1 if self.trainer is None else self.trainer.max_steps
+        needed = max_steps * self.global_batch_size
+        if self.num_train_samples is None:
+            return needed if needed > 0 else None
+        if self.num_train_samples < needed:
+            raise ConfigError(
+                f"num_train_samples={self.num_train_samples} is less than trainer.max_steps={max_steps} * "
+                f"global_batch_size={self.global_batch_size} = {needed}: raise it to that, or leave it None."
+            )
+        return self.num_train_samples
+
+    def _evaluation_size(self, split: str, explicit: Optional[int]) -> Optional[int]:
+        if explicit is not None or self.trainer is None:
+            return explicit
+        limit = self.trainer.limit_val_batches if split == "validation" else self.trainer.limit_test_batches
+        if limit is None or (isinstance(limit, float) and limit > 0):
+            return None
+        # As NeMo and Megatron-LM count: an evaluation after every interval and one at the end.
+        evaluations = 1
+        if split == "validation" and self.trainer.max_steps > 0:
+            interval = self.trainer.val_check_interval
+            if isinstance(interval, int) and interval > 0:
+                evaluations = self.trainer.max_steps // interval + 1
+        return evaluations * int(limit) * self.global_batch_size
+
+    def _blend_of(self, split: str) -> Optional[Blend]:
+        if isinstance(self._blends, Mapping):
+            return self._blends[split]
+        first, last = self._share_of(split)
+        return self._blends if first < last else None
+
+    def _share_of(self, split: str) -> tuple[float, float]:
+        """The part of each dataset that a split is made of, as two shares of its sequences."""
+        if isinstance(self._blends, Mapping):
+            return 0.0, 1.0
+        from megatron.core.datasets.blended_megatron_dataset_config import (
+            convert_split_vector_to_split_matrix,
+            parse_and_normalize_split,
+        )
+
+        # Megatron's own arithmetic, so that the tokens counted are those that it will draw from.
+        share = convert_split_vector_to_split_matrix(parse_and_normalize_split(self._split))[SPLITS.index(split)]
+        return share or (0.0, 0.0)
+
+    # Checks
+
+    def _checked(self, wanted: dict[str, Optional[int]], tokenizer: Tokenizer) -> list[TokenFile]:
+        """The files of the wanted splits, found to be what they should be."""
+        files: dict[str, TokenFile] = {}
+        for split in wanted:
+            blend = self._blend_of(split)
+            for prefix in blend.prefixes if blend is not None else ():
+                if "://" in prefix:
+                    self._check_object_storage(prefix)
+                    continue
+                if prefix not in files:
+                    files[prefix] = open_token_file(prefix)
+                    _check_tokenizer(files[prefix], tokenizer)
+                self._check_amount(files[prefix], split)
+        return list(files.values())
+
+    def _check_amount(self, file: TokenFile, split: str) -> None:
+        first, last = self._share_of(split)
+        tokens = file.tokens_between(first, last)
+        # Megatron counts passes over an empty split for ever, and nearly so over a tiny one. A sample takes one token
+        # more than its length, for the last label.
+        needed = self.seq_length + 1
+        if tokens >= needed:
+            return
+        share = "" if isinstance(self._blends, Mapping) else f" (split={self.split!r})"
+        raise DataError(
+            f"The {split} data of {file.prefix}{share} has {tokens} tokens in its part of {len(file.lengths)} "
+            f"documents ({file.tokens} tokens); at least {needed} are needed. Use more data, another split, or set "
+            f"the trainer's limit of {split} batches to 0."
+        )
+
+    def _check_object_storage(self, prefix: str) -> None:
+        if self.object_storage_cache_path is None:
+            raise ConfigError(
+                f"{prefix} is in object storage: set object_storage_cache_path to a local directory for its index."
+            )
+
+    # Building
+
+    def _cache_directory(self, files: Sequence[TokenFile]) -> str:
+        """A directory of its own for these files' contents, made and found to be writable."""
+        contents = "\n".join(sorted(file.fingerprint for file in files))
+        key = hashlib.sha256(contents.encode()).hexdigest()[:16]
+        if self.index_mapping_dir is not None:
+            root = Path(self.index_mapping_dir).expanduser()
+        elif files:
+            root = Path(files[0].prefix).absolute().parent / "index_cache"
+        else:
+            root = Path(str(self.object_storage_cache_path)).expanduser() / "index_cache"
+        directory = root / key
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except OSError as error:
+            raise DataError(
+                f"The sample index can't be written to {directory}: {error}. Set index_mapping_dir to a directory that "
+                "can be written to and that all ranks see."
+            ) from error
+        return str(directory)
+
+    def _megatron_config(self, tokenizer: Tokenizer, cache: str) -> Any:
+        from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
+        arguments: dict[str, Any] = {}
+        if isinstance(self._blends, Mapping):
+            blends = [self._blends[split] for split in SPLITS]
+            arguments["blend_per_split"] = [None if blend is None else blend.for_megatron() for blend in blends]
+        else:
+            arguments["blend"] = self._blends.for_megatron()
+            arguments["split"] = self._split
+        if self.object_storage_cache_path is not None:
+            arguments["object_storage_cache_path"] = os.path.expanduser(self.object_storage_cache_path)
+        return GPTDatasetConfig(
+            random_seed=self.seed,
+            sequence_length=self.seq_length,
+            tokenizer=tokenizer,  # pyright: ignore[reportArgumentType]  # any class with Megatron's names will do
+            path_to_cache=cache,
+            reset_position_ids=self.reset_position_ids,
+            reset_attention_mask=self.reset_attention_mask,
+            eod_mask_loss=self.eod_mask_loss,
+            create_attention_mask=self.create_attention_mask,
+            num_dataset_builder_threads=self.num_dataset_builder_threads,
+            mmap_bin_files=self.mmap_bin_files and self.object_storage_cache_path is None,
+            **arguments,
+        )
+
+
+def _check_tokenizer(file: TokenFile, tokenizer: Tokenizer) -> None:
+    """The ids fit, and where the files say which tokenizer made them, it is this one."""
+    check_token_ids(file, tokenizer.vocab_size)
+    sidecar = read_sidecar(file.prefix)
+    if sidecar is None:
+        return
+    made_with, given = sidecar.tokenizer, dict(tokenizer.unique_identifiers)
+    if "sha256" in made_with and "sha256" in given and made_with["sha256"] != given["sha256"]:
+        raise DataError(
+            f"{file.prefix} was made with another tokenizer (its file had sha256 {made_with['sha256'][:12]}..., that "
+            f"of {tokenizer!r} is {given['sha256'][:12]}...): the ids would stand for other text. Give that "
+            "tokenizer, or prepare the data again."
+        )

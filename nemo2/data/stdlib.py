@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real text that every machine has: the sources of Python's standard library, for the demo and the tests."""
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Union
+
+from filelock import FileLock, Timeout
+
+from nemo2.data.bpe import train_bpe
+from nemo2.data.documents import BadInput, read_documents
+from nemo2.data.prepare import prepare_data
+from nemo2.errors import DataError
+
+_NOT_ITS_OWN = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_TESTS = frozenset({"test", "tests", "idle_test"})
+_VALIDATION_EVERY = 20
+_LOCK_SECONDS = 600
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoData:
+    """A tokenizer and the token files made with it; prefixes are for `PreTrainingDataModule`."""
+
+    tokenizer: str
+    train: str
+    validation: str
+
+
+def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] = None) -> list[Path]:
+    """The .py files of the running interpreter's standard library, sorted by their path within it.
+
+    Installed packages are left out, and so are the library's own tests unless asked for. With `max_bytes` the list is
+    thinned evenly to at most that much text, so that all parts of the library stay in it.
+
+    Raises:
+        DataError: this interpreter has no library sources (a frozen or zipped one).
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = _NOT_ITS_OWN if include_tests else _NOT_ITS_OWN | _TESTS
+    found: list[Path] = []
+    for place, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in left_out]
+        found.extend(Path(place, name) for name in names if name.endswith(".py"))
+    sized = [(f, f.stat().st_size) for f in sorted(found, key=lambda f: f.relative_to(root).as_posix())]
+    if not sized:
+        raise DataError(f"{root} holds no Python sources; use an interpreter that was installed with its library.")
+    total = sum(size for _, size in sized)
+    if max_bytes is None or total <= max_bytes:
+        return [file for file, _ in sized]
+    kept, taken, passed = [], 0, 0
+    for file, size in sized:
+        passed += size
+        # Keep up with the share of the text passed so far.
+        if taken + size <= max_bytes * passed / total:
+            kept.append(file)
+            taken += size
+    return kept
+
+
+def prepare_demo_data(
+    directory: Union[str, Path], vocab_size: int = 4096, *, max_bytes: int = 12_000_000, progress: bool = False
+) -> DemoData:
+    """A BPE tokenizer trained on the standard library, and the library as training and validation tokens.
+
+    Every 20th file is for validation. The files are kept in `directory` under a name made of the interpreter, the
+    sources and the settings, so a second call finds them; callers in several processes wait for the one that works.
+    An interrupted call leaves nothing that a later one would take for finished.
+    """
+    files = python_stdlib_corpus(max_bytes=max_bytes)
+    place = Path(directory).expanduser() / _key(files, vocab_size)
+    data = DemoData(
+        tokenizer=str(place / "tokenizer.json"), train=str(place / "train"), validation=str(place / "validation")
+    )
+    finished = place / "finished.json"
+    if finished.is_file():
+        return data
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{place} can't be made: {error}. Choose a directory that can be written to.") from error
+    try:
+        with FileLock(place / ".lock", timeout=_LOCK_SECONDS):
+            if not finished.is_file():  # another process may have finished while this one waited
+                _prepare(files, vocab_size, data, finished, progress)
+    except Timeout as error:
+        raise DataError(
+            f"Another process has been preparing {place} for {_LOCK_SECONDS} s. If there is none, remove its "
+            ".lock file."
+        ) from error
+    return data
+
+
+def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path, progress: bool) -> None:
+    # A few of the library's files, most of them tests of decoding, aren't UTF-8.
+    tokenizer = train_bpe(read_documents(files, bad=BadInput("skip")), vocab_size, data.tokenizer)
+    validation = files[::_VALIDATION_EVERY]
+    training = [file for number, file in enumerate(files) if number % _VALIDATION_EVERY]
+    tokens = {}
+    for prefix, part in ((data.train, training), (data.validation, validation)):
+        tokens[Path(prefix).name] = prepare_data(part, prefix, tokenizer, on_bad_line="skip", progress=progress).tokens
+    temporary = finished.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"tokens": tokens, "files": len(files)}, indent=2) + "\n", "utf-8")
+    temporary.replace(finished)
+
+
+def _key(files: list[Path], vocab_size: int) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {vocab_size}\n".encode())
+    for file in files:
+        digest.update(f"{file} {file.stat().st_size}\n".encode("utf-8", "surrogateescape"))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    return f"python-{version}-{vocab_size}-{digest.hexdigest()[:12]}"

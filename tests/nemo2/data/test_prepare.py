@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token files, read back with Megatron-Core's own reader."""
+
+import gzip
+import hashlib
+import json
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from nemo2.data.documents import find_files
+from nemo2.data.prepare import prepare_data, read_sidecar
+from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
+from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
+from nemo2.errors import ConfigError, DataError
+
+BYTES = ByteTokenizer()
+
+
+def documents(prefix):
+    """The texts in a pair of token files; each must end with the end-of-document id."""
+    dataset = IndexedDataset(str(prefix))
+    assert dataset.document_indices.tolist() == list(range(len(dataset) + 1))
+    sequences = [dataset[i].tolist() for i in range(len(dataset))]
+    assert all(sequence[-1] == BYTES.eod for sequence in sequences)
+    return [BYTES.ids_to_text(sequence[:-1]) for sequence in sequences]
+
+
+def jsonl(path, *lines):
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    return path
+
+
+def test_files_and_lines_become_documents_in_order(tmp_path):
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "in" / "b.txt").write_text("bee ☃")
+    (tmp_path / "in" / "sub" / "a.py").write_text("x = 1\n")
+    (tmp_path / "in" / ".hidden").write_text("no")
+    lines = jsonl(tmp_path / "l.jsonl", {"text": "one"}, b"", {"text": "two\nlines", "id": 4})
+    with gzip.open(tmp_path / "z.jsonl.gz", "wt") as file:
+        file.write('{"text": "packed"}\n')
+    prepared = prepare_data([lines, tmp_path / "in", tmp_path / "*.gz"], tmp_path / "out" / "data", BYTES)
+    assert documents(tmp_path / "out" / "data") == ["one", "two\nlines", "bee ☃", "x = 1\n", "packed"]
+    assert (prepared.documents, prepared.dtype, prepared.eod) == (5, "uint16", 256)
+    assert prepared.tokens == sum(len(d.encode()) + 1 for d in documents(tmp_path / "out" / "data"))
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["data.bin", "data.idx", "data.json"]
+
+
+def test_the_sidecar_describes_the_files(tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    prepared = prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+    assert read_sidecar(tmp_path / "d") == prepared
+    for suffix in ("bin", "idx"):
+        assert hashlib.sha256((tmp_path / f"d.{suffix}").read_bytes()).hexdigest() == prepared.sha256[suffix]
+    assert prepared.max_token_id == 256 and prepared.characters == 5
+    (tmp_path / "d.bin").write_bytes(b"other")
+    assert read_sidecar(tmp_path / "d") is None  # it belongs to other files now
+
+
+def test_a_large_vocabulary_gets_wider_ids(tmp_path):
+    class Wide(ByteTokenizer):
+        vocab_size = 100_000
+
+    (tmp_path / "a.txt").write_text("hello")
+    assert prepare_data(tmp_path / "a.txt", tmp_path / "d", Wide()).dtype == "int32"
+    dataset = IndexedDataset(str(tmp_path / "d"))
+    assert dataset[0].dtype == np.int32
+
+
+BAD_LINES = [
+    (b"{nope", r":2: not JSON"),
+    (b'{"text": "\xff"}', r":2: not UTF-8"),
+    (b'{"body": "x", "id": 1}', r":2: no text under the key 'text'; its keys are: body, id"),
+    (b'{"text": 5}', r":2: no text under the key 'text'"),
+    (b"[1]", r":2: a JSON list, not an object"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_LINES)
+def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, line, words):
+    lines = jsonl(tmp_path / "l.jsonl", {"text": "one"}, line, {"text": "two"})
+    with pytest.raises(DataError, match=words):
+        prepare_data(lines, tmp_path / "d", BYTES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["l.jsonl"]  # nothing half-written stays behind
+    prepared = prepare_data(lines, tmp_path / "d", BYTES, on_bad_line="skip")
+    assert documents(tmp_path / "d") == ["one", "two"]
+    assert prepared.skipped_documents == 1
+    assert "l.jsonl:2" in prepared.skipped_examples[0]
+
+
+def test_skipping_has_a_limit(tmp_path):
+    lines = jsonl(tmp_path / "l.jsonl", {"text": "one"}, *[b"{"] * 5)
+    with pytest.raises(DataError, match="More than max_bad_lines=4 .*l.jsonl:2"):
+        prepare_data(lines, tmp_path / "d", BYTES, on_bad_line="skip", max_bad_lines=4)
+
+
+def test_a_file_that_is_not_text_is_named_with_the_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"fine\nfine\n\xff\xfe")
+    with pytest.raises(DataError, match=r"a\.txt:3: not UTF-8"):
+        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+
+
+def test_byte_order_marks_nul_and_long_lines_pass(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfbom\x00" + b"x" * 2_000_000)
+    prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+    assert documents(tmp_path / "d") == ["bom\x00" + "x" * 2_000_000]
+
+
+def test_other_keys_and_no_end_of_document(tmp_path):
+    lines = jsonl(tmp_path / "l.jsonl", {"body": "one"})
+    prepared = prepare_data(lines, tmp_path / "d", BYTES, text_key="body", append_eod=False)
+    dataset = IndexedDataset(str(tmp_path / "d"))  # a name, because arrays do not keep the file mapped
+    assert dataset[0].tolist() == list(b"one")
+    assert prepared.eod is None
+
+
+def test_nothing_to_write_is_an_error(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match="No text in the 1 input files: 1 are empty"):
+        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+    with pytest.raises(DataError, match=r"nowhere\*: no such file"):
+        prepare_data(str(tmp_path / "nowhere*"), tmp_path / "d", BYTES)
+    with pytest.raises(ConfigError, match="on_bad_line='maybe'"):
+        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES, on_bad_line="maybe")
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(DataError, match="can't be written"):
+        prepare_data(tmp_path / "a.txt", tmp_path / "a.txt" / "d", BYTES)
+
+
+def test_an_interrupted_run_leaves_the_earlier_files(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("first")
+    prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+    (tmp_path / "a.txt").write_text("second")
+    monkeypatch.setattr("nemo2.data.prepare._sha256", lambda path: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+    assert documents(tmp_path / "d") == ["first"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "d.bin", "d.idx", "d.json"]
+
+
+def test_the_bar_changes_nothing_but_the_terminal(tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    with_bar = prepare_data(tmp_path / "a.txt", tmp_path / "x", BYTES, progress=True)
+    assert with_bar.sha256 == prepare_data(tmp_path / "a.txt", tmp_path / "y", BYTES).sha256
+
+
+def test_a_file_named_twice_is_read_once(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    assert find_files([tmp_path / "a.txt", tmp_path, str(tmp_path / "*.txt")]) == [tmp_path / "a.txt"]
+
+
+def test_the_standard_library_corpus_is_its_own_sources():
+    files = python_stdlib_corpus()
+    root = Path(sysconfig.get_paths()["stdlib"])
+    assert root / "argparse.py" in files
+    assert files == sorted(files, key=lambda f: f.relative_to(root).as_posix())
+    assert not [f for f in files if {"site-packages", "test", "tests"} & set(f.relative_to(root).parts)]
+    thinned = python_stdlib_corpus(max_bytes=1_000_000)
+    assert 800_000 < sum(f.stat().st_size for f in thinned) <= 1_000_000
+    assert thinned == [f for f in files if f in set(thinned)]
+    assert thinned[-1] in files[-len(files) // 5 :]  # from all of the library, not its beginning
+
+
+def test_the_demo_data_is_made_once_and_found_again(tmp_path, monkeypatch):
+    data = prepare_demo_data(tmp_path, vocab_size=512, max_bytes=400_000)
+    tokenizer = BPETokenizer(data.tokenizer)
+    assert tokenizer.vocab_size == 512
+    train, validation = read_sidecar(data.train), read_sidecar(data.validation)
+    assert train.tokens > 5 * validation.tokens > 0
+    dataset = IndexedDataset(data.train)
+    assert "import" in tokenizer.ids_to_text(np.concatenate([dataset[i] for i in range(5)]))
+
+    def never(*args, **kwargs):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr("nemo2.data.stdlib.train_bpe", never)
+    assert prepare_demo_data(tmp_path, vocab_size=512, max_bytes=400_000) == data
+
+
+def prepare_here(directory):
+    return prepare_demo_data(directory, vocab_size=512, max_bytes=200_000)
+
+
+def test_two_ranks_preparing_at_once_get_the_same_finished_files(tmp_path, run_on_ranks):
+    first, second = run_on_ranks(prepare_here, 2, tmp_path, init_process_group=False)
+    assert first == second
+    assert read_sidecar(first.train).documents > 0

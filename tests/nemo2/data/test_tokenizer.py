@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers: text to ids and back, special ids, and words for what is missing."""
+
+import json
+import pickle
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from nemo2.data.bpe import train_bpe
+from nemo2.data.tokenizer import (
+    AutoTokenizer,
+    BPETokenizer,
+    ByteTokenizer,
+    GPT2BPETokenizer,
+    NullTokenizer,
+    Tokenizer,
+    get_vocab_size,
+)
+from nemo2.errors import ConfigError, DataError
+
+TEXT = "def total(values):\n    return sum(values)  # naïve – 数 🙂\n"
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    return train_bpe(iter([TEXT * 30, "while True:\n    total += 1\n" * 20]), 300, path, ("<|endoftext|>", "<pad>"))
+
+
+@pytest.mark.parametrize("text", [TEXT, "", " ", "\n\n\tx", "\x00\x01", "﻿bom"])
+def test_text_comes_back_from_its_ids(bpe, text):
+    for tokenizer in (bpe, ByteTokenizer()):
+        ids = tokenizer.text_to_ids(text)
+        assert tokenizer.ids_to_text(ids) == tokenizer.detokenize(tokenizer.tokenize(text)) == text
+        assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_a_trained_vocabulary_has_the_size_asked_for_and_its_special_tokens_first(bpe):
+    assert bpe.vocab_size == 300
+    assert (bpe.eod, bpe.eos_id) == (0, 0)
+    assert BPETokenizer(bpe.path, pad_token="<pad>").pad_id == 1
+    assert len(bpe.text_to_ids(TEXT)) < len(ByteTokenizer().text_to_ids(TEXT))
+
+
+def test_training_is_deterministic(bpe, tmp_path):
+    again = train_bpe(
+        iter([TEXT * 30, "while True:\n    total += 1\n" * 20]), 300, tmp_path / "t.json", ("<|endoftext|>", "<pad>")
+    )
+    assert again.sha256 == bpe.sha256
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_special_tokens_written_in_text_are_recognised_and_left_out_of_text(bpe):
+    assert bpe.text_to_ids("a<|endoftext|>")[-1] == bpe.eod
+    assert bpe.ids_to_text([*bpe.text_to_ids("a"), bpe.eod]) == "a"
+
+
+def test_batches_give_the_same_ids_as_single_texts(bpe):
+    assert bpe.texts_to_ids([TEXT, "", "x"]) == [bpe.text_to_ids(t) for t in (TEXT, "", "x")]
+
+
+def test_identity_is_the_contents_and_not_the_path(bpe, tmp_path):
+    copy = tmp_path / "tokenizer.json"
+    copy.write_bytes((tmp_path.parent / bpe.path).read_bytes())
+    assert BPETokenizer(tmp_path).unique_identifiers == bpe.unique_identifiers
+    assert BPETokenizer(copy, eos_token="<pad>").unique_identifiers != bpe.unique_identifiers
+    json.dumps(bpe.unique_identifiers)  # Megatron-Core writes it into the description of an index
+
+
+def test_a_tokenizer_is_not_read_before_it_is_used(tmp_path):
+    tokenizer = BPETokenizer(tmp_path / "nowhere.json")
+    with pytest.raises(DataError, match=r"nowhere\.json does not exist.*--train-bpe"):
+        _ = tokenizer.vocab_size
+
+
+def test_a_loaded_tokenizer_can_be_sent_to_a_worker(bpe):
+    assert bpe.text_to_ids("x")
+    assert pickle.loads(pickle.dumps(bpe)).text_to_ids(TEXT) == bpe.text_to_ids(TEXT)
+
+
+def test_a_broken_file_and_an_unknown_special_token_are_errors(bpe, tmp_path):
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(DataError, match="not a tokenizer of the `tokenizers` package"):
+        _ = BPETokenizer(tmp_path / "bad.json").vocab_size
+    with pytest.raises(DataError, match="bos_token='<s>' is not in the vocabulary"):
+        _ = BPETokenizer(bpe.path, bos_token="<s>").bos_id
+
+
+def test_without_an_end_of_document_token_asking_for_it_says_so(tmp_path):
+    tokenizer = BPETokenizer(train_bpe(iter(["abc"]), 300, tmp_path / "t.json", ()).path)
+    assert tokenizer.eos_id is None
+    assert tokenizer.pad == -1
+    with pytest.raises(DataError, match="has no end-of-document token"):
+        _ = tokenizer.eod
+
+
+def test_gpt2_files_make_gpt2s_tokenizer(tmp_path):
+    letters = {token: i for i, token in enumerate(["l", "o", "w", "Ġ", "lo", "low", "Ġlow", "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nl o\nlo w\nĠ low\n")
+    tokenizer = GPT2BPETokenizer(tmp_path / "vocab.json", tmp_path / "merges.txt")
+    assert tokenizer.text_to_ids("low low") == [5, 6]
+    assert tokenizer.ids_to_text([5, 6]) == "low low"
+    assert (tokenizer.vocab_size, tokenizer.eod) == (8, 7)
+    with pytest.raises(DataError, match="not GPT-2's vocab.json and merges.txt"):
+        _ = GPT2BPETokenizer(tmp_path / "vocab.json", tmp_path / "no.txt").vocab_size
+
+
+def test_numbers_are_the_text_of_the_null_tokenizer():
+    tokenizer = NullTokenizer(10)
+    assert tokenizer.text_to_ids("3 0 8") == [3, 0, 8]
+    assert tokenizer.ids_to_text([3, 0, 9]) == "3 0"
+    assert (tokenizer.vocab_size, tokenizer.eod) == (10, 9)
+    with pytest.raises(DataError, match="outside the vocabulary of 10"):
+        tokenizer.text_to_ids("10")
+    with pytest.raises(ConfigError, match="vocab_size=1"):
+        NullTokenizer(1)
+
+
+def hugging_face(monkeypatch, from_pretrained):
+    module = ModuleType("transformers")
+    module.AutoTokenizer = SimpleNamespace(from_pretrained=from_pretrained)
+    monkeypatch.setitem(sys.modules, "transformers", module)
+
+
+def test_hugging_face_tokenizers_are_asked_as_configured(monkeypatch):
+    class Fake:
+        eos_token_id, bos_token_id, pad_token_id, unk_token_id = 1, 0, None, None
+
+        def __len__(self):
+            return 4
+
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            return [int(c) for c in text]
+
+        def decode(self, ids, skip_special_tokens):
+            assert skip_special_tokens
+            return "".join(map(str, ids))
+
+        def get_vocab(self):
+            return {"<s>": 0, "</s>": 1, "2": 2, "3": 3}
+
+    asked = {}
+
+    def from_pretrained(name, **kwargs):
+        asked.update(kwargs, name=name)
+        return Fake()
+
+    hugging_face(monkeypatch, from_pretrained)
+    tokenizer = AutoTokenizer("some/model", revision="abc", pad_token="<pad>")
+    assert not asked  # nothing is loaded yet
+    assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.bos_id, tokenizer.pad) == (4, 1, 0, -1)
+    assert tokenizer.ids_to_text(tokenizer.text_to_ids("23")) == "23"
+    assert asked == {
+        "name": "some/model", "use_fast": True, "trust_remote_code": False, "revision": "abc",
+        "local_files_only": False, "pad_token": "<pad>",
+    }  # fmt: skip
+    json.dumps(tokenizer.unique_identifiers)
+
+
+def test_a_hugging_face_tokenizer_that_is_not_there_says_what_to_do(monkeypatch):
+    def refuse(name, **kwargs):
+        raise OSError("some/model is not a local folder")
+
+    hugging_face(monkeypatch, refuse)
+    with pytest.raises(DataError, match=r"No tokenizer 'some/model' could be loaded here or on .* give its directory"):
+        _ = AutoTokenizer("some/model").vocab_size
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'nemo2\[hf\]'"):
+        _ = AutoTokenizer("some/model").vocab_size
+
+
+@pytest.mark.parametrize(
+    ("vocab", "divisible_by", "tp", "padded"),
+    [(50257, 128, 1, 50304), (128256, 128, 8, 129024), (256, 128, 2, 256), (1, 1, 3, 3)],
+)
+def test_the_padded_vocabulary_divides_over_the_ranks(vocab, divisible_by, tp, padded):
+    config = SimpleNamespace(tensor_model_parallel_size=tp)
+    assert get_vocab_size(config, vocab, divisible_by) == padded
+    with pytest.raises(ConfigError, match="must be 1 or more"):
+        get_vocab_size(config, vocab, 0)
+
+
+def test_a_vocabulary_too_small_for_the_bytes_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="must be at least 257"):
+        train_bpe(iter(["a"]), 256, tmp_path / "t.json")
+    with pytest.raises(DataError, match="no text to train a tokenizer on"):
+        train_bpe(iter(["", ""]), 300, tmp_path / "t.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_of_ones_own_needs_four_members_only():
+    class Letters(Tokenizer):
+        vocab_size = 27
+        unique_identifiers = {"class": "Letters"}
+
+        def text_to_ids(self, text):
+            return [ord(c) - 96 for c in text]
+
+        def ids_to_text(self, ids):
+            return "".join(chr(i + 96) for i in ids)
+
+    assert Letters().detokenize(Letters().tokenize("abc")) == "abc"
+    assert Letters().pad == -1
