@@ -144,7 +144,9 @@ def train(
     for step in range(settings.steps):
         started = time.perf_counter()
         for group in optimizer.param_groups:
+            # As Megatron-LM's OptimizerParamScheduler does every step; without it norms would decay as well.
             group["lr"] = lr_at(step) if lr_at else settings.lr
+            group["weight_decay"] = settings.weight_decay * group["wd_mult"]
         report = forward_backward(settings, model, optimizer, make_batch(step))
         if step == 0 and save_gradients_to is not None:
             save_tensors(gradients(chunks), save_gradients_to)
@@ -349,7 +351,7 @@ def masked_loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Te
 
 def from_last_stage(values: torch.Tensor) -> torch.Tensor:
     """What the last pipeline stage holds, on every stage."""
-    group = parallel_state.get_pipeline_model_parallel_group()
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
     torch.distributed.broadcast(values, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
     return values
 
@@ -366,14 +368,16 @@ def gradients(chunks: list[GPTModel]) -> dict[str, Any]:
     """The same description with each weight replaced by its gradient; what has none is left out."""
 
     def exchange(node: Any) -> Any:
+        gradient = getattr(getattr(node, "data", None), "main_grad", None)
         if isinstance(node, dict):
             kept = {name: exchange(value) for name, value in node.items()}
             return {name: value for name, value in kept.items() if value is not None}
-        if isinstance(node, (ShardedTensor, ShardedTensorFactory)) and hasattr(node.data, "main_grad"):
-            changes = {"data": node.data.main_grad.clone()}
-            if isinstance(node, ShardedTensor):
-                changes["dtype"] = changes["data"].dtype
-            return dataclasses.replace(node, **changes)
+        if gradient is None:
+            return None
+        if isinstance(node, ShardedTensor):
+            return dataclasses.replace(node, data=gradient.clone(), dtype=gradient.dtype)
+        if isinstance(node, ShardedTensorFactory):
+            return dataclasses.replace(node, data=gradient.clone())
         return None
 
     return exchange(weights(chunks))
@@ -387,7 +391,7 @@ def save_tensors(sharded_state: dict[str, Any], directory: str | Path) -> None:
 
 
 def load_weights(chunks: list[GPTModel], directory: str | Path) -> None:
-    state = dist_checkpointing.load(weights(chunks), str(directory))
+    state: Any = dist_checkpointing.load(weights(chunks), str(directory))
     for index, chunk in enumerate(chunks):
         chunk.load_state_dict(state[f"model{index}"])
 
