@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PreTrainingDataModule against Megatron-Core's own builder, on one rank and on two, and what it refuses."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+from nemo2.data.pretraining import PreTrainingDataModule
+from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
+from nemo2.errors import ConfigError, DataError
+
+VOCAB = 1000
+SEQ = 16
+
+
+def corpus(prefix, documents=60, seed=0, high=VOCAB - 1):
+    random = np.random.default_rng(seed)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for length in random.integers(5, 60, size=documents):
+        builder.add_document(np.append(random.integers(0, high, size=length), VOCAB - 1), [length + 1])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+def trainer(**kwargs):
+    defaults = {"max_steps": 10, "val_check_interval": 5, "limit_val_batches": 2, "limit_test_batches": 1}
+    return SimpleNamespace(**{**defaults, "global_step": 0, **kwargs})
+
+
+def module(paths, *, steps=None, **kwargs):
+    defaults = {"seq_length": SEQ, "tokenizer": NullTokenizer(VOCAB), "num_workers": 0}
+    sizes = {"micro_batch_size": 2, "global_batch_size": 4}
+    data = PreTrainingDataModule(paths, **{**defaults, **sizes, **kwargs})
+    data.trainer = trainer() if steps is None else steps
+    return data
+
+
+def datasets(data, stage=""):
+    data.setup(stage)
+    return data._datasets
+
+
+def megatron(sizes, tmp_path, **kwargs):
+    """The same splits from upstream's builder, with a cache of its own."""
+    config = GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=SEQ,
+        tokenizer=NullTokenizer(VOCAB),
+        path_to_cache=str(tmp_path / "upstream"),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        **kwargs,
+    )
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+
+
+def same(ours, theirs):
+    assert len(ours) == len(theirs)
+    return all(
+        torch.equal(ours[i][key], theirs[i][key]) for i in range(len(ours)) for key in ("tokens", "labels", "loss_mask")
+    )
+
+
+def test_one_corpus_is_split_as_megatron_splits_it(tmp_path):
+    prefix = corpus(tmp_path / "a")
+    ours = datasets(module(prefix, split="70,20,10"))
+    # 10 steps of 4; (10 // 5 + 1) evaluations of 2 batches of 4; 1 test batch of 4
+    theirs = megatron([40, 24, 4], tmp_path, blend=([prefix], None), split="70,20,10")
+    for name, dataset in zip(("train", "validation", "test"), theirs, strict=True):
+        assert same(ours[name], dataset), name
+
+
+def test_each_split_may_have_its_own_corpus(tmp_path):
+    paths = {"train": corpus(tmp_path / "a"), "validation": corpus(tmp_path / "b", seed=1)}
+    ours = datasets(module(paths))
+    blends = [([paths["train"]], None), ([paths["validation"]], None), None]
+    theirs = megatron([40, 24, 0], tmp_path, blend_per_split=blends)
+    assert same(ours["train"], theirs[0]) and same(ours["validation"], theirs[1])
+    assert ours["test"] is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_blend_draws_from_its_datasets_by_weight_or_by_size(tmp_path, weighted):
+    a, b = corpus(tmp_path / "a"), corpus(tmp_path / "b", documents=20, seed=1)
+    data = module([3, a, 1, b] if weighted else [a, b], split="1,0,0", num_train_samples=80)
+    train = datasets(data, "fit")["train"]
+    drawn = np.bincount([int(train[i]["dataset_id"]) for i in range(80)])
+    sizes = [len(dataset) for dataset in train.datasets]
+    shares = np.array([0.75, 0.25]) if weighted else np.array(sizes) / sum(sizes)
+    assert np.abs(drawn - 80 * shares).max() <= 1
+
+
+def test_an_item_is_a_step_of_consecutive_tokens(tmp_path):
+    data = module(corpus(tmp_path / "a"), split="1,0,0")
+    data.setup("fit")
+    loader = data.data_sampler.transform_dataloader(data.train_dataloader())
+    items = list(loader)
+    assert len(items) >= 10
+    assert {k: tuple(v.shape) for k, v in items[0].items()} == dict.fromkeys(
+        ("tokens", "labels", "loss_mask", "position_ids"), (4, SEQ)
+    )
+    assert all(torch.equal(item["tokens"][:, 1:], item["labels"][:, :-1]) for item in items)
+    dataset = data.train_dataloader().dataset
+    assert torch.equal(items[2]["tokens"], torch.stack([dataset[i]["tokens"] for i in range(8, 12)]))
+
+
+def test_training_resumes_at_the_sample_it_had_reached(tmp_path):
+    prefix = corpus(tmp_path / "a")
+    first = module(prefix, split="1,0,0")
+    first.setup("fit")
+    whole = [item["tokens"] for item in first.data_sampler.transform_dataloader(first.train_dataloader())]
+    first.trainer.global_step = 3
+    state = first.state_dict()
+    assert state == {"consumed_samples": 12, "global_step": 3}
+
+    again = module(prefix, split="1,0,0")
+    again.load_state_dict(state)
+    again.trainer.global_step = 3
+    again.setup("fit")
+    rest = [item["tokens"] for item in again.data_sampler.transform_dataloader(again.train_dataloader())]
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[3:], strict=True))
+
+
+def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path):
+    data = module(
+        corpus(tmp_path / "a"), split="1,0,0", create_attention_mask=True, eod_mask_loss=True, reset_position_ids=True
+    )
+    sample = datasets(data, "fit")["train"]
+    with_end = next(s for s in (sample[i] for i in range(len(sample))) if (s["tokens"][:-1] == VOCAB - 1).any())
+    end = int((with_end["tokens"] == VOCAB - 1).nonzero()[0])
+    assert with_end["attention_mask"].shape == (1, SEQ, SEQ)
+    assert with_end["loss_mask"][end] == 0 and with_end["position_ids"][end + 1] == 0
+
+
+def test_only_what_a_stage_needs_is_built(tmp_path):
+    prefix = corpus(tmp_path / "a", documents=10)  # 5 % of 10 documents are none: there is no test data
+    data = module(prefix, split="80,20,0", steps=trainer(limit_val_batches=0))
+    assert list(datasets(data, "fit")) == ["train", "validation"]
+    assert data.val_dataloader() == []
+    validate = module(prefix, split="0,1,0", steps=trainer(max_steps=-1))
+    assert list(datasets(validate, "validate")) == ["validation"]
+
+
+def test_the_whole_of_a_split_is_one_pass_over_it(tmp_path):
+    data = module(corpus(tmp_path / "a"), split="50,50", steps=trainer(limit_val_batches=1.0))
+    validation = datasets(data, "fit")["validation"]
+    tokens = int(validation.dataset.sequence_lengths[validation.indices].sum())
+    assert len(validation) == (tokens - 1) // SEQ
+
+
+def test_a_replaced_corpus_gets_a_new_index(tmp_path):
+    prefix = corpus(tmp_path / "a", documents=60)
+    before = datasets(module(prefix, split="1"), "fit")["train"]
+    tokens_before = int(before.dataset.sequence_lengths.sum())
+    del before
+    corpus(tmp_path / "a", documents=200, seed=5)
+    after = datasets(module(prefix, split="1"), "fit")["train"]
+    assert len(after) > tokens_before // SEQ  # the old index would cover the old tokens only
+    again = datasets(module(prefix, split="1"), "fit")["train"]
+    assert same(after, again)
+    assert len(list((tmp_path / "index_cache").iterdir())) == 2
+
+
+def test_ids_are_checked_against_the_tokenizer(tmp_path):
+    prefix = corpus(tmp_path / "a")
+    with pytest.raises(DataError, match="holds token id 999, but the tokenizer has 257 ids"):
+        module(prefix, tokenizer=ByteTokenizer()).setup("fit")
+
+
+def test_a_corpus_made_with_another_tokenizer_is_refused(tmp_path):
+    from nemo2.data.bpe import train_bpe
+    from nemo2.data.prepare import prepare_data
+
+    (tmp_path / "t.txt").write_text("some text to learn from, and some more of it\n" * 20)
+    one = train_bpe(tmp_path / "t.txt", 280, tmp_path / "one.json")
+    other = train_bpe(tmp_path / "t.txt", 270, tmp_path / "other.json", ("<|endoftext|>", "<pad>"))
+    prepare_data(tmp_path / "t.txt", tmp_path / "d", one)
+    assert len(datasets(module(tmp_path / "d", tokenizer=one, split="1"), "fit")["train"]) > 0
+    prepare_data(tmp_path / "t.txt", tmp_path / "d", other)
+    with pytest.raises(DataError, match="was made with another tokenizer"):
+        module(tmp_path / "d", tokenizer=one, split="1").setup("fit")
+
+
+def in_time(call, seconds=20):
+    """The error of `call`, which must end: what it tests against is an endless loop in Megatron-Core."""
+    caught = []
+
+    def run():
+        try:
+            call()
+        except Exception as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "still running"
+    return caught[0] if caught else None
+
+
+def test_a_split_without_tokens_is_refused_and_not_counted_for_ever(tmp_path):
+    prefix = corpus(tmp_path / "a", documents=1)
+    error = in_time(lambda: module(prefix, split="90,5,5").setup("fit"))
+    assert isinstance(error, DataError)
+    assert "The validation data of" in str(error) and "has 0 tokens" in str(error) and "at least 17" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"seq_length": 0}, "seq_length=0: must be a whole number of tokens"),
+        ({"split": "abc"}, "split='abc'"),
+        ({"paths": [1, "a", 0, "b"]}, "the weight of b is 0"),
+        ({"global_batch_size": 0}, "global_batch_size=0"),
+        ({"seq_len": 4}, "did you mean 'seq_length'"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(kwargs, words):
+    with pytest.raises(ConfigError, match=words):
+        PreTrainingDataModule(**{"paths": "nowhere", **kwargs})
+
+
+def test_what_only_the_trainer_tells_is_refused_at_set_up(tmp_path):
+    a, b = corpus(tmp_path / "a"), corpus(tmp_path / "b")
+    with pytest.raises(
+        ConfigError, match="num_train_samples=20 is less than trainer.max_steps=10 . global_batch_size=4"
+    ):
+        module(a, num_train_samples=20).setup("fit")
+    with pytest.raises(ConfigError, match="validation data is a blend with weights.*limit_val_batches"):
+        module([1, a, 1, b], steps=trainer(limit_val_batches=1.0)).setup("fit")
+    with pytest.raises(ConfigError, match="tokenizer is None"):
+        module(a, tokenizer=None).setup("fit")
+    with pytest.raises(ConfigError, match="object_storage_cache_path"):
+        module("s3://bucket/a").setup("fit")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="The sample index can't be written to .* Set index_mapping_dir"):
+        module(a, index_mapping_dir=str(tmp_path / "file")).setup("fit")
+
+
+def on_two_ranks(prefix, blend):
+    data = module(blend or prefix, split="1,0,0")
+    train = datasets(data, "fit")["train"]
+    return [train[i]["tokens"].tolist() for i in range(20)]
+
+
+def test_all_ranks_read_the_index_that_rank_0_built(tmp_path, run_on_ranks):
+    a, b = corpus(tmp_path / "a"), corpus(tmp_path / "b", seed=1)
+    for blend in (None, [a, b]):
+        first, second = run_on_ranks(on_two_ranks, 2, a, blend)
+        assert first == second
+
+
+def with_a_fault_on_rank_1(prefix):
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        prefix += "-missing"  # as on a node that does not see the file
+    try:
+        module(prefix, split="1,0,0").setup("fit")
+    except DataError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_fault_that_one_rank_meets_is_raised_on_all_of_them(tmp_path, run_on_ranks):
+    healthy, faulty = run_on_ranks(with_a_fault_on_rank_1, 2, corpus(tmp_path / "a"), timeout=60)
+    assert "No dataset at" in faulty
+    assert healthy == f"{faulty} (found by rank 1)"
