@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precisions by name, as configs of ``MegatronMixedPrecision``.
 
-Parameters and activations are 16 bit everywhere here; FP8 is what matrix products use. Names and values are NeMo 2.0's
+Parameters and activations are 16 bit in all but `fp32`; FP8 is what matrix products use. Names and values are NeMo 2.0's
 (``llm.recipes.precision.mixed_precision``); Transformer Engine's manual says what the FP8 recipes mean.
 """
 
 from typing import Any
 
 from nemo2.config import Config
+
+
+def fp32() -> Config:
+    """float32 throughout, for CPUs without fast 16-bit arithmetic and for comparisons. Not one of NeMo's."""
+    from nemo2 import MegatronMixedPrecision
+
+    return Config(MegatronMixedPrecision, precision="32")
 
 
 def bf16_mixed() -> Config:

@@ -2,8 +2,9 @@
 """MegatronCommOverlapCallback: its rules as a table, and where the answers are written."""
 
 import logging
+import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 import fiddle as fdl
@@ -11,6 +12,7 @@ import pytest
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
+from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import (
     DEFAULT_BUCKET_SIZE,
     MegatronCommOverlapCallback,
@@ -183,3 +185,38 @@ def test_userbuffer_settings_are_passed_without_what_is_unset() -> None:
     assert userbuffer_settings(None) is None
     with pytest.raises(ConfigError, match="must be a dict of GEMM names"):
         userbuffer_settings(3)
+
+
+@pytest.mark.parametrize("generation", ["use_fp8", "quantization_modes"])
+def test_userbuffers_are_started_once_with_the_shape_a_rank_holds(
+    monkeypatch: pytest.MonkeyPatch, generation: str
+) -> None:
+    started: list[dict[str, Any]] = []
+
+    def older(*, shape: Any, tp_size: int, use_fp8: bool, **rest: Any) -> None:
+        started.append({"shape": shape, "tp_size": tp_size, "use_fp8": use_fp8, **rest})
+
+    def newer(*, shape: Any, tp_size: int, quantization_modes: Any, **rest: Any) -> None:
+        started.append({"shape": shape, "tp_size": tp_size, "quantization_modes": quantization_modes, **rest})
+
+    base: Any = ModuleType("transformer_engine.pytorch.module.base")
+    base.initialize_ub = older if generation == "use_fp8" else newer
+    base.UserBufferQuantizationMode = SimpleNamespace(FP8="fp8", NONE="none")
+    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.module"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    monkeypatch.setattr(megatron_comm_overlap, "have_te", lambda: True)
+
+    trainer, module = a_run(
+        DistributedDataParallelConfig(use_distributed_optimizer=True), layout=Layout(tp=2, cp=2, sp=True)
+    )
+    trainer.strategy.data_sampler = SimpleNamespace(seq_len=128, micro_batch_size=3)
+    module.config.tensor_model_parallel_size, module.config.context_parallel_size = 2, 2
+    callback = MegatronCommOverlapCallback(tp_comm_overlap=True, tp_comm_overlap_cfg={"qkv_fprop": {"num_sm": 2}})
+    callback.setup(trainer, module, "fit")
+    callback.on_fit_start(trainer, module)
+    callback.on_validation_start(trainer, module)
+    assert module.config.tp_comm_overlap is True
+    expected = {"shape": [128 * 3 // 2, 32], "tp_size": 2, "ub_cfgs": {"qkv_fprop": {"num_sm": 2}}}
+    precision = {"use_fp8": False} if generation == "use_fp8" else {"quantization_modes": ["none"]}
+    assert started == [expected | precision | {"bootstrap_backend": "nccl"}]

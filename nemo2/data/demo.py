@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`StdlibDataModule`: the sources of Python's standard library, prepared on first use. Real text without a download."""
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Optional
+
+from torch.utils.data import Dataset
+
+from nemo2.config.capture import configurable
+from nemo2.data.base import MegatronDataModule
+from nemo2.data.pretraining import PreTrainingDataModule
+from nemo2.data.stdlib import DemoData, prepare_demo_data
+from nemo2.data.tokenizer import BPETokenizer, Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+@configurable
+class StdlibDataModule(MegatronDataModule):
+    """Pre-training on the running interpreter's standard library, with a BPE tokenizer trained on it.
+
+    Tokenizer and token files are made when they are first asked for, which takes about half a minute once, and kept.
+    Processes that ask at the same time wait for the one that makes them. Every 20th file is for validation; there is no
+    test split.
+
+    Args:
+        directory: Where to keep what is made. None: ``stdlib`` in ``$NEMO_DATASETS_CACHE``, which defaults to
+            ``$NEMO_HOME/datasets``, and that to ``~/.cache/nemo2/datasets``.
+        vocab_size: Of the tokenizer.
+        max_bytes: How much of the library to use.
+        seq_length, micro_batch_size, global_batch_size, num_workers, seed: See `PreTrainingDataModule`.
+
+    Raises:
+        DataError: on first use, the directory can't be written to, or this interpreter has no sources.
+    """
+
+    def __init__(
+        self,
+        directory: Optional[str] = None,
+        vocab_size: int = 4096,
+        max_bytes: int = 12_000_000,
+        seq_length: int = 256,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        num_workers: int = 0,
+        seed: int = 1234,
+    ) -> None:
+        super().__init__(
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=None,
+            num_workers=num_workers,
+            pin_memory=True,
+            persistent_workers=False,
+        )
+        self.directory = directory
+        self.vocab_size = vocab_size
+        self.max_bytes = max_bytes
+        self.seed = seed
+
+    @cached_property
+    def prepared(self) -> DemoData:
+        """The files, made now if nobody made them before."""
+        place = Path(self.directory) if self.directory is not None else _cache() / "stdlib"
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            _log.info("Looking for the standard library's tokens in %s; making them takes half a minute, once.", place)
+        return prepare_demo_data(place, self.vocab_size, max_bytes=self.max_bytes)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return BPETokenizer(self.prepared.tokenizer)
+
+    def prepare_data(self) -> None:
+        """Called by Lightning on one process per node before any other hook."""
+        _ = self.prepared
+
+    def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
+        return self._files.build_datasets(splits)
+
+    @cached_property
+    def _files(self) -> PreTrainingDataModule:
+        module = PreTrainingDataModule(
+            paths={"train": [self.prepared.train], "validation": [self.prepared.validation]},
+            seq_length=self.seq_length,
+            tokenizer=self.tokenizer,
+            micro_batch_size=self.micro_batch_size,
+            global_batch_size=self.global_batch_size,
+            seed=self.seed,
+        )
+        module.trainer = self.trainer  # how many samples there must be follows from its steps
+        return module
+
+
+def _cache() -> Path:
+    """NeMo 2.0's variables, so that one setting moves the caches of both."""
+    home = Path(os.environ.get("NEMO_HOME") or "~/.cache/nemo2")
+    return Path(os.environ.get("NEMO_DATASETS_CACHE") or home / "datasets").expanduser()

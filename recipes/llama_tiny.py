@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Llama for laptops: trains on the Python standard library in a few minutes, tensor-parallel over two CPU processes.
+
+Ours; the path is that of the large recipes, only the sizes differ.
+"""
+
+from nemo2.recipes._assembler import Layout, PretrainRecipe
+
+VOCAB_SIZE = 4096
+
+RECIPE = PretrainRecipe(
+    name="llama_tiny",
+    family="Llama",
+    parameters=4.2e6,
+    model_class="nemo2.models.llama:LlamaModel",
+    config_class="nemo2.models.llama:LlamaConfig",
+    config={
+        "num_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_query_groups": 4,
+        "ffn_hidden_size": 768,
+        "share_embeddings_and_output_weights": True,
+    },
+    seq_length=256,
+    global_batch_size=8,
+    micro_batch_size=4,
+    data_class="nemo2.data.demo:StdlibDataModule",
+    data={"vocab_size": VOCAB_SIZE},
+    gpus_per_node=2,
+    layout=Layout(tp=2, sp=True),
+    max_steps=250,
+    max_lr=3e-3,
+    optimizer={"warmup_steps": 25},
+    trainer_settings={
+        "val_check_interval": 50,
+        "limit_val_batches": 4,
+        "limit_test_batches": 4,
+        "log_every_n_steps": 5,
+    },
+    checkpoint={"every_n_train_steps": 100, "train_time_interval": None, "save_top_k": 2},
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

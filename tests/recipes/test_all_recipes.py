@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every recipe: builds fast and offline, is legal as it ships, travels as text, and says what its golden file says.
+
+After a change that is meant, rewrite the golden files with ``NEMO2_REWRITE_GOLDEN=1 pytest tests/recipes`` and read the
+difference.
+"""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+import pytest
+
+from nemo2 import recipes
+from nemo2.config import check_serialisable, flatten, from_json, to_json
+from nemo2.config.show import format_value
+from nemo2.models.parameters import count_parameters
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = recipes.names()
+VARIANTS = [(name, False) for name in NAMES] + [
+    (name, True) for name in NAMES if recipes.get(name).RECIPE.performance is not None
+]
+
+
+def build(name: str, performance_mode: bool = False) -> Any:
+    return recipes.get(name).pretrain_recipe(dir="/runs", name="golden", performance_mode=performance_mode)
+
+
+@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
+def test_a_recipe_says_what_its_golden_file_says(name: str, performance_mode: bool) -> None:
+    lines = [f"{path} = {format_value(value)}" for path, value in flatten(build(name, performance_mode)).items()]
+    text = "\n".join(lines) + "\n"
+    file = GOLDEN / f"{name}{'.performance' if performance_mode else ''}.txt"
+    if os.environ.get("NEMO2_REWRITE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_every_golden_file_belongs_to_a_recipe() -> None:
+    expected = {f"{name}{'.performance' if mode else ''}.txt" for name, mode in VARIANTS}
+    assert {file.name for file in GOLDEN.iterdir()} == expected
+
+
+@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
+def test_a_recipe_travels_as_text_and_comes_back_equal(name: str, performance_mode: bool) -> None:
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    recipe = build(name, performance_mode)
+    check_serialisable(recipe)
+    assert from_json(to_json(recipe)) == recipe
+    wire = ZlibJSONSerializer()
+    assert wire.deserialize(wire.serialize(recipe)) == recipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_builds_in_milliseconds_and_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(name)  # imports
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("building a recipe opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    cpu_seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        build(name)
+        cpu_seconds.append(time.process_time() - started)
+    assert min(cpu_seconds) < 0.2
+
+
+@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
+def test_no_callback_is_there_twice(name: str, performance_mode: bool) -> None:
+    classes = [fdl.get_callable(callback) for callback in build(name, performance_mode).trainer.callbacks]
+    assert len(classes) == len(set(classes))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_performance_mode_may_be_applied_to_what_has_it_already(name: str) -> None:
+    edit = recipes.get(name).RECIPE.performance
+    if edit is None:
+        with pytest.raises(ValueError, match=f"{name} has no performance mode"):
+            build(name, performance_mode=True)
+    else:
+        once = build(name, performance_mode=True)
+        assert edit(build(name, performance_mode=True)) == once
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_layout_divides_the_machines_and_the_batch(name: str) -> None:
+    recipe = build(name)
+    strategy, trainer, data = recipe.strategy, recipe.trainer, recipe.data
+    world = trainer.devices * trainer.num_nodes
+    model_parallel = (
+        strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size * strategy.context_parallel_size
+    )
+    assert world % model_parallel == 0
+    assert data.global_batch_size % (data.micro_batch_size * (world // model_parallel)) == 0
+    assert data.seq_length % (2 * strategy.context_parallel_size) == 0
+    assert not (strategy.sequence_parallel and strategy.tensor_model_parallel_size == 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_facts_agree_with_the_model(name: str) -> None:
+    facts = recipes.get(name).RECIPE
+    config = fdl.build(recipes.get(name).model().config)
+    vocab_size = facts.data.get("vocab_size", 128_256)
+    assert facts.name == name
+    assert count_parameters(config, vocab_size) == pytest.approx(facts.parameters, rel=0.005)
+    assert config.num_attention_heads % facts.layout.tp == 0
+    assert config.num_layers % facts.layout.pp == 0

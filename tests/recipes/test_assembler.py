@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From facts to factories: NeMo's arguments, variants, and what is refused."""
+
+from typing import Any
+
+import fiddle as fdl
+import pytest
+import torch
+
+from nemo2 import llm, recipes
+from nemo2.errors import ConfigError
+from nemo2.recipes import llama3_8b, llama32_1b
+from nemo2.recipes._assembler import Layout
+
+
+def test_trainer_takes_the_facts_unless_told_otherwise() -> None:
+    stated, asked = llama3_8b.trainer(), llama3_8b.trainer(
+        tensor_parallelism=4,
+        pipeline_parallelism=2,
+        pipeline_parallelism_type=torch.bfloat16,
+        virtual_pipeline_parallelism=2,
+        context_parallelism=1,
+        sequence_parallelism=True,
+        num_nodes=3,
+        num_gpus_per_node=16,
+        max_steps=7,
+        callbacks=[],
+    )  # fmt: skip
+    assert stated.strategy.context_parallel_size == 2
+    assert (stated.num_nodes, stated.devices, stated.max_steps) == (1, 8, 1_168_251)
+    strategy = asked.strategy
+    assert (strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size) == (4, 2)
+    assert (strategy.virtual_pipeline_model_parallel_size, strategy.context_parallel_size) == (2, 1)
+    assert (strategy.sequence_parallel, strategy.pipeline_dtype) == (True, torch.bfloat16)
+    assert (asked.num_nodes, asked.devices, asked.max_steps, asked.callbacks) == (3, 16, 7, [])
+
+
+def test_what_is_asked_for_is_returned_even_where_it_cannot_run() -> None:
+    recipe = llama3_8b.pretrain_recipe(num_nodes=1, num_gpus_per_node=3)
+    assert (recipe.trainer.devices, recipe.strategy.context_parallel_size) == (3, 2)
+
+
+def test_another_function_may_be_called_with_the_recipe() -> None:
+    recipe = llama32_1b.pretrain_recipe(fn=llm.validate)
+    assert fdl.get_callable(recipe) is llm.validate
+
+
+def test_a_variant_names_its_parent_and_what_differs() -> None:
+    variant = llama3_8b.RECIPE.but(
+        name="llama3_8b_16k", seq_length=16384, nodes=2, layout=Layout(tp=4, pp=2, cp=2, sp=True)
+    )
+    recipe = variant.pretrain_recipe()
+    assert (recipe.data.seq_length, recipe.trainer.num_nodes, recipe.strategy.tensor_model_parallel_size) == (
+        16384,
+        2,
+        4,
+    )
+    assert llama3_8b.RECIPE.seq_length == 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sequence_length": 4096}, "no fact 'sequence_length'; did you mean 'seq_length'"),
+        ({"layout": Layout(tp=16)}, "does not divide the world of 8"),
+        ({"global_batch_size": 510}, r"global_batch_size=510 must be a multiple of .* = 4"),
+        ({"seq_length": 8190}, r"seq_length=8190 must be a multiple of 2 \* context_parallel_size = 4"),
+    ],
+)
+def test_facts_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        llama3_8b.RECIPE.but(**changes)
+
+
+def test_a_misspelled_argument_of_a_factory_is_refused() -> None:
+    with pytest.raises(TypeError, match="num_node"):
+        llama3_8b.pretrain_recipe(num_node=2)  # pyright: ignore[reportCallIssue]
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="no recipe 'llama3-8b'; did you mean 'llama3_8b'"):
+        recipes.get("llama3-8b")
+    with pytest.raises(AttributeError, match="did you mean 'llama3_8b'"):
+        llm.lama3_8b  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_two_recipes_share_nothing_that_can_be_edited() -> None:
+    first, second = llama3_8b.pretrain_recipe(), llama3_8b.pretrain_recipe()
+    first.trainer.callbacks.append("edited")
+    first.strategy.ddp_config.bucket_size = 3
+    assert second == llama3_8b.pretrain_recipe()
