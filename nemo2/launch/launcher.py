@@ -103,10 +103,11 @@ def launch(
         )
     recipe = copy.deepcopy(recipe)
     devices, nodes, name = apply_shape(recipe, devices=devices, nodes=nodes, name=name)
+    local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
     if check:
         from nemo2.checks import check_recipe
 
-        check_recipe(recipe, devices=devices, nodes=nodes)
+        check_recipe(recipe, devices=devices, nodes=nodes, local=local)
     started = time.monotonic()
     title = safe_name(name)
     experiment_id = f"{title}_{time.time_ns()}"
@@ -114,7 +115,6 @@ def launch(
     create_directory(staging, field="NEMORUN_HOME")
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
     (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
-    local = isinstance(executor, nemo_run.LocalExecutor)
     experiment = nemo_run.Experiment(
         title,
         executor=executor,

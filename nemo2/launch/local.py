@@ -12,6 +12,12 @@ from pathlib import Path
 
 from nemo2.run_dir.environment import is_secret_name
 
+_KNOWN_WARNINGS = (
+    # Megatron-Core says so on import, ten times per rank; `environment.json` says it once.
+    "ignore:Transformer Engine and Apex are not installed:UserWarning",
+    "ignore:Apex is not installed:UserWarning",
+)
+
 _STOP_SECONDS = 45.0
 """torchrun gives its ranks 30 s to end after a SIGTERM."""
 
@@ -26,6 +32,7 @@ def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> di
         "PATH": command_path(staging),
         # A rank that restarts would meet the dead rank's address in the shared store.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONWARNINGS": ",".join([*filter(None, [os.environ.get("PYTHONWARNINGS")]), *_KNOWN_WARNINGS]),
     }
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))

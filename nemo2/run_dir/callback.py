@@ -33,6 +33,8 @@ class RunDirectoryCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.metrics.resume_at(trainer.global_step)
+        if isinstance(getattr(trainer.strategy, "consumed_samples", None), int):
+            self.metrics.counters = lambda: {"consumed_samples": trainer.strategy.consumed_samples}
         self._described = False
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

@@ -58,7 +58,11 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
     model = getattr(model, "_orig_mod", model)
     sections = {
         "trainer": _fields(trainer, _TRAINER_FIELDS),
-        "strategy": {"class": _name(strategy)} | _fields(strategy, _STRATEGY_FIELDS) if strategy else None,
+        "strategy": {"class": _name(strategy)}
+        | _fields(strategy, _STRATEGY_FIELDS)
+        | (plain(getattr(strategy, "parallelism", None)) or {})
+        if strategy
+        else None,
         "ddp": plain(getattr(strategy, "ddp_config", None)),
         "precision": {"class": _name(precision), "precision": plain(getattr(precision, "precision", None))}
         | (plain(getattr(precision, "dtype_config", None)) or {})

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
-from lightning.pytorch.callbacks import ModelCheckpoint as LightningModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nemo2.config.capture import configurable
@@ -50,7 +50,7 @@ class NeMoLogger:
         log_global_rank_0_only: bool = False,
         files_to_copy: Optional[list[str]] = None,
         update_logger_directory: bool = True,
-        ckpt: Optional[LightningModelCheckpoint] = None,
+        ckpt: Optional[Checkpoint] = None,
         tensorboard: Optional[TensorBoardLogger] = None,
         wandb: Optional[Logger] = None,
         extra_loggers: Optional[list[Logger]] = None,
@@ -177,22 +177,29 @@ class NeMoLogger:
 
     def _install_checkpoint(self, directory: RunDirectory, trainer: Any) -> None:
         if self.ckpt is not None:
-            others = [item for item in trainer.callbacks if not isinstance(item, LightningModelCheckpoint)]
+            others = [item for item in trainer.callbacks if not isinstance(item, Checkpoint)]
             if len(others) != len(trainer.callbacks) and self.ckpt not in trainer.callbacks:
                 logger.warning("log.ckpt replaces the checkpoint callback that the trainer had.")
             # Last, where Lightning keeps checkpoint callbacks: they save what the other callbacks have settled.
             trainer.callbacks[:] = [*others, self.ckpt]
         for callback in trainer.callbacks:
-            if isinstance(callback, LightningModelCheckpoint):
-                if callback.dirpath is None:
-                    callback.dirpath = str(directory.checkpoints)
-                if callback.filename is None:
-                    monitored = f"--{{{callback.monitor}:.4f}}" if callback.monitor else "-"
-                    callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
+            # Ours or Lightning's: `Checkpoint` is their common base, and says nothing of directories.
+            if isinstance(callback, Checkpoint):
+                _complete_checkpoint(callback, directory)
 
     def _install_callback(self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger) -> None:
         others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback)]
         trainer.callbacks[:] = [RunDirectoryCallback(directory, metrics), *others]
+
+
+def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
+    """Fill in where a checkpoint callback saves and under what names, where it doesn't say."""
+    if getattr(callback, "dirpath", "") is None:
+        callback.dirpath = str(directory.checkpoints)
+    if getattr(callback, "filename", "") is None:
+        monitor = getattr(callback, "monitor", None)
+        monitored = f"--{{{monitor}:.4f}}" if monitor else "-"
+        callback.filename = f"{directory.name or 'model'}{monitored}-{{step}}-{{consumed_samples}}"
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:

@@ -13,7 +13,7 @@ JSON has no NaN. A value that is not finite is written as ``null``, with its kin
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,8 +24,8 @@ from nemo2.run_dir.records import METRICS_FILE, read_metrics, truncate_metrics
 
 __all__ = ["METRICS_FILE", "JSONLLogger", "read_metrics", "truncate_metrics"]
 
-_WHOLE_NUMBERS = frozenset({"step", "global_step", "consumed_samples", "global_batch_size", "epoch"})
-_NOT_WRITTEN = frozenset({"v_num"})
+_WHOLE_NUMBERS = frozenset({"step", "consumed_samples", "global_batch_size", "epoch"})
+_NOT_WRITTEN = frozenset({"v_num", "step"})
 
 
 class JSONLLogger(Logger):
@@ -41,6 +41,9 @@ class JSONLLogger(Logger):
         self._name = name
         self._version = version
         self._file = None
+        self.counters: Callable[[], Mapping[str, int]] = dict
+        """Exact values of counters at the time of the call. Lightning keeps what is logged in float32, in which a count
+        of samples is off by one from 16.8 million on."""
 
     @property
     def path(self) -> Path:
@@ -73,6 +76,7 @@ class JSONLLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: Optional[int] = None) -> None:
         record = to_record(metrics, step=step)
+        record |= {name: value for name, value in self.counters().items() if name in record}
         if self._file is None:
             self._save_dir.mkdir(parents=True, exist_ok=True)
             # Line-buffered: each line reaches the file as a whole, so that a reader never sees half of one for long.
@@ -97,11 +101,17 @@ class JSONLLogger(Logger):
             self._file = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}
+        return {**self.__dict__, "_file": None, "counters": dict}
 
 
-def to_record(metrics: Mapping[str, float], *, step: Optional[int]) -> dict[str, Any]:
-    """The JSON object for one call of a logger."""
+def to_record(metrics: Mapping[str, float], *, step: Optional[float]) -> dict[str, Any]:
+    """The JSON object for one call of a logger.
+
+    ``global_step``, where it was logged, is the step's number; it takes the place of ``step``, which is whatever the
+    loggers' axis is made of.
+    """
+    metrics = dict(metrics)
+    step = metrics.pop("global_step", step)
     record: dict[str, Any] = {} if step is None else {"step": int(step)}
     nonfinite = {}
     for name, value in _written(metrics.items()):

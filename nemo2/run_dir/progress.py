@@ -91,6 +91,8 @@ class LoggedStepProgress(ProgressBar, ABC):
         """Called by the listener with every set of logged values."""
         if not self._enabled or step is None:
             return
+        # The loggers' axis may count finished steps; `global_step` is the number of this one.
+        step = int(metrics.get("global_step", step))
         shown = {
             name: float(value)
             for name, value in metrics.items()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from nemo2.errors import DataError
 from nemo2.run_dir.metrics import JSONLLogger
@@ -40,6 +41,26 @@ def test_values_that_are_not_finite_are_valid_json_and_come_back(tmp_path):
     assert line["reduced_train_loss"] is None and line["nonfinite"] == {"reduced_train_loss": "nan", "grad_norm": "inf"}
     (record,) = read_metrics(tmp_path)
     assert math.isnan(record["reduced_train_loss"]) and record["grad_norm"] == math.inf and record["lr"] == 0.1
+
+
+def test_counters_are_exact_where_float32_is_not(tmp_path):
+    logger = JSONLLogger(str(tmp_path))
+    samples = 2**24 + 1
+    logger.counters = lambda: {"consumed_samples": samples}
+    logger.log_metrics({"consumed_samples": float(torch.tensor(samples, dtype=torch.float32))}, step=0)
+    logger.log_metrics({"val_loss": 1.0}, step=0)
+    logger.finalize("success")
+    train, validation = read_metrics(tmp_path)
+    assert train["consumed_samples"] == samples and "consumed_samples" not in validation
+
+
+def test_the_step_is_the_number_of_the_step_whatever_the_axis_of_other_loggers_counts(tmp_path):
+    logger = JSONLLogger(str(tmp_path))
+    logger.log_metrics({"reduced_train_loss": 1.0, "global_step": 4.0}, step=5)
+    logger.log_metrics({"val_loss": 1.0, "epoch": 0}, step=4)
+    logger.finalize("success")
+    assert [record["step"] for record in read_metrics(tmp_path)] == [4, 4]
+    assert all("global_step" not in record for record in read_metrics(tmp_path))
 
 
 def test_a_resumed_run_continues_the_curve_without_the_steps_that_are_done_again(tmp_path):
