@@ -293,7 +293,8 @@ def _freeze(value: Any) -> Any:
     """A copy of plain data that later changes can't reach, comparable with `==`; `_NOT_PLAIN` for anything else."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | enum.Enum):
         return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)  # nan equals itself
-    if isinstance(value, pathlib.PurePath | timedelta | type) or type(value).__name__ == "dtype":
+    references = isinstance(value, type) or inspect.isroutine(value) or type(value).__name__ == "dtype"
+    if references or isinstance(value, pathlib.PurePath | timedelta):
         return (type(value), value)
     if isinstance(value, list | tuple | set | frozenset | dict) and len(value) <= _MAX_COMPARED_ITEMS:
         if isinstance(value, dict):

@@ -64,7 +64,8 @@ def _trouble_with_node(node: Any) -> str | None:
 def _trouble_with(value: Any) -> str | None:
     if isinstance(value, float) and math.isnan(value):
         return "nan is not equal to itself, so nemo-run refuses the task as changed. Leave the value out, or use None."
-    if _can_be_written(wire.to_wire(value)):
+    wire.register_constants(value)
+    if _can_be_written(Config(list, [value], bind_args=False)):
         return None
     if callable(value) and isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         return f"it can't be imported by name on another machine. {_FIXES['callable']}"

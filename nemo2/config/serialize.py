@@ -40,11 +40,12 @@ _STRUCTURE = {
     "fiddle._src.partial": {"Partial", "ArgFactory"},
     "nemo_run.config": {"Config", "Partial"},
     "nemo2.config.tree": {"Config", "Partial"},
-    "nemo2.config.wire": {"Portable"},
 }
 """What recipes themselves are made of. A config may call none of these but `dict`."""
 
-_VALUES = {"pathlib": {"Path", "PosixPath", "PurePath", "PurePosixPath"}, "datetime": {"timedelta"}}
+_PATHS = {"Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"}
+_VALUES = {"pathlib": _PATHS, "pathlib._local": _PATHS, "datetime": {"timedelta"}, "torch": {"device"}}
+"""Plain values that are written as an object of their type, and that a config may also call."""
 _METADATA = {"type": "pyref", "module": "fiddle._src.config", "name": "BuildableTraverserMetadata"}
 
 
@@ -112,7 +113,9 @@ class RecipePolicy(serialization.PyrefPolicy):
     def allows_value(self, value: Any) -> bool:
         # Only things that are what they are called: a class or function found in its own module, or a constant that
         # fiddle itself would write by this name. A module's imports (`os.system` of an allowed module) are neither.
-        if wire.constant_name(value) is not None or isinstance(value, type) and value.__module__ in _STRUCTURE:
+        if wire.constant_name(value) is not None:
+            return True
+        if isinstance(value, type) and (value.__module__ in _STRUCTURE or _is_value_type(value)):
             return True
         module = inspect.getmodule(value)
         name = getattr(value, "__qualname__", type(value).__qualname__)
@@ -134,7 +137,7 @@ class RecipePolicy(serialization.PyrefPolicy):
     def may_be_called(self, target: Any) -> bool:
         """Config classes and entry points: not every class of an allowed package, and no plain functions."""
         module, name = getattr(target, "__module__", None) or "", getattr(target, "__qualname__", "")
-        if _covers(self.trusted, module, name) or target is dict or name in _VALUES.get(module, ()):
+        if _covers(self.trusted, module, name) or target is dict or _is_value_type(target):
             return True
         if is_configurable(target):
             return _covers(("nemo2",), module, name)
@@ -161,6 +164,10 @@ _BUILDABLE_BASES = {
     "lightning.pytorch.loggers.logger.Logger",
     "torch.nn.modules.module.Module",
 }
+
+
+def _is_value_type(target: Any) -> bool:
+    return getattr(target, "__qualname__", None) in _VALUES.get(getattr(target, "__module__", None) or "", ())
 
 
 def _covers(allowed: Iterable[str], module: str, symbol: str) -> bool:
@@ -199,7 +206,7 @@ def _check_structure(kind: dict[str, Any], metadata: Any) -> None:
     fiddle rebuilds a named tuple by calling whatever its metadata names, which here must be the tuple's own class.
     """
     module, name = kind.get("module"), kind.get("name")
-    is_structure = isinstance(module, str) and name in _STRUCTURE.get(module, ())
+    is_structure = isinstance(module, str) and name in _STRUCTURE.get(module, set()) | _VALUES.get(module, set())
     if not is_structure or (kind == _METADATA and metadata != _METADATA):
         raise SecurityError(
             f"This recipe holds an object of {module}.{name}, which recipes aren't made of: refused before it was "

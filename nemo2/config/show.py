@@ -78,7 +78,7 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
             first_paths[id(value)] = path or "the recipe"
             kind = "" if isinstance(value, fdl.Config) else " (partial)"
             lines.append(f"{indent}{label}{_short_name(value.__fn_or_cls__)}{kind}{note}")
-        elif not _children(value, defaults=False) or _fits_on_a_line(value):
+        elif _fits_on_a_line(value) or not children(value):
             lines.append(f"{indent}{label}{format_value(value)}{note}")
             return
         else:
@@ -145,6 +145,8 @@ def format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         opening, closing = "[]" if isinstance(value, list) else "()"
         return f"{opening}{', '.join(format_value(item) for item in value)}{closing}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {format_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, fdl.Buildable):
         return _short_name(value.__fn_or_cls__)
     if isinstance(value, type) or inspect.isroutine(value):
@@ -187,10 +189,11 @@ def _default(node: Any, name: str, fallback: Any) -> Any:
 
 def _fits_on_a_line(value: Any) -> bool:
     """A sequence of plain values is easier to read on one line."""
-    items = value.values() if isinstance(value, dict) else value
-    if any(isinstance(item, fdl.Buildable) or _children(item, defaults=False) for item in items):
-        return False
-    return len(format_value(value)) <= 100
+    return not _holds_configs(value) and len(format_value(value)) <= 100
+
+
+def _holds_configs(value: Any) -> bool:
+    return isinstance(value, fdl.Buildable) or any(_holds_configs(child) for _, child in children(value))
 
 
 def _short_name(target: Any) -> str:

@@ -31,7 +31,8 @@ from fiddle._src.experimental import serialization
 from nemo2.config import live, wire
 from nemo2.config.aliases import aliases_of
 from nemo2.config.capture import made_at, two_spellings, unknown_name
-from nemo2.errors import UnknownNameError
+from nemo2.config.explicit import note_explicit_fields
+from nemo2.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -201,15 +202,44 @@ _WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz"}
 class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
     """`Config(Target, **arguments)`: an editable description of `Target(**arguments)`, built on launch."""
 
+    @classmethod
+    def __unflatten__(cls, values: Any, metadata: Any) -> Any:
+        # Past nemo-run's own, which forgets the target of a Config of `dict`.
+        return super(run.Config, cls).__unflatten__(values, metadata)
+
     def __build__(self, /, *args: Any, **kwargs: Any) -> Any:
         origin: _Origin | None = self.__dict__.get("_origin")
         if origin is not None and origin.fingerprint == _fingerprint(self.__arguments__):
             return origin.obj
-        return super().__build__(*args, **kwargs)
+        built = super().__build__(*args, **kwargs)
+        if isinstance(self.__fn_or_cls__, type) and type(built) is self.__fn_or_cls__:
+            note_explicit_fields(built, kwargs)
+        return built
 
 
 class Partial(_Node, run.Partial[T], Generic[T]):
     """`Partial(function, **arguments)`: builds to the function with these arguments bound, as nemo-run runs it."""
+
+
+def as_config(obj: Any) -> Config:
+    """A config that describes a live object: its arguments as it was made, dataclasses among them as they are now.
+
+    It is independent of the object: building it makes another one, and later changes of either don't reach the other.
+    A config is returned as a copy.
+
+    Raises:
+        ConfigError: it isn't known how the object was made.
+    """
+    if isinstance(obj, fdl.Buildable):
+        return copy.deepcopy(obj)  # pyright: ignore[reportReturnType]
+    node = _adopt(obj, remember=False)
+    if not isinstance(node, fdl.Buildable):
+        name = type(obj).__qualname__
+        raise ConfigError(
+            f"A live {name} doesn't say how it was made: decorate the class with @nemo2.config.configurable, or write "
+            f"a nemo2.config.Config({name}, ...) yourself."
+        )
+    return node  # pyright: ignore[reportReturnType]
 
 
 def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -257,17 +287,27 @@ def _adopt(value: Any, *, remember: bool = True) -> Any:
 
     With `remember`, the config builds to that very object as long as nobody edits it.
     """
-    if isinstance(value, functools.partial) and type(value) is functools.partial:
+    if type(value) is functools.partial:
         call = live.partial_call(value)
         return value if call is None else Partial(value.func, *call[0], **call[1])
     arguments = live.rebuilding_arguments(value)
     if arguments is None:
         return value
+    adopted = {name: _adopted_copy(item, remember=remember) for name, item in arguments.items()}
     with _as_set_where_made(value):
-        node = Config(type(value), bind_args=False, **{name: _adopt(item) for name, item in arguments.items()})
+        node = Config(type(value), bind_args=False, **adopted)
     if remember:
         object.__setattr__(node, "_origin", _Origin(value, arguments, _fingerprint(node.__arguments__)))
     return node
+
+
+def _adopted_copy(value: Any, *, remember: bool) -> Any:
+    """`_adopt` for a live object's argument. Containers are copied: the object itself may hold the same list."""
+    if type(value) in (list, tuple):
+        return type(value)(_adopted_copy(item, remember=remember) for item in value)
+    if type(value) is dict:
+        return {key: _adopted_copy(item, remember=remember) for key, item in value.items()}
+    return _adopt(value, remember=remember)
 
 
 @contextlib.contextmanager
@@ -396,10 +436,11 @@ def _represent_as_yaml(dumper: Any, node: Any) -> Any:
     return dumper.represent_data(plain(node))
 
 
-for _cls, _base in ((Config, run.Config), (Partial, run.Partial)):
+wire.register_types(roots=(Config, Partial))
+for _cls in (Config, Partial):
     serialization.register_node_traverser(
         _cls,
-        flatten_fn=wire.wire_flatten(_flatten_strictly),
+        flatten_fn=wire.constant_registering(_flatten_strictly),
         unflatten_fn=_cls.__unflatten__,
         path_elements_fn=lambda node: node.__path_elements__(),
     )

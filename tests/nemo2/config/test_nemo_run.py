@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe through nemo-run itself: its checks, its dry run, its direct run and a run in another process."""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import nemo_run as run
+import pytest
+import torch
+from config_samples import BigModel, Callback, Plain, recipe, write_result
+
+from nemo2.config import Config, Partial
+from nemo2.errors import ConfigError
+
+
+def task(path):
+    config = Partial(write_result, model=Config(BigModel, layers=5, dtype=torch.bfloat16), path=path)
+    config.pause = timedelta(minutes=2)
+    config.acts = [torch.tanh, torch.nn.functional.gelu]
+    config.callbacks = [Config(Callback, every=2), Callback(every=3), run.Config(Callback, every=4)]
+    return config
+
+
+def test_a_task_runs_in_another_process(tmp_path, monkeypatch):
+    # nemo-run starts the `python` it finds on PATH.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    result = tmp_path / "result.json"
+    executor = run.LocalExecutor(env_vars={"PYTHONPATH": str(Path(__file__).parent)})
+    with run.Experiment("config", base_dir=str(tmp_path / "runs")) as experiment:
+        experiment.add(task(result), executor=executor, name="one")
+        experiment.run(sequential=True, detach=False)
+    assert json.loads(result.read_text()) == {
+        "model": [5, "torch.bfloat16"],
+        "every": [2, 3, 4],
+        "pause": 120.0,
+        "acts": [0.7616, 0.8413],
+    }
+    (readable,) = (tmp_path / "runs").rglob("one_config.yaml")
+    assert "_target_: config_samples.write_result" in readable.read_text()
+
+
+def test_a_task_runs_directly(tmp_path):
+    result = tmp_path / "result.json"
+    run.run(task(result), direct=True)
+    assert json.loads(result.read_text())["every"] == [2, 3, 4]
+
+
+def test_a_dry_run_shows_the_arguments(tmp_path, capsys):
+    run.run(recipe(), dryrun=True)
+    assert "tensor_parallel=2" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_nemo_runs_own_check_passes_what_it_should_and_no_more(tmp_path):
+    with run.Experiment("check", base_dir=str(tmp_path)) as experiment:
+        experiment._validate_task("good", task(tmp_path))
+        bad = task(tmp_path)
+        changed = Callback()
+        changed.every = 7
+        bad.callbacks.append(changed)
+        with pytest.raises(ConfigError, match="every=7"):
+            experiment.add(bad, executor=run.LocalExecutor())
+        worse = task(tmp_path)
+        worse.model = Plain()
+        with pytest.raises(Exception, match="Plain"):
+            experiment.add(worse, executor=run.LocalExecutor())
