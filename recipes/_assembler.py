@@ -6,7 +6,9 @@ imports neither torch nor nemo-run; calling a factory does. Nothing is built, an
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -74,6 +76,7 @@ class PretrainRecipe:
     """Edits the built recipe for ``performance_mode=True``; None where there is no such mode."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_stated_at", _caller())
         world = self.nodes * self.gpus_per_node
         replicas = self.layout.data_parallel_size(world)
         if self.global_batch_size % (self.micro_batch_size * replicas):
@@ -103,7 +106,8 @@ class PretrainRecipe:
         """The model as a config. Its sequence length is left unset, so that it follows the data's."""
         from nemo2.config import Config
 
-        return Config(_load(self.model_class), config=Config(_load(self.config_class), **self.config))
+        with self._as_stated():
+            return Config(_load(self.model_class), config=Config(_load(self.config_class), **self.config))
 
     def trainer(
         self,
@@ -127,34 +131,36 @@ class PretrainRecipe:
         from nemo2.config import Config
 
         layout = self.layout
-        strategy = Config(
-            MegatronStrategy,
-            tensor_model_parallel_size=_or(tensor_parallelism, layout.tp),
-            pipeline_model_parallel_size=_or(pipeline_parallelism, layout.pp),
-            pipeline_dtype=pipeline_parallelism_type,
-            virtual_pipeline_model_parallel_size=_or(virtual_pipeline_parallelism, layout.vp),
-            context_parallel_size=_or(context_parallelism, layout.cp),
-            sequence_parallel=_or(sequence_parallelism, layout.sp),
-            ckpt_async_save=True,
-            ckpt_parallel_load=True,
-        )
-        if layout.ep > 1 or layout.etp is not None:
-            strategy.expert_model_parallel_size = layout.ep
-            strategy.expert_tensor_parallel_size = layout.etp
-        if self.ddp is not None:
-            from megatron.core.distributed import DistributedDataParallelConfig
+        with self._as_stated():
+            strategy = Config(
+                MegatronStrategy,
+                tensor_model_parallel_size=_or(tensor_parallelism, layout.tp),
+                pipeline_model_parallel_size=_or(pipeline_parallelism, layout.pp),
+                pipeline_dtype=pipeline_parallelism_type,
+                virtual_pipeline_model_parallel_size=_or(virtual_pipeline_parallelism, layout.vp),
+                context_parallel_size=_or(context_parallelism, layout.cp),
+                sequence_parallel=_or(sequence_parallelism, layout.sp),
+            )
+            if layout.ep > 1 or layout.etp is not None:
+                strategy.expert_model_parallel_size = layout.ep
+                strategy.expert_tensor_parallel_size = layout.etp
+            if self.ddp is not None:
+                from megatron.core.distributed import DistributedDataParallelConfig
 
-            strategy.ddp = Config(DistributedDataParallelConfig, **self.ddp)
-        return Config(
-            Trainer,
-            devices=_or(num_gpus_per_node, self.gpus_per_node),
-            num_nodes=_or(num_nodes, self.nodes),
-            max_steps=_or(max_steps, self.max_steps),
-            callbacks=callbacks,
-            plugins=_load(self.precision)(),
-            strategy=strategy,
-            **{**TRAINER_SETTINGS, **self.trainer_settings},
-        )
+                strategy.ddp = Config(DistributedDataParallelConfig, **self.ddp)
+            trainer = Config(
+                Trainer,
+                devices=_or(num_gpus_per_node, self.gpus_per_node),
+                num_nodes=_or(num_nodes, self.nodes),
+                max_steps=_or(max_steps, self.max_steps),
+                strategy=strategy,
+                **self.trainer_settings,
+            )
+        _set(strategy, STRATEGY_SETTINGS)
+        _set(trainer, {k: v for k, v in TRAINER_SETTINGS.items() if k not in self.trainer_settings})
+        trainer.plugins = _load(self.precision)()
+        trainer.callbacks = callbacks
+        return trainer
 
     def pretrain_recipe(
         self,
@@ -180,23 +186,25 @@ class PretrainRecipe:
         from nemo2.recipes.optim.adam import distributed_fused_adam_with_cosine_annealing
 
         log = default_log(dir=dir, name=name, tensorboard_logger=tensorboard_logger(name=name))
-        for field, value in self.checkpoint.items():
-            setattr(log.ckpt, field, value)
+        with self._as_stated():
+            _set(log.ckpt, self.checkpoint)
+            data = Config(
+                _load(self.data_class),
+                seq_length=self.seq_length,
+                global_batch_size=self.global_batch_size,
+                micro_batch_size=self.micro_batch_size,
+                **self.data,
+            )
+            optim = distributed_fused_adam_with_cosine_annealing(max_lr=self.max_lr, **self.optimizer)
         recipe = Partial(
             fn or pretrain,
             model=self.model(),
             trainer=self.trainer(
                 num_nodes=num_nodes, num_gpus_per_node=num_gpus_per_node, callbacks=[Config(TimingCallback)]
             ),
-            data=Config(
-                _load(self.data_class),
-                seq_length=self.seq_length,
-                global_batch_size=self.global_batch_size,
-                micro_batch_size=self.micro_batch_size,
-                **self.data,
-            ),
+            data=data,
             log=log,
-            optim=distributed_fused_adam_with_cosine_annealing(max_lr=self.max_lr, **self.optimizer),
+            optim=optim,
             resume=default_resume(),
         )
         if performance_mode:
@@ -207,6 +215,15 @@ class PretrainRecipe:
                 )
             recipe = self.performance(recipe)
         return recipe
+
+    @contextmanager
+    def _as_stated(self) -> Iterator[None]:
+        """What is set inside is remembered as set where the facts are written, not here."""
+        from fiddle import history
+
+        file, line = self._stated_at  # pyright: ignore[reportAttributeAccessIssue]
+        with history.custom_location(lambda: history.Location(file, line, self.name)):
+            yield
 
 
 TRAINER_SETTINGS: Mapping[str, Any] = {
@@ -220,6 +237,25 @@ TRAINER_SETTINGS: Mapping[str, Any] = {
     "val_check_interval": 2000,
 }
 """What all pre-training recipes tell the trainer. Source: NeMo 2.0's recipes."""
+
+
+STRATEGY_SETTINGS: Mapping[str, Any] = {"ckpt_async_save": True, "ckpt_parallel_load": True}
+"""What all pre-training recipes tell the strategy. Source: NeMo 2.0's recipes."""
+
+
+def _set(node: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(node, name, value)
+
+
+def _caller() -> tuple[str, int]:
+    """File and line of whoever states the facts: the first frame outside this module and dataclasses."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename in (__file__, dataclasses.__file__) or frame.f_code.co_filename == "<string>"
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _or(given: Any, stated: Any) -> Any:

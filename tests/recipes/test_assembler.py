@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From facts to factories: NeMo's arguments, variants, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from nemo2 import llm, recipes
+from nemo2.config import who_set
 from nemo2.errors import ConfigError
 from nemo2.recipes import llama3_8b, llama32_1b
 from nemo2.recipes._assembler import Layout
@@ -89,3 +91,14 @@ def test_two_recipes_share_nothing_that_can_be_edited() -> None:
     first.trainer.callbacks.append("edited")
     first.strategy.ddp_config.bucket_size = 3
     assert second == llama3_8b.pretrain_recipe()
+
+
+def test_a_fact_is_remembered_as_set_where_it_is_written() -> None:
+    recipe: Any = llama3_8b.pretrain_recipe()
+    lines = Path(llama3_8b.__file__).read_text().splitlines()
+    for node, name in ((recipe.data, "seq_length"), (recipe.strategy, "context_parallel_size")):
+        ((file, line, _),) = who_set(node, name)
+        assert Path(file).name == "llama3_8b.py" and lines[line - 1].startswith("RECIPE = PretrainRecipe(")
+    variant: Any = llama3_8b.RECIPE.but(seq_length=4096).pretrain_recipe()
+    assert Path(who_set(variant.data, "seq_length")[0][0]).name == Path(__file__).name
+    assert Path(who_set(recipe.trainer, "val_check_interval")[0][0]).name == "_assembler.py"
