@@ -117,11 +117,10 @@ class StepBatchSampler(Sampler[list[int]]):
 
 
 class EvalBatchSampler(Sampler[list[int]]):
-    """Shares of full global batches from sample 0 on, every time it is iterated.
+    """Shares of full global batches from sample 0 on, every time it is iterated: validation, test and prediction.
 
-    Validation drops the samples after the last whole global batch. Testing and prediction (`keep_tail`) end with one
-    more, shorter item: the micro-batches that the remaining samples fill on every rank. What then remains, less than
-    micro_batch_size * data_parallel_size samples, is dropped, because every rank must run the same micro-batches.
+    The samples after the last whole global batch are left out, because every rank must run the same micro-batches;
+    choose a global batch size that divides the split where each sample matters.
 
     Raises:
         DataError: nothing would be left to run.
@@ -135,35 +134,24 @@ class EvalBatchSampler(Sampler[list[int]]):
         micro_batch_size: int,
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
-        keep_tail: bool = False,
     ) -> None:
         BatchSizeSchedule(global_batch_size).check(micro_batch_size, data_parallel_size)
+        if total_samples < global_batch_size:
+            raise DataError(
+                f"The dataset holds {total_samples} samples, less than one global batch of {global_batch_size}, so "
+                "nothing would be evaluated. Use more data for this split, a shorter seq_length, or a smaller "
+                "global_batch_size."
+            )
         self.total_samples = total_samples
         self.global_batch_size = global_batch_size
-        self.micro_batch_size = micro_batch_size
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
-        self.keep_tail = keep_tail
-        if len(self) == 0:
-            least = "one micro-batch on every data-parallel rank" if keep_tail else "one global batch"
-            samples = micro_batch_size * data_parallel_size if keep_tail else global_batch_size
-            raise DataError(
-                f"The dataset holds {total_samples} samples, less than {least} ({samples}), so nothing would be "
-                "evaluated. Use more data for this split, a shorter seq_length, or a smaller global_batch_size."
-            )
+        self.share = share_of(global_batch_size, micro_batch_size, data_parallel_rank, data_parallel_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, self.total_samples - self._dropped(), self.global_batch_size):
-            batch = min(self.global_batch_size, self.total_samples - self._dropped() - start)
-            share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size)
-            yield (share + start).tolist()
+        for step in range(len(self)):
+            yield (self.share + step * self.global_batch_size).tolist()
 
     def __len__(self) -> int:
-        return -(-(self.total_samples - self._dropped()) // self.global_batch_size)
-
-    def _dropped(self) -> int:
-        unit = self.micro_batch_size * self.data_parallel_size if self.keep_tail else self.global_batch_size
-        return self.total_samples % unit
+        return self.total_samples // self.global_batch_size
 
 
 def share_of(batch: int, micro_batch_size: int, rank: int, ranks: int) -> np.ndarray:

@@ -46,6 +46,21 @@ class WrappedDataLoader(DataLoader):
         self.mode = mode
 
 
+class StepDataLoader(WrappedDataLoader):
+    """A loader whose items are steps, made by `MegatronDataSampler`.
+
+    It is where the sampler's count of consumed samples says, so it has no state of its own; that it has the methods
+    tells Lightning that a resume within an epoch is exact.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
 @configurable
 class MegatronDataSampler(DataSampler):
     """Megatron's batches for Lightning: one item of a transformed loader is this rank's share of one global batch.
@@ -126,8 +141,7 @@ class MegatronDataSampler(DataSampler):
         Args:
             consumed_samples: Where training stands. 0: where this sampler already stands (0, or a restored position).
             mode: "train", "validation", "test", "predict". None: the loader's own ``mode``, else "train". Only training
-                moves on through the dataset and ramps up; the others begin at sample 0 with full global batches, and
-                `EvalBatchSampler` says what becomes of an incomplete last one.
+                moves on through the dataset and ramps up; the others begin at sample 0, with full global batches.
         """
         mode = mode or getattr(dataloader, "mode", "train")
         if mode not in _MODES:
@@ -155,7 +169,6 @@ class MegatronDataSampler(DataSampler):
                 micro_batch_size=self.micro_batch_size,
                 data_parallel_rank=rank,
                 data_parallel_size=size,
-                keep_tail=mode != "validation",
             )
         return _rebuilt(dataloader, sampler, mode)
 
@@ -216,7 +229,7 @@ def _replaceable(dataloader: Any) -> bool:
     return isinstance(dataloader.sampler, (SequentialSampler, RandomSampler, DistributedSampler))
 
 
-def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str) -> WrappedDataLoader:
+def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str) -> StepDataLoader:
     arguments: dict[str, Any] = {
         "dataset": dataloader.dataset,
         "batch_sampler": batch_sampler,
@@ -231,4 +244,4 @@ def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str) -> WrappedDa
     if dataloader.num_workers > 0:  # torch refuses these two without workers
         arguments["multiprocessing_context"] = dataloader.multiprocessing_context
         arguments["prefetch_factor"] = dataloader.prefetch_factor
-    return WrappedDataLoader(mode=mode, **arguments)
+    return StepDataLoader(mode=mode, **arguments)

@@ -135,27 +135,19 @@ def test_validation_starts_at_sample_zero_every_time_and_drops_the_incomplete_ba
     assert len(validation) == len(expected) == 4
 
 
-def test_testing_keeps_the_whole_micro_batches_of_the_tail_on_every_rank():
-    shares = []
-    for rank in range(2):
-        items = EvalBatchSampler(
-            total_samples=71,
-            global_batch_size=16,
-            micro_batch_size=2,
-            data_parallel_rank=rank,
-            data_parallel_size=2,
-            keep_tail=True,
+def test_evaluation_shares_each_global_batch_over_the_ranks():
+    expected = megatron_steps(range(70), 0, micro_batch_size=2, ranks=4, global_batch_size=16)
+    for rank in range(4):
+        share = EvalBatchSampler(
+            total_samples=70, global_batch_size=16, micro_batch_size=2, data_parallel_rank=rank, data_parallel_size=4
         )
-        shares.append(list(items))
-        assert len(items) == 5
-    assert sorted(i for share in shares for item in share for i in item) == list(range(68))
-    assert [len(item) for item in shares[0]] == [len(item) for item in shares[1]] == [8, 8, 8, 8, 2]
+        assert [micro_batches(item, 2) for item in share] == [step[rank] for step in expected]
 
 
 def test_a_dataset_smaller_than_a_step_is_refused():
     with pytest.raises(DataError, match="holds 15 samples, less than one global batch of 16"):
         sampler(15)
-    with pytest.raises(DataError, match=r"less than one global batch \(16\), so nothing would be evaluated"):
+    with pytest.raises(DataError, match="less than one global batch of 16, so nothing would be evaluated"):
         EvalBatchSampler(total_samples=15, global_batch_size=16, micro_batch_size=2)
 
 
