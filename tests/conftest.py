@@ -35,6 +35,7 @@ if Path("/sys/class/net/lo").exists():
 OTHER_LIBRARIES_WARNINGS = (
     "ignore:.*Falling back to (Torch|local).*:UserWarning",
     "ignore:Apex is not installed:UserWarning",
+    "ignore:full scope is deprecated:UserWarning",
     "ignore:.*flash.attn.*not installed:UserWarning",
     "ignore::DeprecationWarning:megatron",
     "ignore::FutureWarning:megatron",
@@ -58,7 +59,7 @@ class RankFailed(AssertionError):
 
 @pytest.fixture(scope="session")
 def run_on_ranks(_rank_server: Any) -> Callable[..., list[Any]]:
-    """`run_on_ranks(fn, world_size, *args, timeout=120, init_process_group=True, env=None, **kwargs)`.
+    """`run_on_ranks(fn, world_size, *args, timeout=180, init_process_group=True, env=None, **kwargs)`.
 
     Calls `fn(*args, **kwargs)`, a module-level function, in `world_size` new processes that torch.distributed knows as
     ranks of one gloo world, and returns what each returned, in order of rank. With `init_process_group=False` only the
@@ -72,7 +73,7 @@ def run_on_ranks(_rank_server: Any) -> Callable[..., list[Any]]:
         fn: Callable[..., Any],
         world_size: int,
         *args: Any,
-        timeout: float = 120.0,
+        timeout: float = 180.0,
         init_process_group: bool = True,
         env: dict[str, str] | None = None,
         **kwargs: Any,

@@ -9,6 +9,7 @@ import importlib
 import logging
 import resource
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -154,7 +155,8 @@ def _no_shared_generator_warning(record: logging.LogRecord) -> bool:
 
 def _without_compile(value: Any) -> Any:
     """The function that Megatron-Core gave to torch.compile before `install()`, or `value` itself."""
-    original = getattr(value, "_torchdynamo_orig_callable", None) if callable(value) else None
-    if original is None or not str(getattr(original, "__module__", "")).startswith("megatron."):
+    original = getattr(value, "_torchdynamo_orig_callable", None)
+    # A function: some modules hold mocks of missing packages, which have every attribute.
+    if not isinstance(original, types.FunctionType) or not original.__module__.startswith("megatron."):
         return value
     return staticmethod(original) if isinstance(value, staticmethod) else original

@@ -232,8 +232,12 @@ def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..
 def megatron_patches() -> tuple[Patch, ...]:
     """The second table. For a machine without a GPU, where Transformer Engine's kernels cannot run even if it is
     installed."""
+    from nemo2.backend.results_queue import getter, results_queue
+
     rng, optimizer = "megatron.core.tensor_parallel.random", "megatron.core.optimizer"
     moe, te_absent = "megatron.core.transformer.moe.moe_utils", "taken for present although it is only a stand-in"
+    files = "megatron.core.dist_checkpointing.strategies.filesystem_async"
+    spawns = "the first save would spawn a process that imports the entry script again"
     adam = "torch's AdamW cannot be loaded from a checkpoint of the distributed optimizer"
     return (
         Patch(target=f"{rng}:_get_cuda_rng_state", replacement=_get_cuda_rng_state, why=_NO_CUDA),
@@ -257,6 +261,7 @@ def megatron_patches() -> tuple[Patch, ...]:
         Patch(target=f"{optimizer}.distrib_optimizer:Adam", replacement=FusedAdam, why=adam),
         Patch(target=f"{optimizer}.distrib_optimizer:HAVE_APEX_OR_TE", replacement=True, why=adam),
         Patch(target=f"{optimizer}.distrib_optimizer:USING_APEX_OPTIMIZER", replacement=True, why=adam),
+        Patch(target=f"{files}:{getter}", replacement=results_queue, why=spawns),
         Patch(
             target="megatron.core.dist_checkpointing.strategies.torch:get_async_strategy",
             replacement=_mcore_writes_in_the_background,

@@ -68,8 +68,10 @@ class SDPAttention(MegatronModule):
         head_width = k_channels or config.kv_channels
         assert head_width is not None, "TransformerConfig fills kv_channels"
         self.softmax_scale = 1.0 / math.sqrt(head_width) if softmax_scale is None else softmax_scale
-        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
-        self.cp_group = groups.cp if config.context_parallel_size > 1 else None
+        self.cp_group = None
+        if config.context_parallel_size > 1:
+            groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
+            self.cp_group = groups.cp
 
     def forward(
         self,
@@ -158,7 +160,7 @@ class SDPAttention(MegatronModule):
         arguments["dropout_p"] = self.dropout_p if self.training else 0.0
         if arguments["dropout_p"] == 0.0 or self.config.sequence_parallel:
             return F.scaled_dot_product_attention(q, k, v, **arguments)
-        with tensor_parallel.get_cuda_rng_tracker().fork():
+        with tensor_parallel.get_cuda_rng_tracker().fork():  # pyright: ignore[reportOptionalMemberAccess]: made on demand
             return F.scaled_dot_product_attention(q, k, v, **arguments)
 
 

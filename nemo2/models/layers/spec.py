@@ -89,7 +89,7 @@ def _with_plain_layers(spec: Any) -> Any:
             return functools.partial(
                 exchange(node.func), *map(exchange, node.args), **{k: exchange(v) for k, v in node.keywords.items()}
             )
-        if dataclasses.is_dataclass(node):
+        if dataclasses.is_dataclass(node) and not isinstance(node, type):
             changes = {
                 field.name: exchange(getattr(node, field.name)) for field in dataclasses.fields(node) if field.init
             }
