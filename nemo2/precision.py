@@ -131,7 +131,7 @@ class MegatronMixedPrecision(Precision):
         if name not in _PRECISIONS:
             raise ConfigError(
                 f"trainer.plugins.precision={precision!r}: must be one of {', '.join(_PRECISIONS)}"
-                f"{did_you_mean(str(precision), [*_PRECISIONS, *_SPELLINGS])}."
+                f"{did_you_mean(str(precision), [*_PRECISIONS, *_SPELLINGS])}"
             )
         if fp8_params is not None:
             if fp8_param_gather is not None and fp8_param_gather != fp8_params:
@@ -145,7 +145,7 @@ class MegatronMixedPrecision(Precision):
         if fp8_recipe not in FP8_RECIPES:
             raise ConfigError(
                 f"trainer.plugins.fp8_recipe={fp8_recipe!r}: must be one of {', '.join(FP8_RECIPES)}"
-                f"{did_you_mean(str(fp8_recipe), FP8_RECIPES)}."
+                f"{did_you_mean(str(fp8_recipe), FP8_RECIPES)}"
             )
         dtype = _PRECISIONS[name]
         self.precision = name  # pyright: ignore[reportAttributeAccessIssue]

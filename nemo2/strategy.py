@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -46,7 +46,7 @@ from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
 from nemo2.parallel.hooks import CallbackConnector
-from nemo2.parallel.layout import Layout
+from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.progress import ProgressPrinter, make_progress
@@ -54,28 +54,6 @@ from nemo2.run_dir.progress import ProgressPrinter, make_progress
 _log = logging.getLogger(__name__)
 DEFAULT_SEED = 1234
 """Megatron-LM's default; ``lightning.seed_everything`` sets another."""
-
-
-@dataclass
-class ParallelismConfig:
-    """The strategy's sizes under the names of the model configuration's fields, where they are written to."""
-
-    tensor_model_parallel_size: int
-    pipeline_model_parallel_size: int
-    virtual_pipeline_model_parallel_size: Optional[int]
-    context_parallel_size: int
-    sequence_parallel: bool
-    expert_model_parallel_size: int
-    expert_tensor_parallel_size: Optional[int]
-    pipeline_dtype: Optional[torch.dtype]
-    microbatch_group_size_per_vp_stage: Optional[int]
-    num_layers_in_first_pipeline_stage: Optional[int]
-    num_layers_in_last_pipeline_stage: Optional[int]
-    account_for_embedding_in_pipeline_split: bool
-    account_for_loss_in_pipeline_split: bool
-    pipeline_model_parallel_layout: Optional[Union[str, list]]
-    pipeline_model_parallel_comm_backend: Optional[str]
-    use_te_rng_tracker: bool
 
 
 @configurable(ddp_config="ddp")
@@ -245,6 +223,8 @@ class MegatronStrategy(DDPStrategy):
         self.progress_interval = progress_interval
         self.megatron_parallel: Optional[MegatronParallel] = None
         self.megatron_callbacks = CallbackConnector()
+        self._modes: dict[torch.nn.Module, bool] = {}
+        self._own_names: set[str] = set()
         self._groups: dict[str, Any] = {
             "use_sharp": use_sharp,
             "pipeline_model_parallel_comm_backend": pipeline_model_parallel_comm_backend,
@@ -278,6 +258,7 @@ class MegatronStrategy(DDPStrategy):
     def connect(self, model: pl.LightningModule) -> None:
         """Write sizes, precision and the backend's rules into the model's, the optimizer's and the DDP configuration."""
         super().connect(model)
+        _refuse_what_the_step_does_itself(model.trainer)
         optim = getattr(model, "optim", None)
         optimizer_config = getattr(optim, "config", None)
         self._align_distributed_optimizer(optimizer_config)
@@ -294,6 +275,8 @@ class MegatronStrategy(DDPStrategy):
             if isinstance(precision, MegatronMixedPrecision):
                 precision.apply_to(config, path="model.config")
             self._write_parallelism(config)
+            self._overlap_messages_of_two_stages(config)
+            _keep_gradients_in_fp32(config)
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:
@@ -339,6 +322,24 @@ class MegatronStrategy(DDPStrategy):
             raise ConfigError(
                 f"Megatron-Core refuses this model and layout ({self.layout.describe()}): {error}"
             ) from error
+
+    def _overlap_messages_of_two_stages(self, config: TransformerConfig) -> None:
+        """With two interleaved stages the previous and the next one are the same rank. Batched messages between them are
+        matched by their order, so activations and gradients would be taken for each other; overlapped ones go one by one.
+        Source: Megatron-LM's arguments.py, which refuses this layout without them.
+
+        Raises:
+            ConfigError: the user turned overlapping off.
+        """
+        if self.layout.pp != 2 or not self.layout.vp or self.layout.vp == 1 or config.overlap_p2p_comm:
+            return
+        if "overlap_p2p_comm" in explicit_fields(config):
+            raise ConfigError(
+                f"model.config.overlap_p2p_comm=False with pipeline_model_parallel_size=2 and "
+                f"virtual_pipeline_model_parallel_size={self.layout.vp}: two interleaved stages need overlapped messages. Leave it "
+                "unset, or leave virtual stages out."
+            )
+        config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
     def _replace_progress_bar(self, trainer: pl.Trainer) -> None:
         """Our bar or line where Lightning put its default; a bar of the user's own stays."""
@@ -456,7 +457,6 @@ class MegatronStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         self.trainer = trainer
         fitting = trainer.state.fn == TrainerFn.FITTING
-        self.precision_plugin.clip_gradients(None, trainer.gradient_clip_val or 0)  # pyright: ignore[reportArgumentType]
         self._register(*trainer.callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
         self.setup_megatron_parallel(trainer, wrap=fitting)
         if fitting:
@@ -612,14 +612,23 @@ class MegatronStrategy(DDPStrategy):
         loss = self.megatron_parallel.validation_step(
             batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
         )
-        self.lightning_module.log("val_loss", loss, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+        self._log_unless_the_module_did("val_loss", loss, prog_bar=True)
         return loss
 
     def test_step(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
         assert self.megatron_parallel is not None and self.lightning_module is not None
         loss = self.megatron_parallel.test_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
-        self.lightning_module.log("test_loss", loss, on_step=False, on_epoch=True, batch_size=1)
+        self._log_unless_the_module_did("test_loss", loss)
         return loss
+
+    def _log_unless_the_module_did(self, name: str, loss: Tensor, **options: Any) -> None:
+        """The mean over batches under ``name``, where the module's own step hasn't logged one: Lightning refuses a second."""
+        assert self.lightning_module is not None
+        key = f"{self.lightning_module._current_fx_name}.{name}"
+        if name not in self._own_names and key in (self.trainer._results or {}):
+            return
+        self._own_names.add(name)
+        self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=1, **options)
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.megatron_parallel is not None
@@ -649,11 +658,26 @@ class MegatronStrategy(DDPStrategy):
     def on_validation_start(self) -> None:
         if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.megatron_parallel.pause_param_gather()
+        self._evaluate_further_chunks()
 
     def on_validation_end(self) -> None:
+        for module, training in self._modes.items():
+            module.training = training
+        self._modes = {}
         if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.megatron_parallel.resume_param_gather()
-            self.megatron_parallel.train()
+
+    def on_test_start(self) -> None:
+        self._evaluate_further_chunks()
+
+    def on_predict_start(self) -> None:
+        self._evaluate_further_chunks()
+
+    def _evaluate_further_chunks(self) -> None:
+        """Lightning puts the LightningModule into evaluation mode, and with it the first chunk only."""
+        for chunk in list(self.megatron_parallel or ())[1:]:
+            self._modes |= {module: module.training for module in chunk.modules()}
+            chunk.eval()
 
     def on_train_end(self) -> None:
         if self.megatron_parallel is not None:
@@ -678,8 +702,8 @@ class MegatronStrategy(DDPStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """The optimizer's state is loaded with the model's, in `load_model_state_dict`."""
-        return False
+        """Megatron-Core's optimizer is loaded with the model, in `load_model_state_dict`; a torch optimizer by Lightning."""
+        return self._load_optimizer and any(not isinstance(opt, MegatronOptimizer) for opt in self.optimizers)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Lightning's own dump stays free of tensors; `save_checkpoint` adds the sharded ones."""
@@ -799,7 +823,10 @@ class MegatronStrategy(DDPStrategy):
             self.data_sampler.load_state_dict(position)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Done in `load_model_state_dict`."""
+        """Only called for torch optimizers, see `lightning_restore_optimizer`."""
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            if not isinstance(optimizer, MegatronOptimizer):
+                optimizer.load_state_dict(state)
 
     def selective_restore(self) -> None:
         """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
@@ -847,6 +874,32 @@ def _refuse_what_is_gone(**arguments: Any) -> None:
     problems = [f"strategy.{name}={arguments[name]!r}: {reason}." for name, reason in why.items() if arguments[name]]
     if problems:
         raise ConfigError(" ".join(problems))
+
+
+def _refuse_what_the_step_does_itself(trainer: pl.Trainer) -> None:
+    """Lightning's own clipping and accumulation would have no effect.
+
+    Raises:
+        ConfigError: they were asked for.
+    """
+    if trainer.gradient_clip_val:
+        raise ConfigError(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: Megatron-Core clips inside its optimizer step. Set "
+            f"optim.config.clip_grad={trainer.gradient_clip_val} and leave trainer.gradient_clip_val unset."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: with MegatronStrategy a step's micro-batches are "
+            "the accumulation. Raise data.global_batch_size, and leave accumulate_grad_batches at 1."
+        )
+
+
+def _keep_gradients_in_fp32(config: TransformerConfig) -> None:
+    """Megatron-Core's fused cross-entropy returns its gradient in bf16, whatever the model's dtype (calculate_gradients in
+    fusions/fused_cross_entropy.py): not in a model that was asked to be fp32, unless the user turned it on."""
+    fused = getattr(config, "cross_entropy_loss_fusion", False)
+    if fused and config.params_dtype is torch.float32 and "cross_entropy_loss_fusion" not in explicit_fields(config):
+        config.cross_entropy_loss_fusion = False
 
 
 def _ddp_config(ddp: Any) -> DistributedDataParallelConfig:

@@ -79,7 +79,7 @@ class AutoResume:
         if not self.resume_if_exists:
             return None
         search = self._resumable(trainer)
-        looked = ", ".join(str(path) for path in search.looked_at) or "nowhere"
+        looked = ", ".join(str(path) for path in search.looked_at)
         if search.found is None:
             if not self.resume_ignore_no_checkpoint:
                 raise CheckpointError(
@@ -128,8 +128,8 @@ class AutoResume:
 
 
 def _newest(directories: list[Path]) -> Search:
-    search = Search(looked_at=[path for path in directories if path.is_dir()])
-    for directory in search.looked_at:
+    search = Search(looked_at=directories)
+    for directory in directories:
         if read_manifest(directory) is not None:
             candidates = [(directory, read_manifest(directory))]
         else:

@@ -5,15 +5,27 @@ One JSON file per part, in the format of recipes: no pickle, and reading constru
 that a tokenizer needs travel along in ``context/tokenizer``.
 """
 
+import dataclasses
 import json
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from nemo2.checkpoint.directory import CONTEXT_PATH
+from nemo2.config.aliases import parameter_names
+from nemo2.config.capture import captured_arguments, changed_since_made
+from nemo2.config.explicit import explicit_fields
 from nemo2.errors import CheckpointError
+from nemo2.parallel.layout import ParallelismConfig
+from nemo2.precision import DtypeConfig
 
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
+_MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
+_PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
 def write_context(checkpoint: Path, trainer: Any) -> None:
@@ -33,10 +45,11 @@ def write_context(checkpoint: Path, trainer: Any) -> None:
             continue
         try:
             if part == "tokenizer":
-                obj = _with_files(obj, directory / TOKENIZER_FILES)
-            text = to_json(_as_config(obj), indent=1)
+                _keep_files(obj, directory / TOKENIZER_FILES)
+            # The model's optimizer and tokenizer are parts of their own.
+            text = to_json(_described(obj, without=("optim", "tokenizer")), indent=1)
         except Exception as error:  # whatever a user's class raises: a checkpoint without context beats none
-            missing[part] = str(error).splitlines()[0]
+            missing[part] = " ".join(str(error).split())
             continue
         (directory / f"{part}.json").write_text(text + "\n")
     (directory / "missing.json").write_text(json.dumps(missing, indent=1) + "\n")
@@ -76,31 +89,52 @@ def _parts(trainer: Any) -> dict[str, Any]:
     return {"model": module, "tokenizer": tokenizer, "data": data, "optim": getattr(module, "optim", None)}
 
 
-def _as_config(obj: Any) -> Any:
-    from nemo2.config.tree import as_config
+def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
+    """``obj`` as a config of what it was made with, plus what its user changed afterwards.
 
-    config = as_config(obj)
-    if type(obj).__mro__ and hasattr(config, "__arguments__"):
-        # The model's optimizer and tokenizer are parts of their own.
-        for name in ("optim", "tokenizer"):
-            config.__arguments__.pop(name, None)
-    return config
+    What the strategy, the precision and the backend wrote into a configuration says how this run was cut, not what the
+    model is: left out, so that the model can be built under any layout.
+    """
+    from nemo2.config.tree import Config
+
+    if isinstance(obj, list | tuple):
+        return type(obj)(_described(item) for item in obj)
+    if isinstance(obj, dict):
+        return {key: _described(value) for key, value in obj.items()}
+    arguments = captured_arguments(obj)
+    if arguments is not None:
+        managed = _MANAGED | getattr(obj, "adjustments", {}).keys()
+        for name in changed_since_made(obj, arguments):
+            value = getattr(obj, name, None)
+            if name not in managed and name in parameter_names(type(obj)) and isinstance(value, _PLAIN):
+                arguments[name] = value
+    elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}
+    else:
+        return obj
+    kept = {name: _described(value) for name, value in arguments.items() if name not in without}
+    return Config(type(obj), bind_args=False, **kept)
 
 
-def _with_files(tokenizer: Any, directory: Path) -> Any:
-    """The tokenizer, its files copied into ``directory`` where it can do that."""
-    save = getattr(tokenizer, "save_files", None)
-    if save is not None:
-        directory.mkdir(exist_ok=True)
-        save(directory)
-    return tokenizer
+def _keep_files(tokenizer: Any, directory: Path) -> None:
+    """Copy what a tokenizer's ``path`` names, a file or a folder of files, so that the checkpoint can move without it."""
+    path = getattr(tokenizer, "path", None)
+    if path is None:
+        return
+    source = Path(str(path)).expanduser()
+    files = [source] if source.is_file() else sorted(file for file in source.glob("*") if file.is_file())
+    directory.mkdir(exist_ok=True)
+    for file in files:
+        shutil.copy2(file, directory / file.name)
 
 
 def _point_at_files(config: Any, directory: Path) -> None:
     """A tokenizer whose files travelled along reads those."""
     path = getattr(config, "path", None)
-    if path is not None and (directory / Path(str(path)).name).is_file():
-        config.path = str(directory / Path(str(path)).name)
+    if path is None or not directory.is_dir():
+        return
+    copied = directory / Path(str(path)).name
+    config.path = str(copied if copied.is_file() else directory)
 
 
 def _why_missing(directory: Path, part: str) -> str:

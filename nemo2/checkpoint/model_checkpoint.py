@@ -73,7 +73,7 @@ class ModelCheckpoint(Checkpoint):
     ) -> None:
         if mode not in ("min", "max"):
             raise ConfigError(
-                f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}."
+                f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}"
             )
         if save_top_k < -1:
             raise ConfigError(f"log.ckpt.save_top_k={save_top_k}: must be -1 (keep all), 0 (the newest only) or more.")

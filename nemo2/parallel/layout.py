@@ -7,7 +7,7 @@ the world.
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional, Union
 
 from nemo2.errors import ConfigError
 
@@ -67,7 +67,8 @@ class Layout:
             return (
                 f"tensor_model_parallel_size * pipeline_model_parallel_size * context_parallel_size = "
                 f"{self.tp} * {self.pp} * {self.cp} = {size} does not divide the world of {world_size} "
-                f"rank{'s' if world_size > 1 else ''}; run on {up} ranks (or another multiple of {size}), or use a smaller layout."
+                f"rank{'s' if world_size > 1 else ''}; run on {up} ranks (or another multiple of {size}), or use a smaller "
+                "layout."
             )
         expert = self.expert_tensor_size * self.ep * self.pp
         if self.ep > 1 and world_size % expert:
@@ -92,6 +93,29 @@ class Layout:
         if world_size is not None and world_size % self.model_parallel_size == 0:
             parts.append(f"DP {world_size // self.model_parallel_size}")
         return " · ".join(parts) or "one rank"
+
+
+@dataclass
+class ParallelismConfig:
+    """The strategy's sizes under the names of the model configuration's fields, where they are written to."""
+
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    virtual_pipeline_model_parallel_size: Optional[int]
+    context_parallel_size: int
+    sequence_parallel: bool
+    expert_model_parallel_size: int
+    expert_tensor_parallel_size: Optional[int]
+    pipeline_dtype: Optional[Any]
+    """A torch dtype; this module doesn't import torch."""
+    microbatch_group_size_per_vp_stage: Optional[int]
+    num_layers_in_first_pipeline_stage: Optional[int]
+    num_layers_in_last_pipeline_stage: Optional[int]
+    account_for_embedding_in_pipeline_split: bool
+    account_for_loss_in_pipeline_split: bool
+    pipeline_model_parallel_layout: Optional[Union[str, list]]
+    pipeline_model_parallel_comm_backend: Optional[str]
+    use_te_rng_tracker: bool
 
 
 _FIELDS = {
