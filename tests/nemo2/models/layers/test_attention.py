@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SDPAttention against attention written out, alone and over context-parallel ranks, gradients included."""
+
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from nemo2.errors import ConfigError
+from nemo2.models.layers.attention import SDPAttention
+
+S, B, N, D = 16, 2, 4, 8
+
+
+def attention(mask_type: AttnMaskType = AttnMaskType.causal, *, groups: int = 2, scale: float | None = None, **fields):
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=N * D,
+        num_attention_heads=N,
+        num_query_groups=groups,
+        **{"attention_dropout": 0.0, **fields},
+    )
+    return SDPAttention(config, 1, mask_type, "self", softmax_scale=scale)
+
+
+def inputs(groups: int = 2) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(S, B, heads, D, generator=generator).requires_grad_() for heads in (N, groups, groups)]
+
+
+def padding_mask() -> torch.Tensor:
+    """`[B, 1, 1, S]`, True for the last tokens of the second sample."""
+    mask = torch.zeros(B, 1, 1, S, dtype=torch.bool)
+    mask[1, ..., -5:] = True
+    return mask
+
+
+def by_hand(q, k, v, *, forbidden: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+    """`forbidden` is broadcastable to `[B, N, S, S]`. In double precision."""
+    q, k, v = (x.double().permute(1, 2, 0, 3) for x in (q, k, v))
+    k, v = (x.repeat_interleave(N // x.size(1), dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * (scale or D**-0.5)
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True)).masked_fill(forbidden, 0.0)
+    out = weights @ v / weights.sum(-1, keepdim=True)
+    return out.permute(2, 0, 1, 3).reshape(S, B, N * D)
+
+
+CAUSAL = torch.ones(S, S, dtype=torch.bool).triu(1)
+NOTHING = torch.zeros(S, S, dtype=torch.bool)
+CASES: dict[str, tuple[AttnMaskType, torch.Tensor | None, torch.Tensor]] = {
+    "causal": (AttnMaskType.causal, None, CAUSAL),
+    "causal and padding": (AttnMaskType.padding_causal, padding_mask(), CAUSAL | padding_mask()),
+    "padding": (AttnMaskType.padding, padding_mask(), padding_mask()),
+    "arbitrary": (AttnMaskType.arbitrary, CAUSAL.flip(0, 1)[None, None], CAUSAL.flip(0, 1)),
+    "none": (AttnMaskType.no_mask, padding_mask(), NOTHING),
+}
+
+
+def assert_same_with_gradients(actual: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-6, atol=1e-6)
+    gradients = [torch.autograd.grad(out.square().sum(), leaves) for out in (actual, expected)]
+    for a, b in zip(*gradients, strict=True):
+        # By norm: where a query sees one key its gradient is zero, and rounding is all there is to compare.
+        assert (a - b).norm() < 1e-6 * b.norm()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("mask_type", "mask", "forbidden"), CASES.values(), ids=CASES.keys())
+def test_values_and_gradients(mask_type, mask, forbidden, groups):
+    leaves = inputs(groups)
+    actual = attention(mask_type, groups=groups)(*leaves, mask)
+    assert_same_with_gradients(actual, by_hand(*leaves, forbidden=forbidden), leaves)
+
+
+def test_the_call_may_name_another_mask_and_the_constructor_another_scale():
+    leaves = inputs()
+    actual = attention(AttnMaskType.causal, scale=0.3)(*leaves, None, attn_mask_type=AttnMaskType.no_mask)
+    assert_same_with_gradients(actual, by_hand(*leaves, forbidden=NOTHING, scale=0.3), leaves)
+
+
+def test_layer_scaling_cancels_out():
+    leaves = inputs()
+    scaled = attention(apply_query_key_layer_scaling=True)(*leaves, None)
+    assert torch.equal(scaled, attention()(*leaves, None))
+
+
+def test_the_last_queries_see_all_keys():
+    q, k, v = inputs()
+    whole = attention()(q, k, v, None)
+    torch.testing.assert_close(attention()(q[-3:], k, v, None), whole[-3:], rtol=1e-6, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_no_nan():
+    q, k, v = inputs()
+    mask = torch.zeros(B, 1, S, S, dtype=torch.bool)
+    mask[0, 0, 3] = True
+    out = attention(AttnMaskType.arbitrary)(q, k, v, mask)
+    assert torch.all(out[3, 0] == 0) and torch.isfinite(out).all()
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), [q, k, v]))
+
+
+def test_values_may_be_narrower_than_keys():
+    q, k, v = inputs()
+    assert attention()(q, k, v[..., :3], None).shape == (S, B, N * 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"window_size": (4, 0)}, "sliding windows"),
+        ({"softmax_type": "off-by-one"}, "other softmax types"),
+        ({"qk_clip": True}, "QK clipping"),
+    ],
+)
+def test_what_it_would_ignore_is_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        attention(**fields)
+
+
+def test_biases_and_packed_sequences_are_refused():
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    with pytest.raises(ConfigError, match="attention_bias"):
+        attention()(*inputs(), None, attention_bias=torch.zeros(1))
+    with pytest.raises(ConfigError, match="packed sequences"):
+        attention()(*inputs(), None, packed_seq_params=PackedSeqParams(qkv_format="thd"))
+
+
+def dropout(sequence_parallel: bool) -> dict[str, Any]:
+    from megatron.core import tensor_parallel
+
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    tracker.reset()
+    tracker.add("model-parallel-rng", 11)
+    module = attention(attention_dropout=0.4, sequence_parallel=sequence_parallel, tensor_model_parallel_size=2)
+    leaves = inputs()
+
+    def draw(model_parallel: torch.Tensor, default: int) -> tuple[torch.Tensor, bool]:
+        tracker.set_states({"model-parallel-rng": model_parallel})
+        torch.manual_seed(default)
+        before = torch.get_rng_state()
+        return module(*leaves, None), torch.equal(before, torch.get_rng_state())
+
+    state = tracker.get_states()["model-parallel-rng"]
+    other = torch.Generator().manual_seed(12).get_state()
+    first, untouched = draw(state, 0)
+    return {
+        "repeats": torch.equal(first, draw(state, 0)[0]),
+        "follows the tracker": not torch.equal(first, draw(other, 0)[0]),
+        "follows the default generator": not torch.equal(first, draw(state, 1)[0]),
+        "leaves the default generator alone": untouched,
+        "is off in evaluation": torch.equal(module.eval()(*leaves, None), attention()(*leaves, None)),
+    }
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_dropout_draws_from_megatrons_generator_unless_the_sequence_is_split(run_on_ranks, sequence_parallel):
+    assert run_on_ranks(dropout, 1, sequence_parallel, init_process_group=False)[0] == {
+        "repeats": True,
+        "follows the tracker": not sequence_parallel,
+        "follows the default generator": sequence_parallel,
+        "leaves the default generator alone": not sequence_parallel,
+        "is off in evaluation": True,
+    }
+
+
+def over_ranks(case: str) -> list[torch.Tensor]:
+    """This rank's share of the output and of the gradients."""
+    from megatron.core import parallel_state
+
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    cp, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    parallel_state.initialize_model_parallel(context_parallel_size=cp)
+    mask_type, mask, _ = CASES[case]
+    places = own_places(cp, rank)
+    leaves = [x.detach()[places].requires_grad_() for x in inputs()]
+    if mask is not None and mask.size(2) == S:
+        mask = mask[:, :, places]
+    out = attention(mask_type, context_parallel_size=cp)(*leaves, mask)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+def own_places(cp: int, rank: int) -> torch.Tensor:
+    chunks = torch.arange(S).chunk(2 * cp)
+    return torch.cat([chunks[rank], chunks[2 * cp - 1 - rank]])
+
+
+@pytest.mark.parametrize(("case", "cp"), [*((case, 2) for case in CASES), ("causal", 4)])
+def test_context_parallel_ranks_give_their_share_of_the_whole(run_on_ranks, case, cp):
+    mask_type, mask, _ = CASES[case]
+    leaves = inputs()
+    out = attention(mask_type)(*leaves, mask)
+    whole = [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+    for rank, shares in enumerate(run_on_ranks(over_ranks, cp, case)):
+        for share, full in zip(shares, whole, strict=True):
+            torch.testing.assert_close(share, full[own_places(cp, rank)], rtol=1e-6, atol=2e-6)
