@@ -8,6 +8,7 @@ use. Models, data and recipes have theirs in ``nemo2.llm``.
 from typing import TYPE_CHECKING
 
 from nemo2.lazy import lazy_names
+from nemo2.noise import quiet_known_warnings
 
 if TYPE_CHECKING:
     from nemo2 import callbacks as callbacks
@@ -53,6 +54,9 @@ _HOMES = {
     "recipes": "nemo2.recipes",
     "run": "nemo2.launch.launcher",
 }
+
+# Here, because the warnings come while Megatron-Core is imported, by whichever of our modules is first.
+quiet_known_warnings()
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
