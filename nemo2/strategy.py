@@ -32,6 +32,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.backend import get_backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -336,8 +337,8 @@ class MegatronStrategy(DDPStrategy):
         if "overlap_p2p_comm" in explicit_fields(config):
             raise ConfigError(
                 f"model.config.overlap_p2p_comm=False with pipeline_model_parallel_size=2 and "
-                f"virtual_pipeline_model_parallel_size={self.layout.vp}: two interleaved stages need overlapped messages. Leave it "
-                "unset, or leave virtual stages out."
+                f"virtual_pipeline_model_parallel_size={self.layout.vp}: two interleaved stages need overlapped messages. Leave "
+                "it unset, or leave virtual stages out."
             )
         config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
@@ -391,8 +392,7 @@ class MegatronStrategy(DDPStrategy):
             initialize_model_parallel(self.layout, timeout=self._timeout, **self._groups)
             self._grouped = self.layout
         self._connect_data_sampler()
-        seed = int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
-        seed_random_streams(seed, te_rng_tracker=self.parallelism.use_te_rng_tracker)
+        seed_random_streams(_seed(), te_rng_tracker=self.parallelism.use_te_rng_tracker)
 
     def _check_world(self, world_size: int) -> None:
         """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""
@@ -436,13 +436,15 @@ class MegatronStrategy(DDPStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         if self.data_sampler is None:
-            return dataloader
+            _warn_of_equal_data(dataloader, self.trainer)
+            return _with_own_generator(dataloader)
         stage = str(getattr(self.trainer.state.stage, "value", "") or "")
         mode = {"train": "train", "validate": "validation", "sanity_check": "validation", "test": "test"}.get(
             stage, "train"
         )
         mode = getattr(dataloader, "mode", mode)
-        return self.data_sampler.transform_dataloader(dataloader, consumed_samples=self.consumed_samples, mode=mode)
+        loader = self.data_sampler.transform_dataloader(dataloader, consumed_samples=self.consumed_samples, mode=mode)
+        return _with_own_generator(loader)
 
     @property
     def consumed_samples(self) -> int:
@@ -511,6 +513,23 @@ class MegatronStrategy(DDPStrategy):
             self._setup_torch_optimizer(trainer)
 
     def _setup_torch_optimizer(self, trainer: pl.Trainer) -> None:
+        assert self.megatron_parallel is not None
+        hint = "Give the module `optim=MegatronOptimizerModule(...)`"
+        if getattr(self.megatron_parallel.config, "fp16", False):
+            raise ConfigError(
+                "trainer.plugins.precision='16-mixed' needs an optimizer that scales the loss, and this module brings a torch "
+                f"optimizer: its small gradients would vanish. {hint}, or use 'bf16-mixed'."
+            )
+        cut = [
+            name
+            for name, parameter in self.megatron_parallel.named_parameters()
+            if getattr(parameter, "tensor_model_parallel", False)
+        ]
+        if self.layout.pp > 1 or (self.layout.tp > 1 and cut):
+            raise ConfigError(
+                f"This module brings a torch optimizer, which knows nothing of parameters that are cut over ranks "
+                f"({self.layout.describe()}): neither its clipping nor its checkpoints would be right. {hint}."
+            )
         if self.ddp_config.use_distributed_optimizer:
             raise ConfigError(
                 "strategy.ddp_config.use_distributed_optimizer=True shards the state of Megatron-Core's optimizer, and this "
@@ -606,8 +625,9 @@ class MegatronStrategy(DDPStrategy):
         for name, value in metrics.items():
             module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
 
-    def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Reduced loss of one global batch; logged as ``val_loss``, the mean over batches."""
+    def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
+        """Reduced loss of one global batch, None if the module's step returns none; logged as ``val_loss``, the mean over
+        batches."""
         assert self.megatron_parallel is not None and self.lightning_module is not None
         loss = self.megatron_parallel.validation_step(
             batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
@@ -615,15 +635,18 @@ class MegatronStrategy(DDPStrategy):
         self._log_unless_the_module_did("val_loss", loss, prog_bar=True)
         return loss
 
-    def test_step(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def test_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
         assert self.megatron_parallel is not None and self.lightning_module is not None
         loss = self.megatron_parallel.test_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
         self._log_unless_the_module_did("test_loss", loss)
         return loss
 
-    def _log_unless_the_module_did(self, name: str, loss: Tensor, **options: Any) -> None:
-        """The mean over batches under ``name``, where the module's own step hasn't logged one: Lightning refuses a second."""
+    def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], **options: Any) -> None:
+        """The mean over batches under ``name``, if there is one and the module's own step hasn't logged it: Lightning
+        refuses a second."""
         assert self.lightning_module is not None
+        if loss is None:
+            return
         key = f"{self.lightning_module._current_fx_name}.{name}"
         if name not in self._own_names and key in (self.trainer._results or {}):
             return
@@ -631,6 +654,8 @@ class MegatronStrategy(DDPStrategy):
         self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=1, **options)
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the module's ``predict_step`` (or ``forward_step``) gave: tensors of several micro-batches concatenated, others
+        in a list. None on ranks that don't hold the last pipeline stage."""
         assert self.megatron_parallel is not None
         return self.megatron_parallel.predict_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
 
@@ -675,7 +700,7 @@ class MegatronStrategy(DDPStrategy):
 
     def _evaluate_further_chunks(self) -> None:
         """Lightning puts the LightningModule into evaluation mode, and with it the first chunk only."""
-        for chunk in list(self.megatron_parallel or ())[1:]:
+        for chunk in list(self.megatron_parallel)[1:] if self.megatron_parallel is not None else ():
             self._modes |= {module: module.training for module in chunk.modules()}
             chunk.eval()
 
@@ -853,6 +878,13 @@ class MegatronStrategy(DDPStrategy):
 
     # ------------------------------------------------------------------------------------------------------ the end
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Give background saves up: finishing them takes all ranks, and this one may be the only one that failed. What they
+        have written carries no checkpoint's name."""
+        io = self.checkpoint_io
+        if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
+            io.abandon()
+
     def teardown(self) -> None:
         """Finish background saves. The groups stay, so that the model can be used; another layout replaces them."""
         self.checkpoint_io.teardown()
@@ -889,8 +921,8 @@ def _refuse_what_the_step_does_itself(trainer: pl.Trainer) -> None:
         )
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: with MegatronStrategy a step's micro-batches are "
-            "the accumulation. Raise data.global_batch_size, and leave accumulate_grad_batches at 1."
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: with MegatronStrategy a step's micro-batches "
+            "are the accumulation. Raise data.global_batch_size, and leave accumulate_grad_batches at 1."
         )
 
 
@@ -936,6 +968,30 @@ def _data_parallel_size() -> int:
     from megatron.core import parallel_state
 
     return parallel_state.get_data_parallel_world_size()
+
+
+def _with_own_generator(dataloader: Any) -> Any:
+    """A loader draws a number each time it is iterated. On a CPU torch's own generator feeds dropout too, and a resumed run
+    iterates at other steps than an uninterrupted one."""
+    if isinstance(dataloader, DataLoader) and dataloader.generator is None:
+        dataloader.generator = torch.Generator().manual_seed(_seed())
+    return dataloader
+
+
+def _warn_of_equal_data(dataloader: Any, trainer: pl.Trainer) -> None:
+    """Without a data sampler and with Lightning's switched off, nobody cuts a plain loader."""
+    plain = isinstance(dataloader, DataLoader) and isinstance(dataloader.sampler, (SequentialSampler, RandomSampler))
+    if plain and not trainer._accelerator_connector.use_distributed_sampler and _data_parallel_size() > 1:
+        _log.warning(
+            "trainer.use_distributed_sampler=False, and the data has neither a data_sampler nor a distributed sampler: all %d "
+            "data-parallel replicas train on the same samples. Set trainer.use_distributed_sampler=True, or give the data "
+            "module a MegatronDataSampler.",
+            _data_parallel_size(),
+        )
+
+
+def _seed() -> int:
+    return int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
 
 
 def _batch_idx(args: tuple, kwargs: dict[str, Any]) -> int:

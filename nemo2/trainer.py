@@ -10,11 +10,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.precision import MegatronMixedPrecision
 from nemo2.strategy import MegatronStrategy
 
 
@@ -23,10 +25,12 @@ class Trainer(pl.Trainer):
     """Lightning's Trainer, argument for argument, with these differences.
 
     ``val_check_interval`` as a whole number counts optimizer steps over the whole run, not within an epoch, and may exceed
-    an epoch: ``check_val_every_n_epoch`` is None where it isn't set. ``use_distributed_sampler`` is False: data modules cut
-    their batches by data-parallel rank. ``num_sanity_val_steps`` is 0. ``accelerator="auto"`` means GPUs where there are any
-    and CPU processes elsewhere. With `MegatronStrategy`, a logger, a model summary and a checkpoint callback are there only
-    if they were asked for.
+    an epoch: ``check_val_every_n_epoch`` is None where it isn't set. ``num_sanity_val_steps`` is 0. ``accelerator="auto"``
+    means GPUs where there are any and CPU processes elsewhere.
+
+    With `MegatronStrategy`, a logger, a model summary and a checkpoint callback are there only if they were asked for,
+    ``precision`` is short for ``plugins=MegatronMixedPrecision(precision)``, and ``use_distributed_sampler`` concerns plain
+    loaders only: data modules with a ``data_sampler`` cut their batches by data-parallel rank.
 
     Raises:
         ConfigError: devices that this machine doesn't have and nobody has launched.
@@ -66,7 +70,7 @@ class Trainer(pl.Trainer):
         deterministic: Optional[Union[bool, Literal["warn"]]] = None,
         benchmark: Optional[bool] = None,
         inference_mode: bool = True,
-        use_distributed_sampler: bool = False,
+        use_distributed_sampler: bool = True,
         profiler: Optional[Union[Profiler, str]] = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
@@ -85,15 +89,33 @@ class Trainer(pl.Trainer):
             arguments["num_sanity_val_steps"] = 0
         if _no_gpu() and accelerator == "auto":
             arguments["accelerator"] = "cpu"
+        if isinstance(strategy, MegatronStrategy) and precision is not None:
+            # Lightning's own plugin casts around hooks that the schedule doesn't go through: it would do nothing.
+            arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
+            arguments["precision"] = None
         if isinstance(strategy, MegatronStrategy):
             # Lightning's own checkpoint callback writes files, its summary counts this rank's shard only, and its default
             # logger a folder beside the run's: the run directory brings all three.
-            given = callbacks if isinstance(callbacks, list) else [callbacks]
+            given = _listed(callbacks)
             if enable_checkpointing is None and not any(isinstance(item, pl.callbacks.Checkpoint) for item in given):
                 arguments["enable_checkpointing"] = False
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger
         super().__init__(**arguments)
+
+
+def _precision_plugin(precision: Union[str, int], plugins: Any) -> MegatronMixedPrecision:
+    if any(isinstance(plugin, Precision) for plugin in _listed(plugins)):
+        raise ConfigError(
+            f"trainer.precision={precision!r} and a precision plugin in trainer.plugins govern one thing: remove one of them."
+        )
+    return MegatronMixedPrecision(precision)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:

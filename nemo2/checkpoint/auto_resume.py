@@ -56,25 +56,31 @@ class AutoResume:
     resume_ignore_no_checkpoint: bool = False
     """Start from the beginning where ``resume_if_exists`` finds nothing. False: that is an error."""
 
-    def setup(self, trainer: pl.Trainer, model: Optional[pl.LightningModule] = None) -> Optional[Path]:
+    def setup(
+        self, trainer: pl.Trainer, model: Optional[pl.LightningModule] = None, *, training: bool = True
+    ) -> Optional[Path]:
         """Point ``trainer`` at the checkpoint to resume from; returns it, None to start fresh.
+
+        ``training=False``: its weights are only looked at, so that the last checkpoint of a finished run will do.
 
         Raises:
             CheckpointError: asked to resume and there is nothing, or the named checkpoint isn't one.
         """
         if self.restore_config is not None and not self._resumable(trainer).found:
             trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
-        path = self.get_trainer_ckpt_path(trainer)
+        path = self.get_trainer_ckpt_path(trainer, training=training)
         if path is not None:
             trainer.ckpt_path = path
         return path
 
-    def get_trainer_ckpt_path(self, trainer: pl.Trainer) -> Optional[Path]:
+    def get_trainer_ckpt_path(self, trainer: pl.Trainer, *, training: bool = True) -> Optional[Path]:
         """The checkpoint to resume from, None to start fresh. See `setup` for what is raised."""
         if self.resume_from_path:
             path = Path(self.resume_from_path)
             if not path.is_dir():
                 raise CheckpointError(f"resume.resume_from_path={self.resume_from_path}: no such checkpoint directory.")
+            if training:
+                _refuse_weights_only(path, read_manifest(path))
             return path
         if not self.resume_if_exists:
             return None
@@ -90,17 +96,13 @@ class AutoResume:
             return None
         assert search.manifest is not None
         limit = trainer.max_steps
-        if 0 < limit <= search.manifest.step and not self.resume_past_end:
+        if training and 0 < limit <= search.manifest.step and not self.resume_past_end:
             raise CheckpointError(
                 f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={limit}: this run is done. Raise "
                 "trainer.max_steps to go on, change log.name for a new run, or set resume.resume_past_end=True."
             )
-        if search.manifest.weights_only:
-            raise CheckpointError(
-                f"{search.found} holds weights only (it was saved at the end of training without the optimizer): it can't be "
-                "resumed. Start a run from it with resume.restore_config.path, or set log.ckpt.save_optim_on_train_end=True "
-                "when you train."
-            )
+        if training:
+            _refuse_weights_only(search.found, search.manifest)
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
@@ -125,6 +127,14 @@ class AutoResume:
             return [root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))]
         own = getattr(trainer.checkpoint_callback, "dirpath", None)
         return [Path(own) if own else Path(trainer.default_root_dir) / "checkpoints"]
+
+
+def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
+    if manifest is not None and manifest.weights_only:
+        raise CheckpointError(
+            f"{path} holds weights only (it was saved at the end of training without the optimizer): it can't be resumed. Start "
+            "a run from it with resume.restore_config.path, or set log.ckpt.save_optim_on_train_end=True when you train."
+        )
 
 
 def _newest(directories: list[Path]) -> Search:

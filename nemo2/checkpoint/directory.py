@@ -26,6 +26,7 @@ MANIFEST = "manifest.json"
 LAST_SUFFIX = "-last"
 _TEMPORARY = ".unfinished-"
 _TRASH = ".trash-"
+_REPLACED = ".replaced-"
 MANIFEST_VERSION = 1
 
 
@@ -77,8 +78,9 @@ def publish(temporary: Path, target: Path, manifest: Manifest) -> None:
             _fsync(file)
     _fsync(temporary)
     if target.exists():
-        # The same step saved again, e.g. at the end of training: the old one steps aside and goes afterwards.
-        aside = target.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{target.name}")
+        # The same step saved again, e.g. after a resume from an earlier one: the old one steps aside and goes afterwards.
+        # Between the two renames it still counts, see `finished`.
+        aside = target.with_name(f"{_REPLACED}{uuid.uuid4().hex[:8]}-{target.name}")
         os.rename(target, aside)
         os.rename(temporary, target)
         shutil.rmtree(aside, ignore_errors=True)
@@ -98,7 +100,11 @@ def remove(checkpoint: Path) -> None:
 
 def clean_up(directory: Path) -> list[Path]:
     """Delete what interrupted saves and deletions left in ``directory``; returns what was deleted."""
-    leftovers = [path for path in _entries(directory) if path.name.startswith((_TEMPORARY, _TRASH))]
+    leftovers = [
+        path
+        for path in _entries(directory)
+        if path.name.startswith((_TEMPORARY, _TRASH)) or (path.name.startswith(_REPLACED) and not _orphaned(path))
+    ]
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return leftovers
@@ -142,7 +148,7 @@ def finished(directory: Path) -> list[tuple[Path, Manifest]]:
     """The finished checkpoints directly in ``directory``, oldest step first; damaged ones are left out."""
     found = []
     for path in _entries(directory):
-        if path.name.startswith("."):
+        if path.name.startswith(".") and not _orphaned(path):
             continue
         try:
             manifest = read_manifest(path)
@@ -162,6 +168,13 @@ def step_in_name(path: Path) -> Optional[int]:
     """The step that NeMo's file names carry (``...-step=120-...``); None without one."""
     match = re.search(r"step=(\d+)", path.name)
     return int(match.group(1)) if match else None
+
+
+def _orphaned(path: Path) -> bool:
+    """Whether this checkpoint stepped aside for another that was then never renamed into its place."""
+    if not path.name.startswith(_REPLACED):
+        return False
+    return not path.with_name(path.name.removeprefix(_REPLACED).partition("-")[2]).exists()
 
 
 def _entries(directory: Path) -> Iterator[Path]:

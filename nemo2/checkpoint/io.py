@@ -166,8 +166,9 @@ class MegatronCheckpointIO(CheckpointIO):
                     if options.get("write_context") is not None:
                         options["write_context"](temporary)
                     publish(temporary, target, manifest)
-                except OSError as error:
-                    problem = f"Publishing {target} failed: {error.strerror or error}."
+                except Exception as error:  # whatever it is: the other ranks wait for the verdict
+                    reason = error.strerror if isinstance(error, OSError) else None
+                    problem = f"Publishing {target} failed: {reason or error!r}."
             problem = _agree(problem)
             if problem:
                 raise CheckpointError(problem)
@@ -188,6 +189,10 @@ class MegatronCheckpointIO(CheckpointIO):
         if self._queue is None or not self._queue.get_num_unfinalized_calls():
             return False
         return bool(self._queue.maybe_finalize_async_calls(blocking=blocking))
+
+    def abandon(self) -> None:
+        """Forget background saves that aren't published; no other rank is asked."""
+        self._queue = None
 
     def teardown(self) -> None:
         self.maybe_finalize_save_checkpoint(blocking=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When to save, what to call it, and which checkpoints to keep."""
 
+import logging
 import re
 import time
 from datetime import timedelta
@@ -16,6 +17,7 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
+_log = logging.getLogger(__name__)
 _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
@@ -176,10 +178,13 @@ class ModelCheckpoint(Checkpoint):
     def _published(self, trainer: pl.Trainer, path: Path) -> None:
         """The checkpoint exists: the former last one loses its mark, and what retention doesn't keep goes."""
         self.last_model_path = str(path)
+        if self.verbose:
+            _say(f"Saved {path}.")
         if trainer.is_global_zero:
-            if self.verbose:
-                _say(f"Saved {path}.")
-            self._retain(path)
+            try:
+                self._retain(path)
+            except OSError as error:  # the new checkpoint stands; an old one too many is no reason to stop, or to leave
+                _log.warning("Old checkpoints could not be tidied up: %s.", error)  # the other ranks waiting
         trainer.strategy.barrier()
 
     def _retain(self, newest: Path) -> None:

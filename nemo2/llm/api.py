@@ -104,6 +104,7 @@ def validate(
         optim=optim,
         tokenizer=tokenizer,
         model_transform=model_transform,
+        training=False,
     )
     trainer.validate(model, data, ckpt_path=trainer.ckpt_path)
     return run_directory
@@ -163,6 +164,7 @@ def _setup(
     optim: Optional[OptimizerModule],
     tokenizer: Union[str, Any, None],
     model_transform: Optional[Any],
+    training: bool = True,
 ) -> Path:
     """Connect the parts of a run. Nothing is computed, and no process group exists yet."""
     log = log or NeMoLogger()
@@ -177,7 +179,7 @@ def _setup(
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
             callback.model_name = directory.name or None
     if resume is not None:
-        resume.setup(trainer, model)
+        resume.setup(trainer, model, training=training)
     return Path(directory.log_dir)
 
 

@@ -199,7 +199,12 @@ class StepSchedule(LRScheduler):
             group["lr"] = rate
 
     def step(self, epoch: Optional[int] = None) -> None:
-        """One optimizer step further, or to step `epoch` where it is given."""
+        """One optimizer step further, or to step `epoch` where it is given.
+
+        A step that the optimizer skipped, because fp16 gradients overflowed, doesn't count (as in Megatron-LM's training loop).
+        """
+        if epoch is None and not getattr(self.optimizer, "update_successful", True):
+            return
         self.last_epoch = self.last_epoch + 1 if epoch is None else int(epoch)
         self._apply()
 

@@ -8,7 +8,7 @@ Megatron-Core's schedules call the loss function once per micro-batch, on the la
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class MegatronLossReduction(nn.Module):
         """Returns the summed loss (differentiable), the number of tokens it sums over (int), and what to report."""
         raise TypeError(f"{type(self).__name__} must define forward(batch, forward_out)")
 
-    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Optional[Tensor]:
         """One scalar for the step from the reports of its micro-batches, the same on all data- and context-parallel ranks."""
         raise TypeError(f"{type(self).__name__} must define reduce(reports)")
 
@@ -66,13 +66,22 @@ class ScalarLossReduction(MegatronLossReduction):
     """For modules whose ``training_step`` returns a scalar loss, as Lightning modules do.
 
     The step's loss is the mean over micro-batches and data-parallel ranks.
+
+    Args:
+        optional: Steps may return no loss, as validation steps that only log do; `reduce` then gives None.
     """
 
     REPORT = "loss"
 
+    def __init__(self, optional: bool = False) -> None:
+        super().__init__()
+        self.optional = optional
+
     def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, Tensor, Report]:
-        loss = forward_out["loss"] if isinstance(forward_out, dict) else forward_out
+        loss = forward_out.get("loss") if isinstance(forward_out, dict) else forward_out
         if not isinstance(loss, Tensor) or loss.numel() != 1:
+            if self.optional:
+                return torch.zeros(()), torch.ones((), dtype=torch.int), {}
             raise TypeError(
                 "training_step must return a scalar loss (or a dict with one under 'loss'); to return something else, define "
                 f"`training_loss_reduction` on the module. It returned {type(forward_out).__name__}"
@@ -82,11 +91,29 @@ class ScalarLossReduction(MegatronLossReduction):
         loss = loss.float().reshape(()).clone()
         return loss, torch.ones((), dtype=torch.int, device=loss.device), {self.REPORT: loss.detach().clone()}
 
-    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Optional[Tensor]:
+        if self.optional and not all(losses_reduced_per_micro_batch):
+            return None
         total = torch.stack([report[self.REPORT] for report in losses_reduced_per_micro_batch]).mean()
         total = torch.stack([total, torch.ones_like(total)])
         _all_reduce_over_data_and_context(total)
         return total[0] / total[1]
+
+
+class OutputCollection(MegatronLossReduction):
+    """No loss at all: what a prediction's forward steps returned."""
+
+    REPORT = "output"
+
+    def forward(self, batch: Any, forward_out: Any) -> tuple[Tensor, Tensor, Report]:
+        return torch.zeros(()), torch.ones((), dtype=torch.int), {self.REPORT: forward_out}
+
+    def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Any:
+        """The one output, several tensors concatenated along the batch, or a list; None where there are none."""
+        outputs = [report[self.REPORT] for report in losses_reduced_per_micro_batch]
+        if len(outputs) <= 1:
+            return outputs[0] if outputs else None
+        return torch.cat(outputs) if all(isinstance(output, Tensor) for output in outputs) else outputs
 
 
 def masked_token_loss(loss_per_token: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.hooks import CallbackConnector
-from nemo2.parallel.loss import MegatronLossReduction, ScalarLossReduction
+from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 
 
 @dataclass
@@ -118,6 +118,8 @@ class MegatronParallel(nn.ModuleList):
         self.forward_step = forward_step
         self.ddp_config = ddp_config
         self.config = _model_config(pipeline)
+        if ddp_config is not None:
+            _refuse_parameters_outside(pipeline)
         cores = _chunks_of(pipeline, vp_size, self.config)
         for core in cores:
             if device is not None:
@@ -242,19 +244,26 @@ class MegatronParallel(nn.ModuleList):
         if self.loss_reduction is not None:
             return self.loss_reduction
         module = self.pl_module
+        if stage == "predict" and getattr(module, "predict_loss_reduction", None) is None:
+            return OutputCollection()
         for name in (f"{stage}_loss_reduction", "loss_reduction"):
             reduction = getattr(module, name, None)
             if reduction is not None:
                 return reduction() if inspect.ismethod(reduction) else reduction
-        return ScalarLossReduction()
+        return ScalarLossReduction(optional=stage != "training")
 
-    def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Tensor:
+    def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Any:
+        if isinstance(loss_reduction, OutputCollection):
+            return loss_reduction.reduce(outputs)
         group = parallel_state.get_pipeline_model_parallel_group()
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-            return loss_reduction.reduce(outputs).detach()
+            reduced = loss_reduction.reduce(outputs)
+            return None if reduced is None else reduced.detach()
         device = next(self.parameters()).device
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            reduced = loss_reduction.reduce(outputs).detach().float().reshape(())
+            reduced = loss_reduction.reduce(outputs)
+            assert reduced is not None, "a model cut into stages has a loss"
+            reduced = reduced.detach().float().reshape(())
         else:
             reduced = torch.zeros((), dtype=torch.float32, device=device)
         torch.distributed.broadcast(reduced, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
@@ -439,6 +448,25 @@ def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: Trans
         if len(chunks) > 1:
             chunk.vp_stage = stage
     return chunks
+
+
+def _refuse_parameters_outside(module: pl.LightningModule) -> None:
+    """Where ``self.module`` is the model, nobody would reduce, update or save what stands beside it.
+
+    Raises:
+        ConfigError: something with parameters does.
+    """
+    inside = getattr(module, "module", None)
+    if inside is None:
+        return
+    held = {id(parameter) for parameter in inside.parameters()}
+    outside = [name for name, parameter in module.named_parameters() if id(parameter) not in held]
+    if outside:
+        raise ConfigError(
+            f"{type(module).__name__}.module is the model that is trained, and these parameters are outside of it: "
+            f"{', '.join(outside[:5])}{' ...' if len(outside) > 5 else ''}. Put them into self.module, or name the attribute "
+            "`module` differently, so that the LightningModule as a whole is the model."
+        )
 
 
 def _twins(module: pl.LightningModule, wrapped: list[nn.Module], cores: list[nn.Module]) -> list[pl.LightningModule]:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Llama small enough for tests, its data, and what a run of it leaves to compare."""
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+SEQ, VOCAB, MBS, GBS = 16, 64, 2, 8
+MODEL = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "ffn_hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "vocab_size": VOCAB,
+    "seq_length": SEQ,
+}
+
+
+class Tokens(Dataset):
+    """Sample i is a function of i alone, and about a third of its tokens don't count."""
+
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1000 + index)
+        text = torch.randint(VOCAB, (SEQ + 1,), generator=generator)
+        return {
+            "tokens": text[:-1].contiguous(),
+            "labels": text[1:].contiguous(),
+            "loss_mask": (torch.rand(SEQ, generator=generator) > 0.3).float(),
+            "position_ids": torch.arange(SEQ),
+            "index": torch.tensor(index),
+        }
+
+
+def global_batch(step: int, size: int = GBS) -> dict[str, torch.Tensor]:
+    """Step `step` of `Tokens` in order."""
+    data = Tokens()
+    return torch.utils.data.default_collate([data[step * size + index] for index in range(size)])
+
+
+class TokenData(pl.LightningDataModule):
+    """Nothing of nemo2 but the sampler."""
+
+    def __init__(self, *, size: int = 64, micro_batch_size: int = MBS, global_batch_size: int = GBS) -> None:
+        from nemo2.data.sampler import MegatronDataSampler
+
+        super().__init__()
+        self.seq_length = SEQ
+        self.size = size
+        self.data_sampler = MegatronDataSampler(
+            seq_len=SEQ, micro_batch_size=micro_batch_size, global_batch_size=global_batch_size
+        )
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Tokens(self.size))
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(Tokens(16))
+
+
+class Recorder(pl.Callback):
+    """What each training step did; numbers as they came, to be compared bit by bit."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.val_losses: list[float] = []
+        self.grad_norms: list[Any] = []
+        self.rates: list[float] = []
+        self.samples: list[list[int]] = []
+        self.consumed: list[int] = []
+        self.scales: list[float] = []
+        self.updated: list[bool] = []
+
+    def on_megatron_step_end(self, step: Any, reduced: torch.Tensor) -> None:
+        (self.losses if step.stage == "training" else self.val_losses).append(float(reduced))
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = trainer.strategy.optimizers[0]
+        self.rates.append(float(optimizer.param_groups[0]["lr"]))
+        if isinstance(batch, dict) and "index" in batch:
+            self.samples.append(batch["index"].tolist())
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = trainer.strategy.optimizers[0]
+        self.grad_norms.append(getattr(optimizer, "grad_norm", None))
+        self.updated.append(getattr(optimizer, "update_successful", True))
+        self.consumed.append(trainer.strategy.consumed_samples)
+        if hasattr(optimizer, "mcore_optimizer"):
+            self.scales.append(float(optimizer.mcore_optimizer.get_loss_scale()))
+
+    def record(self) -> dict[str, list[Any]]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, list)}
+
+
+def build_llama(*, lr: float = 1e-2, distributed: bool = False, schedule: Any = None, **config: Any) -> Any:
+    from megatron.core.optimizer import OptimizerConfig
+
+    from nemo2.models.llama import LlamaConfig, LlamaModel
+    from nemo2.optim.megatron import MegatronOptimizerModule
+
+    optimizer = OptimizerConfig(
+        optimizer="adam",
+        lr=lr,
+        min_lr=0.0,
+        weight_decay=0.01,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_eps=1e-8,
+        clip_grad=1.0,
+        use_distributed_optimizer=distributed,
+    )
+    return LlamaModel(LlamaConfig(**MODEL | config), optim=MegatronOptimizerModule(optimizer, lr_scheduler=schedule))
+
+
+def cosine(max_steps: int, warmup_steps: int = 1) -> Any:
+    from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
+
+    return CosineAnnealingScheduler(max_steps=max_steps, warmup_steps=warmup_steps, constant_steps=0, min_lr=1e-3)
+
+
+def build_trainer(
+    *, max_steps: int, precision: Any = "32", callbacks: Any = (), trainer: dict | None = None, **strategy: Any
+) -> Any:
+    """A trainer for all the ranks there are. The precision may be a plugin; None: no plugin."""
+    from nemo2.precision import MegatronMixedPrecision
+    from nemo2.strategy import MegatronStrategy
+    from nemo2.trainer import Trainer
+
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if isinstance(precision, str):
+        precision = MegatronMixedPrecision(precision)
+    return Trainer(
+        devices=world,
+        max_steps=max_steps,
+        strategy=MegatronStrategy(**{"ckpt_async_save": False, **strategy}),
+        plugins=precision,
+        callbacks=list(callbacks),
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        **{"limit_val_batches": 0, **(trainer or {})},
+    )
+
+
+def fit(
+    model: Any,
+    data: Any = None,
+    *,
+    max_steps: int,
+    ckpt_path: str | Path | None = None,
+    inspect: Callable[[Any], Any] | None = None,
+    callbacks: Any = (),
+    **options: Any,
+) -> dict[str, Any]:
+    """Train and return the `Recorder`'s lists, with what `inspect(trainer)` says under "inspected"."""
+    quiet()
+    recorder = Recorder()
+    trainer = build_trainer(max_steps=max_steps, callbacks=[recorder, *callbacks], **options)
+    trainer.fit(model, data if data is not None else TokenData(), ckpt_path=ckpt_path)
+    return recorder.record() | {"inspected": inspect(trainer) if inspect is not None else None}
+
+
+def quiet() -> None:
+    """Ranks have no pytest to filter other libraries' warnings."""
+    import logging
+
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric", "megatron"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def release() -> None:
+    """Take Megatron-Core's groups down, so that the next run of this process may lay another layout."""
+    from nemo2.parallel.groups import destroy_model_parallel
+
+    with contextlib.suppress(AssertionError):
+        destroy_model_parallel()
+    gc.collect()
+
+
+def parameters(trainer: Any) -> dict[str, torch.Tensor]:
+    """This rank's parameters by name, copied."""
+    return {
+        f"{index}.{name}": parameter.detach().clone()
+        for index, core in enumerate(trainer.strategy.megatron_parallel.unwrapped)
+        for name, parameter in core.named_parameters()
+    }

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole stack against a bare Megatron-Core loop: same bytes, same seed, same numbers."""
+
+from typing import Any
+
+import pytest
+import small_runs
+
+STEPS = 5
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one process": {},
+    "tp2 with sequence parallel": {"tp": 2, "sp": True},
+    "dp2 with the distributed optimizer": {"distributed": True},
+    "pp2": {"pp": 2},
+    "pp2 vp2": {"pp": 2, "vp": 2, "layers": 4},
+}
+
+
+def bare(
+    *, tp: int = 1, pp: int = 1, vp: int | None = None, sp: bool = False, distributed: bool = False, layers: int = 2
+):
+    import torch
+    from megatron.core import parallel_state, tensor_parallel
+
+    from bench.bare_megatron import Settings, build_gpt, train
+
+    model = small_runs.MODEL
+    settings = Settings(
+        layers=layers,
+        hidden=model["hidden_size"],
+        heads=model["num_attention_heads"],
+        groups=model["num_query_groups"],
+        ffn=model["ffn_hidden_size"],
+        vocab=small_runs.VOCAB,
+        seq=small_runs.SEQ,
+        mbs=small_runs.MBS,
+        gbs=small_runs.GBS,
+        steps=STEPS,
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        sequence_parallel=sp,
+        use_distributed_optimizer=distributed,
+        lr=1e-2,
+    )
+    seeded = []
+
+    def build(pre_process: bool, post_process: bool, vp_stage: int | None) -> Any:
+        if not seeded:  # stages draw different weights, as Megatron-LM's _set_random_seed has it
+            seed = settings.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+            torch.manual_seed(seed)
+            tensor_parallel.model_parallel_cuda_manual_seed(seed)
+            seeded.append(True)
+        return build_gpt(settings, pre_process, post_process, vp_stage)
+
+    schedule = small_runs.cosine(STEPS)
+    return train(
+        settings,
+        small_runs.global_batch,
+        build_model=build,
+        lr_at=lambda step: schedule.lr_at(step, settings.lr),
+    )
+
+
+def ours(
+    *, tp: int = 1, pp: int = 1, vp: int | None = None, sp: bool = False, distributed: bool = False, layers: int = 2
+):
+    model = small_runs.build_llama(distributed=distributed, schedule=small_runs.cosine(STEPS), num_layers=layers)
+    return small_runs.fit(
+        model,
+        max_steps=STEPS,
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=vp,
+        sequence_parallel=sp,
+    )
+
+
+def both(layouts: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    small_runs.quiet()
+    pairs = []
+    for layout in layouts:
+        pairs.append((bare(**layout), ours(**layout)))
+        small_runs.release()
+    return pairs
+
+
+@pytest.fixture(scope="module")
+def pairs(run_on_ranks) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    found = {}
+    for world in (1, 2):
+        names = [name for name in LAYOUTS if (world == 1) == (name == "one process")]
+        ranks = run_on_ranks(both, world, [LAYOUTS[name] for name in names])
+        found |= dict(zip(names, ranks[0], strict=True))
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop(pairs, layout):
+    expected, actual = pairs[layout]
+    assert actual["losses"] == expected["losses"]
+    assert actual["grad_norms"] == expected["grad_norms"]
+    assert len(set(expected["losses"])) == STEPS
