@@ -15,6 +15,7 @@ import fiddle as fdl
 import pytest
 
 from nemo2 import recipes
+from nemo2.checks import find_problems
 from nemo2.config import check_serialisable, flatten, from_json, to_json
 from nemo2.config.show import format_value
 from nemo2.models.parameters import count_parameters
@@ -101,6 +102,11 @@ def test_the_layout_divides_the_machines_and_the_batch(name: str) -> None:
     assert data.global_batch_size % (data.micro_batch_size * (world // model_parallel)) == 0
     assert data.seq_length % (2 * strategy.context_parallel_size) == 0
     assert not (strategy.sequence_parallel and strategy.tensor_model_parallel_size == 1)
+
+
+@pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)
+def test_a_recipe_passes_the_check_before_launch_as_it_ships(name: str, performance_mode: bool) -> None:
+    assert find_problems(build(name, performance_mode)) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
