@@ -9,8 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nemo2.run_dir.environment import is_secret_name
+
+if TYPE_CHECKING:
+    import psutil
 
 _KNOWN_WARNINGS = (
     # Megatron-Core says so on import, ten times per rank; `environment.json` says it once.
@@ -100,7 +104,9 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
             _quietly(root.terminate)
     deadline = time.monotonic() + grace_seconds
     try:
-        psutil.wait_procs(everyone.values(), timeout=max(0.0, deadline - time.monotonic()))
+        # Looked at rather than waited for: waiting would take their exit codes from whoever started them.
+        while any(map(_is_alive, everyone.values())) and time.monotonic() < deadline:
+            time.sleep(0.05)
     finally:  # also on a second Ctrl-C
         for process in everyone.values():
             _quietly(process.kill)
@@ -109,6 +115,15 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
 def remove_quietly(directory: Path) -> None:
     """Delete a folder of ours that is no longer needed; one that can't be deleted is left."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_alive(process: "psutil.Process") -> bool:
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _quietly(action: Callable[[], None]) -> None:

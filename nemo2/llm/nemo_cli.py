@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same entry points under nemo-run's own command: ``nemo llm pretrain --factory llama_tiny trainer.max_steps=50``.
+
+Loaded by nemo-run through the entry-point group ``nemo_run.cli``. Each recipe is a factory of its own name. Overrides are
+applied by `nemo2.config.apply_overrides`, which types them by the signatures they set, and a run that fails makes the
+command fail: nemo-run's own parser refuses some spellings we document, and its `run` exits 0 whatever happened.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import fiddle as fdl
+import nemo_run
+from nemo_run.cli.api import RunContext
+
+from nemo2 import recipes
+from nemo2.config import apply_overrides
+from nemo2.config.show import render
+from nemo2.errors import ConfigError
+from nemo2.launch import run
+from nemo2.llm.api import pretrain, train, validate
+from nemo2.names import did_you_mean
+
+NAMESPACE = "llm"
+
+_FACTORY = re.compile(r"^[A-Za-z_]\w*$")
+
+
+class HonestRunContext(RunContext):
+    """nemo-run's context for a command, with our overrides and with an end that tells the truth."""
+
+    def _execute_task(self, fn: Callable[..., Any], task_args: list[str]) -> None:
+        if self.repl or any((self.to_yaml, self.to_toml, self.to_json)):
+            super()._execute_task(fn, task_args)
+            return
+        task = self.parse_fn(fn, task_args)
+        print(render(task))
+        executor = getattr(self, "executor", None)
+        if self.dryrun:
+            if executor is not None and not self.direct:
+                run(task, executor, name=self.name, dryrun=True)
+            return
+        if not self._should_continue(self.skip_confirmation):
+            return
+        if executor is None or self.direct:
+            fdl.build(task)()
+            return
+        if getattr(self, "plugins", None):
+            raise ConfigError(
+                "run.plugins is not supported by this command; set what they set on the recipe or executor."
+            )
+        run(task, executor, name=self.name, detach=self.detach)
+
+    def parse_fn(self, fn: Any, args: list[str], **default_kwargs: Any) -> Any:
+        """The recipe that ``--factory`` names, or a bare call of ``fn``, with the overrides ``args`` applied.
+
+        Raises:
+            ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
+        """
+        if isinstance(self.factory, str) and _FACTORY.match(self.factory):
+            known = recipes.names()
+            if self.factory not in known:
+                raise ConfigError(f"--factory {self.factory}: no such recipe{did_you_mean(self.factory, known)}")
+        nested, own = split_factories(args)
+        task = super().parse_fn(fn, nested, **default_kwargs)
+        return apply_overrides(task, own) or task
+
+
+def split_factories(args: list[str]) -> tuple[list[str], list[str]]:
+    """``(for nemo-run, for us)``: ``log=default_log`` names a registered factory for a whole part of the recipe."""
+    nested = [text for text in args if re.match(r"^(model|data|trainer|log|resume|optim)=[A-Za-z_]\w*(\(.*\))?$", text)]
+    nested = [text for text in nested if not text.endswith(("=None", "=null"))]
+    return nested, [text for text in args if text not in nested]
+
+
+def register() -> None:
+    """Tell nemo-run of the entry points and of every recipe. Called once, on import."""
+    for entry in (pretrain, train, validate):
+        nemo_run.cli.entrypoint(entry, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
+    for name in recipes.names():
+        nemo_run.cli.factory(_factory(name), target=pretrain, name=name)
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    """The recipe's own factory function; a plain function, because nemo-run asks for its module and signature."""
+    make = recipes.get(name).pretrain_recipe
+
+    @functools.wraps(make)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    factory.__name__ = factory.__qualname__ = name
+    return factory
+
+
+register()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands: what they print, how they end, and that listing is cheap."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nemo2 import recipes
+from nemo2.cli import inspection, runs, tools
+from nemo2.cli.app import main
+from nemo2.cli.inspection import layout_text, matches, short_count
+from nemo2.cli.runs import named_executor
+from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.parallel.layout import Layout
+
+COMMANDS = {
+    "list": inspection.LIST_EXAMPLE,
+    "show": inspection.SHOW_EXAMPLE,
+    "pretrain": runs.PRETRAIN_EXAMPLE,
+    "validate": runs.VALIDATE_EXAMPLE,
+    "generate": runs.GENERATE_EXAMPLE,
+    "prepare-data": tools.PREPARE_EXAMPLE,
+    "report": tools.REPORT_EXAMPLE,
+}
+
+
+def test_list_and_help_load_neither_torch_nor_nemo_run():
+    code = (
+        "import sys; from nemo2.cli import main; a = main(['--help']); b = main(['list']);"
+        "sys.exit(a or b or any(m in sys.modules for m in ('torch', 'nemo_run', 'lightning', 'fiddle')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_every_recipe_is_listed_with_its_facts(capsys):
+    assert main(["list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == set(recipes.names())
+    facts = recipes.get("llama3_8b").RECIPE
+    assert rows["llama3_8b"]["seq"] == facts.seq_length
+    assert rows["llama3_8b"]["gpus"] == facts.nodes * facts.gpus_per_node
+    assert main(["list"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[:2] == ["name", "family"] and len(table) == len(rows) + 1
+
+
+def test_a_pattern_narrows_the_list_and_one_without_a_match_is_an_error(capsys):
+    assert main(["list", "llama3_*", "--json"]) == 0
+    assert all(row["name"].startswith("llama3_") for row in json.loads(capsys.readouterr().out))
+    assert main(["list", "llama9_8b"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_help_has_an_example_of_its_own_command(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert COMMANDS[command].startswith(f"Example: nemo2 {command} ")
+    assert COMMANDS[command].split()[:3] == ["Example:", "nemo2", command] and "Example: nemo2" in text
+
+
+def test_show_prints_the_recipe_with_the_changes(capsys):
+    example = inspection.SHOW_EXAMPLE.removeprefix("Example: nemo2 ").split()
+    assert main([*example, "trainer.max_steps=7", "--flat"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "trainer.max_steps=7" in lines and "trainer.strategy.tensor_model_parallel_size=4" in lines
+
+
+def test_what_show_prints_as_json_is_the_recipe(capsys):
+    from nemo2.config import from_json
+
+    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
+    loaded = from_json(capsys.readouterr().out)
+    recipe = recipes.get("llama_tiny").pretrain_recipe()
+    recipe.trainer.max_steps = 7
+    assert loaded == recipe
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "llama3_8"], "did you mean 'llama3_8b'"),
+        (["show", "llama_tiny", "max_steps"], "'max_steps': not a change of the form path=value"),
+        (["show", "llama_tiny", "trainer.max_step=7", "data.seq_length=x"], "did you mean 'max_steps'"),
+        (["pretrain", "llama_tiny", "--executor", "slurm"], "only 'local' is built in"),
+        (["generate", "."], "needs a prompt"),
+        (["generate", "/no/such", "--prompt", "a"], "/no/such does not exist"),
+        (["prepare-data", "x", "--output", "y"], "one of --tokenizer PATH and --train-bpe N"),
+        (["report", "/no/such"], "give the run directory"),
+        (["pretrain", "llama_tiny", "--devices", "0"], "--devices"),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in " ".join(captured.err.split()) and "Traceback" not in captured.err and captured.out == ""
+
+
+def test_a_traceback_is_shown_on_request_wherever_the_option_stands(capsys):
+    assert main(["show", "llama3_8", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path, capsys):
+    from nemo2.launch import RunResult
+
+    seen = {}
+
+    def launch(recipe, executor, **settings):
+        seen.update(recipe=recipe, executor=executor, **settings)
+        return RunResult(status="succeeded", exit_code=0, experiment_id="e", run_dir=tmp_path)
+
+    monkeypatch.setattr("nemo2.launch.launch", launch)
+    example = runs.PRETRAIN_EXAMPLE.removeprefix("Example: nemo2 ").split()
+    assert main([*example, "--nodes", "1", "--name", "mine", "--dir", str(tmp_path), "-n"]) == 0
+    recipe = seen["recipe"]
+    assert (recipe.trainer.max_steps, recipe.optim.config.lr) == (50, 1e-3)
+    assert (recipe.log.name, recipe.log.log_dir) == ("mine", str(tmp_path))
+    assert (seen["executor"], seen["devices"], seen["nodes"], seen["dryrun"]) == ("local", 2, 1, True)
+    assert f"run directory: {tmp_path}" in capsys.readouterr().out
+
+
+def test_validate_measures_the_named_checkpoint(monkeypatch, tmp_path):
+    from nemo2.launch import RunResult
+    from nemo2.llm.api import validate
+
+    seen = {}
+
+    def launch(recipe, executor, **settings):
+        seen["recipe"] = recipe
+        return RunResult(status="succeeded", exit_code=0, experiment_id="e")
+
+    monkeypatch.setattr("nemo2.launch.launch", launch)
+    (tmp_path / "ckpt").mkdir()
+    assert main(["validate", "llama_tiny", "--checkpoint", str(tmp_path / "ckpt")]) == 0
+    assert seen["recipe"].__fn_or_cls__ is validate
+    assert seen["recipe"].resume.resume_from_path == str(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize(("error", "code"), [(RuntimeFault("rank 1 failed"), 1), (ConfigError("no"), 2)])
+def test_the_exit_code_tells_a_failed_run_from_bad_input(monkeypatch, capsys, error, code):
+    def launch(*_, **__):
+        raise error
+
+    monkeypatch.setattr("nemo2.launch.launch", launch)
+    assert main(["pretrain", "llama_tiny"]) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_an_executor_of_the_user_is_found_by_name(monkeypatch, tmp_path):
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    (tmp_path / "executors.py").write_text(
+        "import nemo_run\ndef four():\n    return nemo_run.LocalExecutor(ntasks_per_node=4)\n"
+    )
+    assert named_executor("local") == "local"
+    assert named_executor("four").nproc_per_node() == 4
+    with pytest.raises(ConfigError, match="'four'"):
+        named_executor("fuor")
+
+
+def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one two three " * 50)
+    (tmp_path / "b.txt").write_text("four five six " * 50)
+    arguments = [str(tmp_path / "*.txt"), "--output", str(tmp_path / "out" / "c"), "--train-bpe", "300"]
+    assert main(["prepare-data", *arguments]) == 0
+    assert "2 documents" in capsys.readouterr().out
+    for name in ("c.bin", "c.idx", "c.json", "c_tokenizer.json"):
+        assert (tmp_path / "out" / name).is_file()
+
+
+def test_layouts_sizes_and_patterns_as_shown():
+    assert layout_text(Layout()) == "dp"
+    assert layout_text(Layout(tp=2, pp=4, vp=5, sp=True)) == "tp=2 pp=4 vp=5 sp"
+    assert (short_count(8.03e9), short_count(1.5e12), short_count(7)) == ("8.03B", "1.5T", "7")
+    assert matches("LLAMA", "llama3_8b") and matches("llama?_8b", "llama3_8b") and not matches("8b*", "llama3_8b")
