@@ -49,7 +49,7 @@ class BatchSizeSchedule:
         if increments == 0:
             return
         self.start, self.increment = start, increment
-        self.thresholds = [_reached(level, samples / increments, samples) for level in range(1, increments + 1)]
+        self.thresholds = [_reached(level, samples / increments) for level in range(1, increments + 1)]
 
     def at(self, consumed_samples: int) -> int:
         """The global batch size of the step that begins after `consumed_samples`."""
@@ -135,15 +135,15 @@ def setup_microbatch_calculator(
     calculator.update_num_microbatches(consumed_samples, consistency_check=False)
 
 
-def _reached(level: int, samples_per_level: float, samples: int) -> int:
+def _reached(level: int, samples_per_level: float) -> int:
     """The fewest consumed samples at which Megatron's ``int(consumed / samples_per_level)`` is `level` or more.
 
-    Past the end of the ramp Megatron doesn't divide any more, so its last level begins there at the latest.
+    One sample past the ramp at the latest, where Megatron stops dividing and takes the full batch.
     """
     consumed = max(0, int(level * samples_per_level) - 1)
     while int(consumed / samples_per_level) < level:
         consumed += 1
-    return min(consumed, samples + 1)
+    return consumed
 
 
 def _positive(name: str, value: Any) -> None:

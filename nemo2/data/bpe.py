@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Union
 
-from nemo2.data.documents import BadInput, Inputs, find_files, read_documents
+from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.tokenizer import END_OF_DOCUMENT, BPETokenizer
 from nemo2.errors import ConfigError, DataError
 
@@ -21,6 +21,8 @@ def train_bpe(
     special_tokens: Sequence[str] = END_OF_DOCUMENT[:1],
     *,
     text_key: str = "text",
+    on_bad_line: OnBadLine = "fail",
+    max_bad_lines: int = 1000,
     show_progress: bool = False,
 ) -> BPETokenizer:
     """Train on `source` and write a ``tokenizer.json``; the same text gives the same file.
@@ -33,7 +35,7 @@ def train_bpe(
         vocab_size: Ids, special tokens and the 256 bytes included. Little text gives fewer.
         output: The file to write, whole or not at all.
         special_tokens: Take the first ids, in this order. The first one ends documents.
-        text_key: Where the lines of a .jsonl file have their text.
+        text_key, on_bad_line, max_bad_lines: See `prepare_data`.
 
     Raises:
         ConfigError: the vocabulary has no room for the bytes and special tokens.
@@ -58,7 +60,7 @@ def train_bpe(
     )
     texts: Iterable[str]
     if isinstance(source, (str, Path, list, tuple)):
-        texts = read_documents(find_files(source), text_key=text_key, bad=BadInput("fail"))
+        texts = read_documents(find_files(source), text_key=text_key, bad=BadInput(on_bad_line, max_bad_lines))
     else:
         texts = source  # pyright: ignore[reportAssignmentType]
     counted = _Counted(texts)

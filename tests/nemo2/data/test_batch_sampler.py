@@ -97,6 +97,16 @@ def test_cyclic_passes_differ_and_are_the_same_in_every_process():
     assert sum(first, []) != list(range(64))
 
 
+def test_passes_differ_during_a_ramp_up_that_is_longer_than_a_pass():
+    ramp = [4, 4, 200]
+    loader = StepBatchSampler(
+        total_samples=70, schedule=BatchSizeSchedule(16, ramp), micro_batch_size=2, order="cyclic"
+    )
+    passes = [sum(loader, []) for _ in range(4)]
+    assert all(len(set(taken)) == len(taken) > 54 for taken in passes)
+    assert len({tuple(taken[:20]) for taken in passes}) == 4
+
+
 def test_the_order_of_the_global_batches_does_not_depend_on_the_number_of_ranks():
     def global_batches(ranks):
         per_rank = [list(sampler(64, mbs=1, ranks=ranks, rank=r, order="cyclic")) for r in range(ranks)]

@@ -8,7 +8,15 @@ from nemo2.data.batch_size import BatchSizeSchedule, setup_microbatch_calculator
 from nemo2.errors import ConfigError
 
 # (global batch, [start, increment, samples]): even, uneven thirds, levels shorter than a step, more levels than samples
-RAMPS = [(16, [4, 4, 40]), (32, [8, 8, 100]), (64, [4, 4, 49]), (64, [8, 8, 3]), (12, [4, 8, 1]), (24, [8, 4, 997])]
+RAMPS = [
+    (16, [4, 4, 40]),
+    (32, [8, 8, 100]),
+    (64, [4, 4, 49]),
+    (64, [8, 8, 3]),
+    (12, [4, 8, 1]),
+    (24, [8, 4, 997]),
+    (94, [1, 1, 1]),
+]
 
 
 def megatron_batch_size(consumed, global_batch_size, rampup):

@@ -195,6 +195,16 @@ def test_a_vocabulary_too_small_for_the_bytes_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_training_on_files_reads_them_as_preparing_does(tmp_path):
+    lines = tmp_path / "l.jsonl"
+    lines.write_bytes(b'{"body": "one two"}\n{bad\n{"body": "three"}\n')
+    with pytest.raises(DataError, match="l.jsonl:2: not JSON"):
+        train_bpe(lines, 300, tmp_path / "t.json", text_key="body")
+    from_file = train_bpe(lines, 300, tmp_path / "t.json", text_key="body", on_bad_line="skip")
+    from_texts = train_bpe(iter(["one two", "three"]), 300, tmp_path / "u.json")
+    assert from_file.sha256 == from_texts.sha256
+
+
 def test_a_tokenizer_of_ones_own_needs_four_members_only():
     class Letters(Tokenizer):
         vocab_size = 27
