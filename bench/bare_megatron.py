@@ -251,7 +251,8 @@ def wrap(settings: Settings, chunks: list[GPTModel]) -> list[DistributedDataPara
         overlap_param_gather=settings.overlap_param_gather,
         use_distributed_optimizer=settings.use_distributed_optimizer,
         bucket_size=settings.bucket_size,
-        check_for_nan_in_grad=True,
+        # With a dynamic loss scale an overflow is part of the procedure: the optimizer skips the step.
+        check_for_nan_in_grad=settings.dtype != "fp16",
     )
     return [
         DistributedDataParallel(

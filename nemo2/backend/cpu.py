@@ -108,6 +108,7 @@ class CpuBackend(Backend):
             "enable_autocast": (False, "Megatron-Core asks for the autocast of a GPU"),
             "fp8": (None, "FP8 needs Transformer Engine on a GPU"),
             "fp4": (None, "FP4 needs Transformer Engine on a GPU"),
+            "cross_entropy_loss_fusion": (False, "it rounds gradients to bfloat16 and has nothing to fuse here"),
             "cross_entropy_fusion_impl": ("native", "the other implementation is Transformer Engine's"),
             "cpu_offloading": (False, offload),
             "fine_grained_activation_offloading": (False, offload),

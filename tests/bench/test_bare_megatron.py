@@ -116,6 +116,44 @@ def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
     assert max(first.get("gradient_errors", {"": 0.0}).values()) < 1e-5
 
 
+OTHER_LAYERS = {"normalization": "LayerNorm", "add_bias_linear": True, "qk_layernorm": True, "gated_linear_unit": False}
+
+
+def test_norms_with_biases_and_norms_of_heads_parallelise_too(run_on_ranks, tmp_path):
+    reference, parallel = str(tmp_path / "one"), str(tmp_path / "two")
+    layers = {"steps": 2, "config": OTHER_LAYERS | {"bias_activation_fusion": False}}
+    expected = run_on_ranks(run, 1, reference, layers)[0]
+    layout = layers | {"tp": 2, "sequence_parallel": True}
+    first = run_on_ranks(run, 2, parallel, layout, reference=reference)[0]
+    assert first["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert {"q_layernorm.bias", "linear_fc1.bias"} <= {
+        ".".join(name.split(".")[-2:]) for name in first["gradient_errors"]
+    }
+    assert max(first["gradient_errors"].values()) < 1e-5, first["gradient_errors"]
+
+
+def train_in(*variants: dict[str, Any]) -> list[dict[str, Any]]:
+    return [train(variant) for variant in variants]
+
+
+def test_half_precision_recomputation_and_the_optimizers_kind_change_little_or_nothing(run_on_ranks):
+    distributed = {"use_distributed_optimizer": True}
+    # The mean of a micro-batch rather than the sum, which overflows fp16 at the initial loss scale.
+    sixteen = {"dtype": "fp16", "calculate_per_token_loss": False}
+    recompute = {
+        "config": {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp", "layernorm"]}
+    }
+    full, bf16, bf16_distributed, fp16, recomputed = run_on_ranks(
+        train_in, 1, {}, {"dtype": "bf16"}, {"dtype": "bf16"} | distributed, sixteen | distributed, recompute
+    )[0]
+    assert recomputed["param_hash"] == full["param_hash"]
+    assert bf16_distributed["losses"] == pytest.approx(bf16["losses"], rel=1e-6)
+    for half, unit in ((bf16, 2**-8), (fp16, 2**-11)):
+        assert half["losses"] == pytest.approx(full["losses"], rel=unit)
+        assert half["grad_norms"] == pytest.approx(full["grad_norms"], rel=4 * unit)
+        assert half["losses"] != full["losses"]
+
+
 def test_a_seed_and_a_layout_decide_the_run(run_on_ranks):
     first, again = (run_on_ranks(train, 2, {"tp": 2, "steps": 2}) for _ in range(2))
     other = run_on_ranks(train, 2, {"tp": 2, "steps": 2, "seed": 4321})
