@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make demo` and `make test` work in a bare clone: what they need is installed into .venv first, once.
+# Another interpreter: make test PYTHON=python3.12. Another environment: make test VENV=/path/to/venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+
+.PHONY: help setup fmt check test docs demo clean
+
+help: ## what there is
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(READY) ## install what the others need into .venv
+
+$(READY): pyproject.toml tools/setup.sh
+	@bash tools/setup.sh "$(PYTHON)" "$(VENV)"
+
+demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, let it write
+	@$(BIN)/python tools/demo.py
+
+test: $(READY) ## run the tests
+	@echo "==> tests"
+	@$(BIN)/python -m pytest -q
+
+check: $(READY) ## formatting, lint, types
+	@echo "==> ruff format"
+	@$(BIN)/ruff format --check .
+	@echo "==> ruff check"
+	@$(BIN)/ruff check .
+	@echo "==> pyright"
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+fmt: $(READY) ## format, and fix what ruff can fix
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: $(READY) ## run every example of the README, the docs and the notebook
+	@$(BIN)/python -m pytest -q tests/docs
+
+clean: ## remove the environment and everything that was built; runs stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
