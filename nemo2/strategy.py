@@ -316,6 +316,7 @@ class MegatronStrategy(DDPStrategy):
             config.virtual_pipeline_model_parallel_size = None
         if config.microbatch_group_size_per_vp_stage is None:
             config.microbatch_group_size_per_vp_stage = config.pipeline_model_parallel_size
+        self._order_messages(config, explicit)
         # Derived fields and Megatron-Core's own checks, for the sizes it now has.
         try:
             config.__post_init__()
@@ -351,6 +352,21 @@ class MegatronStrategy(DDPStrategy):
         if isinstance(progress, ProgressPrinter):
             progress = ProgressPrinter(log_interval=self.progress_interval)
         trainer.callbacks[trainer.callbacks.index(bar)] = progress  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _order_messages(self, config: TransformerConfig, explicit: frozenset[str]) -> None:
+        """Two interleaved stages exchange messages right only when these overlap: otherwise each rank posts two sends to
+        the same peer in an order that the peer doesn't expect, and trains on the wrong activations without a word
+        (Megatron-LM's arguments.py refuses it for this reason; the core alone does not).
+        """
+        if self.layout.pp != 2 or not self.layout.vp or self.layout.vp == 1 or config.overlap_p2p_comm:
+            return
+        if "overlap_p2p_comm" in explicit:
+            raise ConfigError(
+                f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={self.layout.vp} and "
+                "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
+                "or use more stages."
+            )
+        config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
     def _align_distributed_optimizer(self, optimizer_config: Any) -> None:
         """One switch in two configurations: whichever was set explicitly decides for both."""
@@ -827,7 +843,11 @@ class MegatronStrategy(DDPStrategy):
                 wanted["random_state"] = random_state()
             elif manifest is not None:
                 _log.info("The layout has changed since %s was saved: random streams start anew.", path)
-        return io.load_checkpoint(path, sharded_state_dict=wanted, strict=self._strictness)
+        loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self._strictness)
+        for part in ("model", "optimizer", "random_state"):
+            if part not in wanted:
+                loaded.pop(part, None)  # its plain data come unasked, without the tensors
+        return loaded
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load chunks, optimizer, random streams and the position in the data from what `load_checkpoint` read."""
