@@ -35,7 +35,8 @@ class ModulesByPath(importlib.abc.MetaPathFinder):
 
 def main(job) -> None:
     os.setsid()  # the processes this rank starts can then be ended with it
-    faulthandler.dump_traceback_later(job["timeout"], file=open(job["stacks"], "w"))  # noqa: SIM115: open until the end
+    stacks = open(job["stacks"], "w")  # noqa: SIM115 # stays open for as long as this process lives
+    faulthandler.dump_traceback_later(job["timeout"], file=stacks)
     os.environ.update(job["environment"])
     sys.meta_path.insert(0, ModulesByPath(job["modules"]))
     try:
