@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code blocks of a Markdown page, and running them in order. Run as a script: a server that forks once per page.
+
+Blocks marked ``python`` and ``bash`` run, a page's in one process and one folder, top to bottom. A comment above a block
+says what is different about it:
+
+    <!-- test: skip, REASON -->      it doesn't run; the reason says what it would need
+    <!-- test: file NAME -->         it is written to NAME, for a later block to run
+    <!-- test: with A=1 B=2 -->      changes added to its ``nemo2 pretrain`` lines, to make them short
+    <!-- test: prints -->            a ``text`` block: every line was printed by the block before; ``...`` may stand for
+                                     anything within a line, or for lines
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+BLOCK_SECONDS = 150
+
+_BLOCK = re.compile(
+    r"(?:^<!-- test: (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """``line`` is where its text begins in the page; ``note`` what the comment says, "" without one."""
+
+    page: str
+    line: int
+    language: str
+    note: str
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return not self.note.startswith("skip,") and (self.language in ("python", "bash") or self.note == "prints")
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All fenced blocks of `page`."""
+    content = page.read_text()
+    return [
+        Block(
+            page=str(page),
+            line=content.count("\n", 0, match.start("text")) + 1,
+            language=match["language"],
+            note=match["note"] or "",
+            text=match["text"],
+        )
+        for match in _BLOCK.finditer(content)
+    ]
+
+
+def run_page(blocks: list[Block]) -> str | None:
+    """Run the blocks of a page here; the first failure as text, None if there is none."""
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    printed = ""
+    for block in blocks:
+        try:
+            if block.note == "prints":
+                if missing := not_printed(block.text, printed):
+                    raise AssertionError(f"not printed: {missing}\nby the block before, which printed:\n{printed}")
+            elif block.note.startswith("file "):
+                Path(block.note.removeprefix("file ")).write_text(block.text)
+            elif block.language == "python":
+                printed = run_python(block, namespace)
+            else:
+                printed = run_bash(block)
+        except BaseException:
+            return f"{block.page}:{block.line}\n{traceback.format_exc()}"
+    return None
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> str:
+    # Empty lines in front, so that a traceback shows the page's own line numbers.
+    code = compile("\n" * (block.line - 1) + block.text, block.page, "exec")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(code, namespace)
+    return output.getvalue()
+
+
+def run_bash(block: Block) -> str:
+    text = block.text
+    if block.note.startswith("with "):
+        changes = block.note.removeprefix("with ")
+        text = re.sub(r"^(nemo2 pretrain \S+)", rf"\1 {changes}", text, flags=re.MULTILINE)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=BLOCK_SECONDS,
+    )
+    if done.returncode:
+        raise AssertionError(f"exit code {done.returncode} of\n{text}\nwhich printed\n{done.stdout}")
+    return done.stdout
+
+
+def not_printed(expected: str, printed: str) -> str | None:
+    """The first line of `expected` that doesn't follow in `printed`; None if all do, in their order."""
+    lines = [line.rstrip() for line in printed.splitlines()]
+    for line in expected.splitlines():
+        if line.strip() in ("...", ""):
+            continue
+        pattern = re.compile(".*".join(re.escape(part) for part in line.rstrip().split("...")))
+        found = next((index for index, text in enumerate(lines) if pattern.fullmatch(text)), None)
+        if found is None:
+            return line
+        lines = lines[found + 1 :]
+    return None
+
+
+def serve() -> None:
+    """Answer each line on standard input, ``{"folder": ..., "blocks": [...]}``, with one line: the failure or null.
+
+    What every page imports is imported here, once; each page gets a fork, so that no page sees what another has built.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import lightning.pytorch  # noqa: F401
+    import nemo_run  # noqa: F401
+
+    import nemo2.llm.api
+    import nemo2.models.llama  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        result = Path(request["folder"]) / ".result.json"
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(request["folder"])
+            failure = run_page([Block(**block) for block in request["blocks"]])
+            result.write_text(json.dumps(failure))
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        answer = (
+            result.read_text() if result.is_file() else json.dumps(f"the page's process ended with status {status}")
+        )
+        print(answer, file=answers, flush=True)
+
+
+def request(folder: Path, blocks: list[Block]) -> str:
+    return json.dumps({"folder": str(folder), "blocks": [asdict(block) for block in blocks]}) + "\n"
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example of the README and of docs/ runs, as it is written there."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = Path(__file__).with_name("snippets.py")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _load() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_snippets", SERVER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+snippets = _load()
+WITH_EXAMPLES = [page for page in PAGES if any(block.runs for block in snippets.blocks_of(page))]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    home = tmp_path_factory.mktemp("home")
+    environment = {
+        **os.environ,
+        # A user's commands are those of the environment that runs the tests.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(home),
+        "NEMORUN_HOME": str(home / "nemo_run"),
+        "NEMO_HOME": str(home / "nemo"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    process = subprocess.Popen(
+        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    yield process
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(timeout=30)
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run(page: Path, server: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert server.stdin is not None and server.stdout is not None
+    blocks = [block for block in snippets.blocks_of(page) if block.runs]
+    server.stdin.write(snippets.request(tmp_path, blocks))
+    server.stdin.flush()
+    failure = json.loads(server.stdout.readline())
+    assert failure is None, failure
+
+
+def test_only_known_notes_are_used_and_a_skipped_example_says_why() -> None:
+    for block in (block for page in PAGES for block in snippets.blocks_of(page)):
+        known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|prints|", block.note)
+        assert known, f"{block.page}:{block.line}: <!-- test: {block.note} -->"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if not re.match(r"[a-z]+:", target):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_a_failing_example_is_told_by_its_line_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n```python\nx = 1\nraise ValueError(x)\n```\n")
+    failure = snippets.run_page(snippets.blocks_of(page))
+    assert "page.md:4" in failure and 'page.md", line 5' in failure and "ValueError: 1" in failure
+
+
+def test_output_that_was_not_printed_is_found() -> None:
+    assert snippets.not_printed("a\n...\nb is ... long\n", "a\nx\nb is 3 s long\n") is None
+    assert snippets.not_printed("b\na\n", "a\nb\n") == "a"
