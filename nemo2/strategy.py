@@ -625,7 +625,7 @@ class MegatronStrategy(DDPStrategy):
         metrics: dict[str, Any] = {
             "reduced_train_loss": self._last_loss.float(),
             "global_step": float(trainer.global_step),
-            "step": float(step),
+            "step": float(trainer.global_step),
             "lr": float(optimizer.param_groups[0]["lr"]),
         }
         if isinstance(optimizer, MegatronOptimizer):
