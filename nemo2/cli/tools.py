@@ -33,6 +33,7 @@ def prepare_data(
     """Turn text into Megatron's indexed dataset, one document per file or line."""
     from nemo2.errors import ConfigError
 
+    on_bad_line = "skip" if skip_bad_lines else "fail"
     if (tokenizer is None) == (train_bpe is None):
         raise ConfigError("prepare-data needs one of --tokenizer PATH and --train-bpe N.")
     from nemo2.data import prepare
@@ -43,14 +44,14 @@ def prepare_data(
 
         tokenizer = output.with_name(f"{output.name}_tokenizer.json")
         output.parent.mkdir(parents=True, exist_ok=True)
-        train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key)
+        train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key, on_bad_line=on_bad_line)
         print(f"tokenizer: {tokenizer}")
     prepared = prepare.prepare_data(
         list(inputs),
         output,
         BPETokenizer(str(tokenizer)),
         text_key=text_key,
-        on_bad_line="skip" if skip_bad_lines else "fail",
+        on_bad_line=on_bad_line,
         progress=is_terminal(sys.stdout),
     )
     skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
