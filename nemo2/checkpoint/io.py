@@ -22,6 +22,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.dist_checkpointing.validation import StrictHandling
+from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.checkpoint.directory import MANIFEST, WEIGHTS_PATH, Manifest, problems, publish, remove, temporary_name
 from nemo2.config.capture import configurable
@@ -97,13 +98,13 @@ class MegatronCheckpointIO(CheckpointIO):
         try:
             self._prepare(temporary, target)
             request = self._write(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             if _is_rank_zero():
                 shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"Saving {target} failed: {str(error) or repr(error)}. Nothing of it was kept; earlier checkpoints are untouched."
+                f"Saving {target} failed: {_reason(error)}. Nothing of it was kept; earlier checkpoints are untouched."
             ) from error
         if request is None:
             finish()
@@ -230,28 +231,16 @@ class MegatronCheckpointIO(CheckpointIO):
             loaded = dist_checkpointing.load(
                 sharded_state_dict, str(weights), self._load_strategy(str(weights)), strict=handling
             )
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise CheckpointError(
-                f"{checkpoint} can't be loaded into this model: {error} Check that model.config, the tokenizer (vocabulary size) "
-                "and the optimizer are those it was saved with."
+                f"{checkpoint} can't be loaded into this model: {_reason(error)}. Check that model.config, the tokenizer "
+                "(vocabulary size) and the optimizer are those it was saved with."
             ) from error
         return loaded[0] if isinstance(loaded, tuple) else loaded
 
     def check(self, checkpoint: Path) -> None:
         """Refuse a checkpoint that isn't there or isn't whole, with the same error on every rank."""
-        problem = None
-        if _is_rank_zero():
-            if not checkpoint.is_dir():
-                problem = f"{checkpoint} is not a checkpoint directory."
-            elif (checkpoint / MANIFEST).is_file():
-                found = problems(checkpoint)
-                if found:
-                    problem = f"{checkpoint} is damaged: {'; '.join(found[:5])}. Resume from another checkpoint."
-            elif not dist_checkpointing.check_is_distributed_checkpoint(str(weights_dir(checkpoint))):
-                problem = (
-                    f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
-                )
-        problem = _agree(problem)
+        problem = _agree(_unreadable(checkpoint) if _is_rank_zero() else None)
         if problem:
             raise CheckpointError(problem)
 
@@ -270,10 +259,37 @@ class MegatronCheckpointIO(CheckpointIO):
         remove(Path(path))
 
 
+def _unreadable(checkpoint: Path) -> Optional[str]:
+    if not checkpoint.is_dir():
+        return f"{checkpoint} is not a checkpoint directory."
+    try:
+        if (checkpoint / MANIFEST).is_file():
+            found = problems(checkpoint)
+            return (
+                f"{checkpoint} is damaged: {'; '.join(found[:5])}. Resume from another checkpoint." if found else None
+            )
+    except CheckpointError as error:
+        return str(error)
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(weights_dir(checkpoint))):
+        return f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
+    return None
+
+
 def weights_dir(checkpoint: Path) -> Path:
     """The folder with Megatron-Core's files: ``weights`` inside, or the directory itself."""
     inside = checkpoint / WEIGHTS_PATH
     return inside if inside.is_dir() else checkpoint
+
+
+def _reason(error: BaseException) -> str:
+    """One line; of what several ranks report, the first rank's."""
+    if isinstance(error, CheckpointException):
+        if not error.failures:
+            return "on another rank, which says why"
+        rank, failure = min(error.failures.items())
+        error = failure[0] if isinstance(failure, tuple) else failure
+        return f"on rank {rank}, {_reason(error)}"
+    return " ".join(str(error).split()).rstrip(".") or repr(error)
 
 
 def _is_rank_zero() -> bool:

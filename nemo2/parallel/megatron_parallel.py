@@ -117,7 +117,7 @@ class MegatronParallel(nn.ModuleList):
         self.data_step = data_step
         self.forward_step = forward_step
         self.ddp_config = ddp_config
-        self.config = _model_config(pipeline)
+        self.config = _model_config(pipeline, precision_plugin)
         if ddp_config is not None:
             _refuse_parameters_outside(pipeline)
         cores = _chunks_of(pipeline, vp_size, self.config)
@@ -228,9 +228,9 @@ class MegatronParallel(nn.ModuleList):
         last = _ends_pipeline(getattr(module, "module", module))
         own_stage_step = getattr(module, f"{step.stage}_step", None)
         if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
-            if "batch_idx" in inspect.signature(own_stage_step).parameters:
-                return lambda batch: own_stage_step(batch, batch_idx=step.step_i)
-            return own_stage_step
+            # By position, as Lightning does: users name it as they like.
+            takes_index = len(inspect.signature(own_stage_step).parameters) > 1
+            return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
         forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
         if forward_step is None:
             raise ConfigError(
@@ -420,13 +420,16 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module
 
 
-def _model_config(module: pl.LightningModule) -> TransformerConfig:
+def _model_config(module: pl.LightningModule, precision_plugin: Any) -> TransformerConfig:
     config = getattr(module, "config", None)
     if isinstance(config, TransformerConfig):
         return config
     # Megatron-Core reads its switches (dtypes, schedule functions) from a model's config; a plain module has none of its
     # own. The sizes are placeholders that nothing of a plain module reads.
-    return TransformerConfig(num_layers=1, hidden_size=1, num_attention_heads=1)
+    config = TransformerConfig(num_layers=1, hidden_size=1, num_attention_heads=1)
+    if precision_plugin is not None:
+        precision_plugin.apply_to(config, path="model.config")
+    return config
 
 
 def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: TransformerConfig) -> list[nn.Module]:

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint gives back: the same training, on the same ranks bit by bit; the same model, in any layout."""
+
+import functools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+
+STEPS, STOP = 6, 3
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+LAYOUT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+def keeping(directory: str | Path, **options: Any) -> Any:
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    given = {"every_n_train_steps": STOP, "save_top_k": -1, "filename": "{step}", "save_last": False}
+    return ModelCheckpoint(dirpath=str(directory), verbose=False, save_optim_on_train_end=True, **given | options)
+
+
+def llama(**config: Any) -> Any:
+    return small_runs.build_llama(schedule=small_runs.cosine(STEPS), **DROPOUT | config)
+
+
+def run(*, max_steps: int = STEPS, callbacks: Any = (), ckpt_path: Any = None, **strategy: Any) -> dict[str, Any]:
+    return small_runs.fit(
+        llama(),
+        max_steps=max_steps,
+        callbacks=callbacks,
+        ckpt_path=ckpt_path,
+        inspect=lambda trainer: {
+            "digest": sum(float(value.double().abs().sum()) for value in small_runs.parameters(trainer).values())
+        },
+        # A validation right after the save: the resumed run doesn't repeat it.
+        trainer={"limit_val_batches": 1, "val_check_interval": STOP, "check_val_every_n_epoch": None},
+        **LAYOUT | strategy,
+    )
+
+
+def interrupted_and_resumed(directory: str) -> dict[str, dict[str, Any]]:
+    from unittest import mock
+
+    from nemo2 import strategy
+
+    runs = {"uninterrupted": run()}
+    runs["saving in the background"] = run(callbacks=[keeping(f"{directory}/async")], ckpt_async_save=True)
+    runs["resumed from the background save"] = run(ckpt_path=f"{directory}/async/step={STOP}")
+    runs["stopped"] = run(max_steps=STOP, callbacks=[keeping(f"{directory}/sync")])
+    runs["resumed"] = run(ckpt_path=f"{directory}/sync/step={STOP}")
+    with mock.patch.object(strategy, "load_random_state"):
+        runs["without random state"] = run(ckpt_path=f"{directory}/sync/step={STOP}")
+    runs["without optimizer state"] = run(ckpt_path=f"{directory}/sync/step={STOP}", ckpt_load_optimizer=False)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, tmp_path_factory) -> dict[str, dict[str, Any]]:
+    ranks = run_on_ranks(interrupted_and_resumed, 2, str(tmp_path_factory.mktemp("resume")))
+    for name, first in ranks[0].items():
+        assert first["losses"] == ranks[1][name]["losses"], "every rank reports the same loss"
+    return ranks[0]
+
+
+def test_saving_does_not_disturb_training(runs):
+    reference, saving = runs["uninterrupted"], runs["saving in the background"]
+    assert len(set(reference["losses"])) == STEPS
+    assert saving["losses"] == reference["losses"]
+    assert saving["val_losses"] == reference["val_losses"]
+    assert saving["inspected"] == reference["inspected"]
+
+
+@pytest.mark.parametrize("name", ["resumed", "resumed from the background save"])
+def test_a_resumed_run_continues_bit_by_bit_with_dropout(runs, name):
+    reference, resumed = runs["uninterrupted"], runs[name]
+    assert resumed["losses"] == reference["losses"][STOP:]
+    assert resumed["grad_norms"] == reference["grad_norms"][STOP:]
+    assert resumed["rates"] == reference["rates"][STOP:]
+    assert resumed["inspected"] == reference["inspected"]
+
+
+def test_no_sample_is_repeated_or_skipped(runs):
+    whole = runs["uninterrupted"]
+    assert [i for step in whole["samples"] for i in step] == list(range(STEPS * small_runs.GBS))
+    assert runs["stopped"]["samples"] + runs["resumed"]["samples"] == whole["samples"]
+    assert runs["stopped"]["consumed"] + runs["resumed"]["consumed"] == whole["consumed"]
+    assert whole["consumed"] == [small_runs.GBS * (step + 1) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("dropped", ["without random state", "without optimizer state"])
+def test_the_comparison_notices_what_is_dropped(runs, dropped):
+    assert runs[dropped]["samples"] == runs["resumed"]["samples"]
+    assert runs[dropped]["losses"] != runs["resumed"]["losses"]
+
+
+# ---------------------------------------------------------------------------------------------------- another layout
+
+
+def saved_with_logits(directory: str, tensor: int) -> list[float]:
+    """Trains two steps and saves; returns the loss of a batch under the weights saved."""
+    small_runs.quiet()
+    seen: list[float] = []
+    small_runs.fit(
+        small_runs.build_llama(distributed=tensor == 1),
+        max_steps=2,
+        callbacks=[keeping(directory)],
+        tensor_model_parallel_size=tensor,
+        inspect=lambda trainer: seen.extend(per_token_losses(trainer.lightning_module)),
+    )
+    return seen
+
+
+def loaded_logits(path: str, **strategy: Any) -> list[float]:
+    """The same from a checkpoint, in the layout given, as validation loads it."""
+    small_runs.quiet()
+    model = small_runs.build_llama()
+    trainer = small_runs.build_trainer(max_steps=1, trainer={"limit_val_batches": 1}, **strategy)
+    trainer.validate(model, small_runs.TokenData(), ckpt_path=path, verbose=False)
+    return per_token_losses(model)
+
+
+def per_token_losses(model: Any) -> list[float]:
+    import torch
+
+    batch = small_runs.global_batch(5)
+    model.eval()
+    with torch.no_grad():
+        losses = model(batch["tokens"], batch["position_ids"], labels=batch["labels"])
+    return losses.flatten().tolist()
+
+
+def test_a_checkpoint_of_two_tensor_parallel_ranks_is_the_same_model_in_one_process(run_on_ranks, tmp_path):
+    saved = run_on_ranks(saved_with_logits, 2, str(tmp_path), 2)[0]
+    loaded = run_on_ranks(loaded_logits, 1, str(tmp_path / "step=2"))[0]
+    assert loaded == pytest.approx(saved, abs=2e-6)
+    assert len(set(loaded)) > 100
+
+
+# --------------------------------------------------------------------------------------------------------- damaged
+
+
+def failing_loads(directory: str, damages: list[str]) -> dict[str, str]:
+    """What each damage to a good checkpoint is answered with."""
+    from nemo2.errors import CheckpointError
+
+    small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
+    answers = {}
+    for damage in damages:
+        path = _damaged(Path(directory) / "step=1", damage)
+        try:
+            small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(path))
+        except CheckpointError as error:
+            answers[damage] = str(error)
+    return answers
+
+
+def _damaged(checkpoint: Path, damage: str) -> Path:
+    import torch
+
+    copy = checkpoint.with_name(damage)
+    if torch.distributed.get_rank() == 0:
+        shutil.copytree(checkpoint, copy)
+        shards = sorted((copy / "weights").glob("*.distcp"))
+        if damage == "truncated":
+            os.truncate(shards[-1], shards[-1].stat().st_size // 2)
+        elif damage == "missing":
+            shards[-1].unlink()
+        elif damage == "manifest":
+            (copy / "manifest.json").write_text('{"step": 1,')
+        elif damage == "no metadata":
+            (copy / "weights" / "metadata.json").unlink()
+        elif damage == "empty":
+            shutil.rmtree(copy)
+            copy.mkdir()
+    torch.distributed.barrier()
+    return copy
+
+
+DAMAGES = {
+    "truncated": r"truncated is damaged: weights/\S+\.distcp has \d+ bytes, and \d+ were written.*another checkpoint",
+    "missing": r"missing is damaged: weights/\S+\.distcp is missing",
+    "manifest": r"manifest\.json can't be read.*damaged",
+    "no metadata": r"no metadata is damaged: weights/metadata\.json is missing",
+    "empty": r"empty holds no Megatron-Core checkpoint",
+}
+
+
+def test_damage_is_named_on_every_rank(run_on_ranks, tmp_path):
+    import re
+
+    for answers in run_on_ranks(failing_loads, 2, str(tmp_path), list(DAMAGES), timeout=60.0):
+        assert answers.keys() == DAMAGES.keys()
+        for damage, pattern in DAMAGES.items():
+            assert re.search(pattern, answers[damage], re.DOTALL), answers[damage]
+
+
+def into_another_model(directory: str) -> str:
+    from nemo2.errors import CheckpointError
+
+    small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
+    with pytest.raises(CheckpointError) as caught:
+        small_runs.fit(small_runs.build_llama(hidden_size=64), max_steps=2, ckpt_path=f"{directory}/step=1")
+    return str(caught.value)
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_what_to_look_at(run_on_ranks, tmp_path):
+    message = run_on_ranks(into_another_model, 1, str(tmp_path))[0]
+    assert "can't be loaded into this model" in message
+    assert "model.config" in message
+
+
+# ---------------------------------------------------------------------------------------------------- where it can't
+
+
+def save_into(directory: str, *, async_save: bool) -> str:
+    from nemo2.errors import CheckpointError
+
+    with pytest.raises(CheckpointError) as caught:
+        small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=1,
+            callbacks=[keeping(directory, every_n_train_steps=1)],
+            ckpt_async_save=async_save,
+        )
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_place_that_cannot_be_written_is_named_on_every_rank(run_on_ranks, tmp_path, async_save):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    for message in run_on_ranks(save_into, 2, str(blocked / "checkpoints"), async_save=async_save, timeout=60.0):
+        assert "Can't write" in message
+        assert str(blocked) in message
+        assert "log.log_dir" in message
+
+
+def failing_writer(directory: str) -> tuple[str, list[str]]:
+    """Rank 1's writer fails while rank 0's works, over a good checkpoint of an earlier step."""
+    from unittest import mock
+
+    import torch
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    from nemo2.errors import CheckpointError
+
+    original = filesystem_async._write_item
+
+    @functools.wraps(original)
+    def full_disk(*args: Any, **kwargs: Any) -> Any:
+        if torch.distributed.get_rank() == 1 and (Path(directory) / "step=1").exists():
+            raise OSError(28, "No space left on device")
+        return original(*args, **kwargs)
+
+    with mock.patch.object(filesystem_async, "_write_item", full_disk):
+        with pytest.raises(CheckpointError) as caught:
+            small_runs.fit(
+                small_runs.build_llama(),
+                max_steps=2,
+                callbacks=[keeping(directory, every_n_train_steps=1)],
+                tensor_model_parallel_size=2,
+            )
+    torch.distributed.barrier()
+    return str(caught.value), sorted(path.name for path in Path(directory).iterdir())
+
+
+def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_on_ranks, tmp_path):
+    answers = run_on_ranks(failing_writer, 2, str(tmp_path), timeout=60.0)
+    assert "No space left" in answers[0][0]
+    for message, names in answers:
+        assert "Saving" in message and "on rank 1" in message or "on another rank" in message
+        assert "earlier checkpoints are untouched" in message
+        assert names == ["step=1"]
