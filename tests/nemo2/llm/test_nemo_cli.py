@@ -23,7 +23,7 @@ def nemo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
 def test_nemo_runs_own_command_finds_a_recipe_and_applies_overrides(tmp_path):
     done = nemo("trainer.max_steps=7", "strategy.sequence_parallel=False", "--dryrun", "--yes", home=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "max_steps=7" in done.stdout and "sequence_parallel=False" in done.stdout
+    assert "max_steps: 7" in done.stdout and "sequence_parallel: False" in done.stdout
 
 
 def test_nemo_runs_own_command_fails_on_a_typing_error(tmp_path):
