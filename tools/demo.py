@@ -42,7 +42,7 @@ def main() -> None:
 
     say("What has it learnt?")
     prompts = " ".join(f"--prompt {shlex.quote(prompt)}" for prompt in PROMPTS)
-    text = run(f"nemo2 generate {run_dir} {prompts} --max-new-tokens 48", capture=True)
+    text = run(f"nemo2 generate {run_dir} {prompts} --max-new-tokens 48 --temperature 0.6 --top-p 0.9", capture=True)
 
     say("Is it true?")
     check(run_dir, stopped_at=stopped_at, text=text)
