@@ -392,6 +392,12 @@ class MegatronStrategy(DDPStrategy):
 
     # ------------------------------------------------------------------------------------------------------ environment
 
+    def _configure_launcher(self) -> None:
+        """One process launches nobody. With Lightning's launcher, which starts the script anew, it could not run in a
+        notebook."""
+        if self.num_processes * self.num_nodes > 1:
+            super()._configure_launcher()
+
     def setup_environment(self) -> None:
         """Device, world, Megatron-Core's groups, random streams, the batch calculator."""
         world_size = self.num_nodes * self.num_processes
