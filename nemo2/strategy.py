@@ -224,7 +224,6 @@ class MegatronStrategy(DDPStrategy):
         self.progress_interval = progress_interval
         self.megatron_parallel: Optional[MegatronParallel] = None
         self.megatron_callbacks = CallbackConnector()
-        self._modes: dict[torch.nn.Module, bool] = {}
         self._own_names: set[str] = set()
         self._groups: dict[str, Any] = {
             "use_sharp": use_sharp,
@@ -705,26 +704,13 @@ class MegatronStrategy(DDPStrategy):
     def on_validation_start(self) -> None:
         if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.megatron_parallel.pause_param_gather()
-        self._evaluate_further_chunks()
 
     def on_validation_end(self) -> None:
-        for module, training in self._modes.items():
-            module.training = training
-        self._modes = {}
         if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.megatron_parallel.resume_param_gather()
-
-    def on_test_start(self) -> None:
-        self._evaluate_further_chunks()
-
-    def on_predict_start(self) -> None:
-        self._evaluate_further_chunks()
-
-    def _evaluate_further_chunks(self) -> None:
-        """Lightning puts the LightningModule into evaluation mode, and with it the first chunk only."""
-        for chunk in list(self.megatron_parallel)[1:] if self.megatron_parallel is not None else ():
-            self._modes |= {module: module.training for module in chunk.modules()}
-            chunk.eval()
+            # Lightning puts all chunks into evaluation mode, and the modules it knows, those of the first, back.
+            for chunk in list(self.megatron_parallel)[1:]:
+                chunk.train()
 
     def on_train_end(self) -> None:
         if self.megatron_parallel is not None:

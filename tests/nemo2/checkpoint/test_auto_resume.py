@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run resumes from, and what it says where it can't."""
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+
+from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+from nemo2.checkpoint.directory import Manifest, publish, temporary_name
+from nemo2.errors import CheckpointError
+
+
+def saved(target: Path, step: int, *, weights_only: bool = False) -> Path:
+    temporary = temporary_name(target)
+    temporary.mkdir(parents=True)
+    publish(temporary, target, Manifest(step=step, consumed_samples=0, layout={}, weights_only=weights_only))
+    return target
+
+
+def trainer(directory: Path, max_steps: int = 100) -> Any:
+    return types.SimpleNamespace(
+        checkpoint_callback=types.SimpleNamespace(dirpath=str(directory)),
+        default_root_dir="/nowhere",
+        max_steps=max_steps,
+        ckpt_path=None,
+        strategy=types.SimpleNamespace(restore_config=None),
+    )
+
+
+def test_the_newest_finished_checkpoint_is_resumed(tmp_path):
+    saved(tmp_path / "step=9", 9)
+    newest = saved(tmp_path / "step=10-last", 10)
+    (tmp_path / ".unfinished-0-step=11").mkdir()
+    (tmp_path / "step=12").mkdir()
+    a_trainer = trainer(tmp_path)
+    assert AutoResume(resume_if_exists=True).setup(a_trainer) == newest
+    assert a_trainer.ckpt_path == newest
+
+
+def test_without_being_asked_nothing_is_resumed(tmp_path):
+    saved(tmp_path / "step=9", 9)
+    assert AutoResume().setup(trainer(tmp_path)) is None
+
+
+def test_finding_nothing_is_an_error_that_says_where_it_looked_unless_told_otherwise(tmp_path):
+    with pytest.raises(CheckpointError, match=rf"looked in {tmp_path}.*resume_ignore_no_checkpoint=True"):
+        AutoResume(resume_if_exists=True).setup(trainer(tmp_path))
+    assert AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True).setup(trainer(tmp_path)) is None
+
+
+def test_another_directory_may_be_a_run_a_folder_of_checkpoints_or_one_checkpoint(tmp_path):
+    newest = saved(tmp_path / "run" / "2026-01-01" / "checkpoints" / "step=5", 5)
+    for place in (tmp_path / "run", newest.parent, newest.parent.parent, newest):
+        found = AutoResume(resume_if_exists=True, resume_from_directory=str(place)).setup(trainer(tmp_path / "empty"))
+        assert found == newest
+
+
+def test_a_path_is_taken_as_it_is_or_refused(tmp_path):
+    saved(tmp_path / "step=9", 9)
+    chosen = saved(tmp_path / "step=5", 5)
+    assert AutoResume(resume_from_path=str(chosen), resume_if_exists=True).setup(trainer(tmp_path)) == chosen
+    with pytest.raises(CheckpointError, match="resume.resume_from_path=/no/such: no such checkpoint directory"):
+        AutoResume(resume_from_path="/no/such").setup(trainer(tmp_path))
+
+
+def test_a_finished_run_is_not_resumed_but_on_purpose(tmp_path):
+    done = saved(tmp_path / "step=10", 10)
+    with pytest.raises(CheckpointError, match=r"at step 10, and trainer\.max_steps=10.*resume_past_end=True"):
+        AutoResume(resume_if_exists=True).setup(trainer(tmp_path, max_steps=10))
+    assert AutoResume(resume_if_exists=True, resume_past_end=True).setup(trainer(tmp_path, max_steps=10)) == done
+    assert AutoResume(resume_if_exists=True).setup(trainer(tmp_path, max_steps=-1)) == done
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_weights_without_an_optimizer_cannot_be_resumed_but_validated(tmp_path, named):
+    path = saved(tmp_path / "step=10", 10, weights_only=True)
+    resume = AutoResume(resume_from_path=str(path)) if named else AutoResume(resume_if_exists=True)
+    with pytest.raises(CheckpointError, match=r"weights only.*restore_config\.path.*save_optim_on_train_end=True"):
+        resume.setup(trainer(tmp_path))
+    assert resume.setup(trainer(tmp_path, max_steps=10), training=False) == path
+
+
+def test_a_checkpoint_of_the_run_itself_goes_before_weights_to_start_from(tmp_path):
+    restore = RestoreConfig(path=str(tmp_path / "other"))
+    fresh, resumed = trainer(tmp_path / "run"), trainer(tmp_path / "run")
+    AutoResume(restore_config=restore, resume_if_exists=True, resume_ignore_no_checkpoint=True).setup(fresh)
+    assert fresh.strategy.restore_config is restore and fresh.ckpt_path is None
+    own = saved(tmp_path / "run" / "step=3", 3)
+    AutoResume(restore_config=restore, resume_if_exists=True).setup(resumed)
+    assert resumed.strategy.restore_config is None and resumed.ckpt_path == own
+
+
+def started_from_weights(directory: str) -> dict[str, Any]:
+    """A run of two steps, and what runs that start from its weights do first."""
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    keep = ModelCheckpoint(
+        dirpath=directory, filename="{step}", save_last=False, save_optim_on_train_end=True, verbose=False
+    )
+    first = small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=[keep, *_at_step_two(directory)])
+    path = f"{directory}/two"
+    found = {"first": first}
+    for name, options in {"weights": {}, "with the optimizer": {"load_optim_state": True}}.items():
+        restore = RestoreConfig(path=path, **options)
+        found[name] = small_runs.fit(
+            small_runs.build_llama(), small_runs.TokenData(size=8), max_steps=1, restore_config=restore,
+            inspect=lambda trainer: trainer.strategy.optimizers[0].mcore_optimizer.state_dict() is not None,
+        )  # fmt: skip
+    with pytest.raises(CheckpointError) as caught:
+        small_runs.fit(small_runs.build_llama(), max_steps=1, restore_config=RestoreConfig(path=f"{directory}/no"))
+    found["missing"] = str(caught.value)
+    return found
+
+
+def _at_step_two(directory: str) -> list[Any]:
+    import lightning.pytorch as pl
+
+    class Saver(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(f"{directory}/two")
+
+    return [Saver()]
+
+
+def test_a_run_started_from_weights_has_those_and_nothing_else(run_on_ranks, tmp_path):
+    found = run_on_ranks(started_from_weights, 1, str(tmp_path))[0]
+    first, weights = found["first"], found["weights"]
+    # It sees sample 0 first, not sample 16, under the weights of step 2: another loss than either run's.
+    assert weights["samples"] == [list(range(8))]
+    assert weights["consumed"] == [8]
+    assert weights["losses"][0] not in first["losses"]
+    assert found["with the optimizer"]["losses"] == weights["losses"]
+    assert "no such checkpoint directory" in found["missing"]

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint exists when it is whole: at every point where a save may be killed, the previous one is what is found."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo2.checkpoint import directory
+from nemo2.checkpoint.directory import Manifest, clean_up, finished, problems, publish, read_manifest, temporary_name
+from nemo2.errors import CheckpointError
+
+
+def manifest(step: int, **options: Any) -> Manifest:
+    return Manifest(step=step, consumed_samples=8 * step, layout={"tp": 1}, **options)
+
+
+def written(target: Path, step: int, text: str = "") -> Path:
+    """What the ranks have written before it is published."""
+    temporary = temporary_name(target)
+    (temporary / "weights").mkdir(parents=True)
+    (temporary / "weights" / "part").write_text(text or f"step {step}")
+    return temporary
+
+
+def saved(target: Path, step: int, text: str = "", **options: Any) -> Path:
+    publish(written(target, step, text), target, manifest(step, **options))
+    return target
+
+
+def test_a_published_checkpoint_says_what_it_holds(tmp_path):
+    checkpoint = saved(tmp_path / "a", 3, metrics={"val_loss": 2.5})
+    read = read_manifest(checkpoint)
+    assert read is not None
+    assert (read.step, read.consumed_samples, read.metrics) == (3, 24, {"val_loss": 2.5})
+    assert read.files == {"weights/part": 6}
+    assert problems(checkpoint) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def calls_of(action: Any) -> int:
+    """How many changes to the file system an action makes."""
+    count = [0]
+    with counted(lambda: count.__setitem__(0, count[0] + 1)):
+        action()
+    return count[0]
+
+
+class counted:
+    """Calls `tell` before each rename, removal and flush, and each write of a file's text, that `directory` makes."""
+
+    def __init__(self, tell: Any) -> None:
+        self.tell = tell
+
+    def __enter__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        for owner, name in (
+            (os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"), (Path, "write_text"),
+        ):  # fmt: skip
+            self.patch.setattr(owner, name, self._telling(getattr(owner, name)))
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.patch.undo()
+
+    def _telling(self, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.tell()
+            return function(*args, **kwargs)
+
+        return call
+
+
+def killed_at(action: Any, call: int) -> None:
+    """Run `action` in a process that is killed right before its n-th change to the file system."""
+    pid = os.fork()
+    if pid == 0:
+        left = [call]
+
+        def tell() -> None:
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+
+        with counted(tell):
+            action()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("same_name", [False, True], ids=["another name", "the same name"])
+def test_a_kill_at_any_point_leaves_the_old_or_the_new_checkpoint_whole(tmp_path, same_name):
+    def prepare(folder: Path) -> tuple[Path, Any]:
+        folder.mkdir()
+        old = saved(folder / "step=1", 1, "old")
+        new = old if same_name else folder / "step=2"
+        temporary = written(new, 2, "newer")
+        return folder, lambda: publish(temporary, new, manifest(2))
+
+    _, action = prepare(tmp_path / "counting")
+    calls = calls_of(action)
+    assert calls >= 5
+    for call in range(calls):
+        folder, action = prepare(tmp_path / str(call))
+        killed_at(action, call)
+        found = finished(folder)
+        assert found, f"killed before change {call}: nothing is left"
+        for path, read in found:
+            assert problems(path) == []
+            assert (path / "weights" / "part").read_text() == {1: "old", 2: "newer"}[read.step]
+        clean_up(folder)
+        again = finished(folder)
+        assert [read.step for _, read in again] == [read.step for _, read in found]
+        assert len(list(folder.iterdir())) == len(again), "clean_up left something behind"
+
+
+def test_a_kill_while_deleting_leaves_nothing_that_looks_like_a_checkpoint(tmp_path):
+    sample = saved(tmp_path / "counting", 1)
+    calls = calls_of(lambda: directory.remove(sample))
+    assert calls >= 4
+    for call in range(1, calls):
+        checkpoint = saved(tmp_path / f"step={call}", 1)
+        killed_at(lambda checkpoint=checkpoint: directory.remove(checkpoint), call)
+        assert finished(tmp_path) == []
+        assert clean_up(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_clean_up_leaves_checkpoints_and_files_of_others(tmp_path):
+    saved(tmp_path / "step=1", 1)
+    written(tmp_path / "step=2", 2)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "other").mkdir()
+    assert [path.name.startswith(".unfinished-") for path in clean_up(tmp_path)] == [True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other", "step=1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda path: (path / "weights" / "part").write_text("x"), "weights/part has 1 bytes, and 6 were written"),
+        (lambda path: (path / "weights" / "part").unlink(), "weights/part is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+    ],
+)
+def test_damage_is_seen_by_names_and_sizes(tmp_path, damage, expected):
+    checkpoint = saved(tmp_path / "step=3", 3)
+    damage(checkpoint)
+    assert problems(checkpoint) == [expected]
+
+
+def test_an_unreadable_manifest_names_the_file_and_where_to_look_next(tmp_path):
+    checkpoint = saved(tmp_path / "step=3", 3)
+    (checkpoint / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step=3/manifest\.json can't be read.*Resume from another one in"):
+        read_manifest(checkpoint)
+    assert finished(tmp_path) == []
+
+
+def test_checkpoints_are_ordered_by_step_and_then_by_age(tmp_path):
+    for name, step in (("b", 10), ("a", 9), ("c", 10)):
+        saved(tmp_path / name, step)
+    assert [path.name for path, _ in finished(tmp_path)] == ["a", "b", "c"]
+    assert finished(tmp_path / "nowhere") == []
+
+
+def test_names_of_checkpoints():
+    assert directory.ckpt_to_dir("/x/run--step=3.ckpt") == Path("/x/run--step=3")
+    assert directory.ckpt_to_dir("/x/val_loss=2.53-step=3") == Path("/x/val_loss=2.53-step=3")
+    assert directory.without_last(Path("/x/step=3-last")) == Path("/x/step=3")
+    assert directory.step_in_name(Path("llama--val_loss=2.53-step=120-consumed_samples=960-last")) == 120
+    assert directory.step_in_name(Path("weights")) is None

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a checkpoint is saved, what it is called and which ones are kept."""
+
+import types
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+
+from nemo2.checkpoint.directory import Manifest, publish, temporary_name
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.errors import ConfigError
+
+
+class FakeTrainer:
+    """Saves as a trainer does, without a model."""
+
+    def __init__(self) -> None:
+        self.global_step = 0
+        self.current_epoch = 0
+        self.max_steps = 1000
+        self.fast_dev_run = False
+        self.is_global_zero = True
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.lightning_module = types.SimpleNamespace()
+        self.strategy = types.SimpleNamespace(consumed_samples=0, barrier=lambda: None)
+        self.saved: list[tuple[str, bool]] = []
+
+    def at(self, step: int, **metrics: float) -> "FakeTrainer":
+        self.global_step = step
+        self.strategy.consumed_samples = 8 * step
+        self.callback_metrics = {name: torch.tensor(value) for name, value in metrics.items()}
+        return self
+
+    def save_checkpoint(self, path: Path, weights_only: bool, storage_options: dict[str, Any]) -> None:
+        temporary = temporary_name(path)
+        temporary.mkdir(parents=True)
+        publish(
+            temporary,
+            path,
+            Manifest(
+                step=self.global_step,
+                consumed_samples=self.strategy.consumed_samples,
+                layout={},
+                metrics=storage_options["metrics"],
+                weights_only=weights_only,
+            ),
+        )
+        self.saved.append((path.name, weights_only))
+        storage_options["published"](path)
+
+
+def after(tmp_path: Path, losses: dict[int, float], **options: Any) -> tuple[list[str], ModelCheckpoint]:
+    """Names left after saving at these steps with these validation losses."""
+    callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, **options)
+    trainer: Any = FakeTrainer()
+    for step, loss in losses.items():
+        callback.save(trainer.at(step, val_loss=loss))
+    return sorted(path.name for path in tmp_path.iterdir()), callback
+
+
+LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0, 5: 6.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"save_top_k": 2}, ["step=2", "step=4", "step=5-last"]),
+        ({"save_top_k": 2, "mode": "max"}, ["step=1", "step=5-last"]),
+        ({"save_top_k": 2, "monitor": None}, ["step=4", "step=5-last"]),
+        ({"save_top_k": 0}, ["step=5-last"]),
+        ({"save_top_k": -1}, ["step=1", "step=2", "step=3", "step=4", "step=5-last"]),
+        ({"save_top_k": 1, "save_last": False}, ["step=4", "step=5"]),
+        ({"save_top_k": 2, "monitor": "unknown"}, ["step=4", "step=5-last"]),
+    ],
+)
+def test_the_best_are_kept_and_always_the_newest(tmp_path, options, kept):
+    names, callback = after(tmp_path, LOSSES, **options)
+    assert names == kept
+    assert Path(callback.last_model_path).name == kept[-1]
+
+
+def test_the_best_is_known_by_path_and_score(tmp_path):
+    _, callback = after(tmp_path, LOSSES, save_top_k=2)
+    assert Path(callback.best_model_path).name == "step=4"
+    assert callback.best_model_score == 2.0
+    other = ModelCheckpoint()
+    other.load_state_dict(callback.state_dict())
+    assert (other.best_model_path, other.best_model_score) == (callback.best_model_path, 2.0)
+
+
+def test_a_resumed_run_ranks_what_the_first_one_left(tmp_path):
+    after(tmp_path, LOSSES, save_top_k=2)
+    names, _ = after(tmp_path, {6: 2.5, 7: 9.0}, save_top_k=2)
+    assert names == ["step=4", "step=6", "step=7-last"]
+
+
+def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):
+    callback = ModelCheckpoint(dirpath=str(tmp_path), verbose=False)
+    trainer: Any = FakeTrainer()
+    callback.save(trainer)
+    callback.save(trainer.at(4))
+    callback.save(trainer)
+    assert len(trainer.saved) == 1
+
+
+def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path):
+    trainer: Any = FakeTrainer()
+    trainer.max_steps = 4
+    trainer.state = types.SimpleNamespace(status="running")
+    trainer.strategy.checkpoint_io = types.SimpleNamespace(maybe_finalize_save_checkpoint=lambda blocking: None)
+    ModelCheckpoint(dirpath=str(tmp_path / "a"), filename="a", verbose=False).on_train_end(trainer.at(4), None)  # pyright: ignore[reportArgumentType]
+    ModelCheckpoint(
+        dirpath=str(tmp_path / "b"), filename="b", verbose=False, save_optim_on_train_end=True
+    ).on_train_end(trainer.at(4), None)  # pyright: ignore[reportArgumentType]
+    ModelCheckpoint(dirpath=str(tmp_path / "c"), filename="c", verbose=False).on_train_end(trainer.at(3), None)  # pyright: ignore[reportArgumentType]
+    assert trainer.saved == [("a-last", True), ("b-last", False), ("c-last", False)]
+
+
+@pytest.mark.parametrize(
+    ("filename", "values", "name"),
+    [
+        (None, {"val_loss": 2.534, "step": 20, "consumed_samples": 160}, "llama--val_loss=2.53-step=20-consumed_samples=160"),
+        (None, {"step": 20, "consumed_samples": 160}, "llama--step=20-consumed_samples=160"),
+        ("{epoch:02d}-{step}", {"epoch": 3, "step": 20}, "epoch=03-step=20"),
+        ("{model_name}-{accuracy:.1f}", {"accuracy": 0.25}, "llama-accuracy=0.2"),
+        ("{a/b}{step}", {"step": 1}, "{a_b}step=1"),
+    ],
+)  # fmt: skip
+def test_names_carry_what_they_are_asked_to(filename, values, name):
+    callback = ModelCheckpoint(filename=filename)
+    callback.model_name = "llama"
+    assert callback.format_checkpoint_name(values) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "mim"}, "log.ckpt.mode='mim'.*min"),
+        ({"save_top_k": -2}, "log.ckpt.save_top_k=-2"),
+        ({"every_n_train_steps": -1}, "log.ckpt.every_n_train_steps=-1"),
+        ({"train_time_interval": timedelta(0)}, "log.ckpt.train_time_interval"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        ModelCheckpoint(**options)
+
+
+def schedules(directory: str) -> dict[str, list[str]]:
+    """What real runs of four steps with two validations leave, by when they save."""
+    found = {}
+    for name, options in {
+        "steps": {"every_n_train_steps": 3},
+        "time": {"train_time_interval": timedelta(microseconds=1)},
+        "validation": {},
+    }.items():
+        folder = Path(directory) / name
+        keep = ModelCheckpoint(dirpath=str(folder), save_top_k=-1, filename="{step}", verbose=False, **options)
+        (folder / ".unfinished-0-step=9").mkdir(parents=True)
+        small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=4,
+            callbacks=[keep],
+            trainer={"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
+        )
+        found[name] = sorted(path.name for path in folder.iterdir())
+    return found
+
+
+def test_saves_follow_steps_time_or_validations(run_on_ranks, tmp_path):
+    found = run_on_ranks(schedules, 1, str(tmp_path))[0]
+    assert found["steps"] == ["step=3", "step=4-last"]
+    assert found["time"] == ["step=1", "step=2", "step=3", "step=4-last"]
+    assert found["validation"] == ["step=2", "step=4-last"]

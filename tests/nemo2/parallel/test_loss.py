@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked means over a global batch, whatever way it is cut."""
+
+import pytest
+import torch
+
+from nemo2.parallel.loss import MaskedTokenLossReduction, OutputCollection, ScalarLossReduction, masked_token_loss
+
+
+def test_the_masked_sum_and_its_count():
+    losses = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16)
+    total, count = masked_token_loss(losses, torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    assert (total.item(), count.item(), total.dtype, count.dtype) == (8.0, 3, torch.float32, torch.int)
+
+
+def over_replicas(rank_losses: list[list[list[float]]], masks: list[list[list[float]]]) -> float:
+    """Each rank reduces its own micro-batches."""
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel()
+    rank = torch.distributed.get_rank()
+    reduction = MaskedTokenLossReduction()
+    reports = []
+    for losses, mask in zip(rank_losses[rank], masks[rank], strict=True):
+        reports.append(reduction({"loss_mask": torch.tensor([mask])}, torch.tensor([losses]))[2])
+    return float(reduction.reduce(reports))
+
+
+def test_the_reported_loss_is_the_mean_over_all_kept_tokens_of_all_replicas(run_on_ranks):
+    losses = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]
+    masks = [[[1.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 0.0]]]
+    kept = [1.0, 2.0, 4.0, 7.0]  # a mean of the micro-batches' means would be another number
+    assert run_on_ranks(over_replicas, 2, losses, masks) == [pytest.approx(sum(kept) / len(kept))] * 2
+
+
+def one_rank() -> dict[str, object]:
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel()
+    scalar, optional = ScalarLossReduction(), ScalarLossReduction(optional=True)
+    mine = torch.tensor(3.0, requires_grad=True)
+    loss, count, report = scalar(None, {"loss": mine})
+    loss /= 4  # as the schedule does, in place
+    empty = MaskedTokenLossReduction()
+    nothing = empty({"loss_mask": torch.zeros(1, 2)}, torch.ones(1, 2))[2]
+    return {
+        "mine": float(mine.detach()), "count": int(count), "mean": float(scalar.reduce([report, {"loss": torch.tensor(5.0)}])),
+        "none": optional.reduce([optional(None, None)[2]]), "predictions": optional(None, torch.ones(2))[2],
+        "empty": float(empty.reduce([nothing])),
+    }  # fmt: skip
+
+
+def test_scalar_losses_are_averaged_and_the_users_own_tensor_stays_as_it_is(run_on_ranks):
+    found = run_on_ranks(one_rank, 1)[0]
+    assert found == {"mine": 3.0, "count": 1, "mean": 4.0, "none": None, "predictions": {}, "empty": 0.0}
+
+
+@pytest.mark.parametrize("output", [torch.ones(2), None, {"accuracy": 1.0}])
+def test_training_without_a_scalar_loss_is_an_error_that_says_what_came(output):
+    with pytest.raises(TypeError, match="training_step must return a scalar loss.*training_loss_reduction"):
+        ScalarLossReduction()(None, output)
+
+
+def test_predictions_are_joined_along_the_batch_where_they_are_tensors():
+    collect = OutputCollection()
+    reports = [collect(None, torch.full((2,), value))[2] for value in (1.0, 2.0)]
+    assert collect.reduce(reports).tolist() == [1.0, 1.0, 2.0, 2.0]
+    assert collect.reduce([collect(None, "a")[2], collect(None, "b")[2]]) == ["a", "b"]
+    assert collect.reduce([]) is None

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step's three parts as a user's module defines them, and how batches are cut."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+
+from nemo2.errors import ConfigError
+from nemo2.parallel.megatron_parallel import split_batch
+
+
+def test_a_batch_is_cut_along_its_first_dimension_without_copying():
+    batch = {"tokens": torch.arange(12).reshape(4, 3), "pair": [torch.arange(4), "text"], "scalar": torch.tensor(7)}
+    first, second = split_batch(batch, 2)
+    assert first["tokens"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert second["pair"] == [pytest.approx(torch.tensor([2, 3])), "text"]
+    assert first["scalar"] is batch["scalar"]
+    assert second["tokens"].untyped_storage().data_ptr() == batch["tokens"].untyped_storage().data_ptr()
+    assert split_batch(batch, 1)[0] is batch
+
+
+def test_a_batch_that_cannot_be_cut_says_its_shape():
+    with pytest.raises(ConfigError, match=r"shape \(3, 2\) can't be cut into 2 micro-batches"):
+        split_batch([torch.zeros(3, 2)], 2)
+
+
+def overridden(calls: list[str]) -> Any:
+    """A Llama whose user counts calls, halves the loss and looks at the data first."""
+    from nemo2.models.llama import LlamaConfig, LlamaModel
+    from nemo2.parallel.loss import MaskedTokenLossReduction
+
+    class Halved(MaskedTokenLossReduction):
+        def setup(self, batch: Any) -> None:
+            calls.append("setup")
+
+        def forward(self, batch: Any, forward_out: torch.Tensor) -> Any:
+            calls.append("loss")
+            return super().forward(batch, forward_out / 2)
+
+    class Mine(LlamaModel):
+        def data_step(self, dataloader_iter: Iterator[Any]) -> Any:
+            calls.append("data")
+            return super().data_step(dataloader_iter)
+
+        def forward_step(self, batch: Any) -> torch.Tensor:
+            calls.append("forward")
+            return super().forward_step(batch)
+
+        @property
+        def training_loss_reduction(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return Halved()
+
+    plain = small_runs.build_llama()
+    return Mine(LlamaConfig(**small_runs.MODEL), optim=plain.optim)
+
+
+def steps_of_a_module() -> dict[str, Any]:
+    calls: list[str] = []
+    plain = small_runs.fit(small_runs.build_llama(), max_steps=1)
+    mine = small_runs.fit(overridden(calls), max_steps=1, trainer={"limit_val_batches": 1, "val_check_interval": 1})
+    return {"calls": calls, "plain": plain, "mine": mine}
+
+
+def test_a_modules_own_steps_are_used_micro_batch_by_micro_batch(run_on_ranks):
+    found = run_on_ranks(steps_of_a_module, 1)[0]
+    microbatches = small_runs.GBS // small_runs.MBS
+    training = ["data", "forward", "setup", "loss"] * microbatches
+    validation = ["data", "forward"] * microbatches  # its reduction is the model's own
+    assert found["calls"] == training + validation
+    assert found["mine"]["losses"][0] == pytest.approx(found["plain"]["losses"][0] / 2, rel=1e-6)
+    assert found["mine"]["grad_norms"][0] == pytest.approx(found["plain"]["grad_norms"][0] / 2, rel=1e-5)
+
+
+def virtual_stages() -> dict[str, Any]:
+    """Dropout in the second chunk of each rank would make two validations of the same weights differ."""
+    import lightning.pytorch as pl
+
+    modes: list[tuple[str, list[bool]]] = []
+
+    class Modes(pl.Callback):
+        def on_megatron_step_start(self, step: Any) -> None:
+            modes.append((step.stage, sorted({m.training for core in step.pipeline.unwrapped for m in core.modules()})))
+
+    run = small_runs.fit(
+        small_runs.build_llama(num_layers=4, hidden_dropout=0.5, attention_dropout=0.5),
+        max_steps=2,
+        callbacks=[Modes()],
+        pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=2,
+        trainer={"limit_val_batches": 1, "val_check_interval": 1},
+    )
+    return {"modes": modes, "messages": run["inspected"]}
+
+
+def test_all_virtual_chunks_change_between_training_and_evaluation(run_on_ranks):
+    for found in run_on_ranks(virtual_stages, 2):
+        assert found["modes"] == [("training", [True]), ("validation", [False])] * 2
+
+
+def without_chunks() -> str:
+    import lightning.pytorch as pl
+
+    class NoChunks(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            raise AssertionError("never reached")
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    small_runs.quiet()
+    trainer = small_runs.build_trainer(
+        max_steps=1, pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2
+    )
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit(NoChunks(), torch.utils.data.DataLoader([torch.zeros(2)] * 4))
+    return str(caught.value)
+
+
+def test_a_module_that_cannot_be_cut_into_virtual_stages_is_told_what_to_define(run_on_ranks):
+    for message in run_on_ranks(without_chunks, 2):
+        assert "virtual_pipeline_model_parallel_size=2: NoChunks must define build_chunk(vp_stage)" in message

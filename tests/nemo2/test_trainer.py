@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's own defaults and refusals, before anything runs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.errors import ConfigError
+from nemo2.precision import MegatronMixedPrecision
+from nemo2.strategy import MegatronStrategy
+from nemo2.trainer import Trainer, check_devices
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+
+
+def made(**arguments: Any) -> Trainer:
+    return Trainer(**{"devices": 1, "strategy": MegatronStrategy(), "enable_progress_bar": False, **arguments})
+
+
+def test_with_megatron_only_what_was_asked_for_is_there():
+    trainer = made()
+    assert trainer.loggers == []
+    assert trainer.checkpoint_callbacks == []
+    assert [type(item).__name__ for item in trainer.callbacks if "Summary" in type(item).__name__] == []
+    assert trainer.num_sanity_val_steps == 0
+
+
+def test_an_interval_of_validation_in_steps_may_exceed_an_epoch_and_a_share_counts_within():
+    assert made(val_check_interval=2000).check_val_every_n_epoch is None
+    assert made(val_check_interval=0.5).check_val_every_n_epoch == 1
+    assert made().check_val_every_n_epoch == 1
+
+
+def test_precision_by_name_is_the_megatron_plugin():
+    trainer = made(precision="bf16")
+    assert isinstance(trainer.precision_plugin, MegatronMixedPrecision)
+    assert trainer.precision_plugin.precision == "bf16-mixed"
+    with pytest.raises(ConfigError, match="trainer.precision='bf16' and a precision plugin"):
+        made(precision="bf16", plugins=MegatronMixedPrecision("32"))
+    with pytest.raises(ConfigError, match="precision='64-true': must be one of"):
+        made(precision="64-true")
+
+
+@no_gpu
+def test_gpus_are_refused_where_there_are_none():
+    with pytest.raises(ConfigError, match="trainer.accelerator='gpu': this machine has no GPU.*'auto'"):
+        made(accelerator="gpu")
+
+
+@no_gpu
+def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_launch_them(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for devices, nodes in ((8, 1), (1, 2)):
+        with pytest.raises(
+            ConfigError, match=rf"trainer.devices={devices} with trainer.num_nodes={nodes}.*--devices 2"
+        ):
+            made(devices=devices, num_nodes=nodes)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    check_devices(accelerator="auto", devices=8, num_nodes=1)
+
+
+def test_a_typing_error_is_answered_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="max_step.*max_steps"):
+        Trainer(max_step=3)  # pyright: ignore[reportCallIssue]
