@@ -219,6 +219,16 @@ def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that may build on the CPU or on a GPU, told the first."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs | {"use_cpu_initialization": True})
+
+    return __init__
+
+
 def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
     """Megatron 0.19 asks for NVIDIA's resiliency extension by default, which is for GPU machines."""
 
@@ -256,6 +266,12 @@ def megatron_patches() -> tuple[Patch, ...]:
         ),
         Patch(target=f"{moe}:te_general_gemm", replacement=None, may_be_absent=True, why="0.16 asks for it unseen"),
         Patch(target="megatron.core.transformer.multi_latent_attention:HAVE_TE", replacement=False, why=te_absent),
+        Patch(
+            target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+            replacement=_built_on_cpu,
+            wraps=True,
+            why="`with torch.device(0)`, which is the index of a GPU",
+        ),
         Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=adam),
         Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=adam),
         Patch(target=f"{optimizer}.distrib_optimizer:Adam", replacement=FusedAdam, why=adam),

@@ -89,6 +89,12 @@ class GPTConfig(TransformerConfig):
     data_step_fn: Callable[..., dict[str, Optional[Tensor]]] = gpt_data_step
     vocab_size: Optional[int] = None
     """Size of the embedding, used as it is. None takes the tokenizer's and pads it."""
+    attn_logit_softcapping: Optional[float] = None
+    """Attention scores s become cap * tanh(s / cap), as in Gemma 2; None leaves them."""
+    final_logit_softcapping: Optional[float] = None
+    """The same for the logits over the vocabulary."""
+    post_sublayer_layernorm: bool = False
+    """A further norm behind each attention and feed-forward layer, before the residual is added, as in Gemma 2 and 3."""
     tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
@@ -125,10 +131,13 @@ class GPTConfig(TransformerConfig):
             pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         if post_process is None:
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
+        from nemo2.models.layers import cap_logits, mtp_block_spec
+
+        layers = self._resolve_layer_spec(vp_stage)
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
-            return MegatronGPTModel(
+            model = MegatronGPTModel(
                 self,
-                transformer_layer_spec=self._resolve_layer_spec(vp_stage),
+                transformer_layer_spec=layers,
                 vocab_size=self.padded_vocab_size(tokenizer),
                 max_sequence_length=self.seq_length,
                 pre_process=pre_process,
@@ -141,8 +150,12 @@ class GPTConfig(TransformerConfig):
                 rotary_base=self.rotary_base,
                 seq_len_interpolation_factor=self.seq_len_interpolation_factor,
                 scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
+                mtp_block_spec=mtp_block_spec(self, layers, vp_stage=vp_stage),
                 vp_stage=vp_stage,
             )
+        if self.final_logit_softcapping is not None and hasattr(model, "output_layer"):
+            cap_logits(model.output_layer, self.final_logit_softcapping)
+        return model
 
     def padded_vocab_size(self, tokenizer: Any) -> int:
         """Rows of the embedding over all tensor-parallel ranks.
@@ -247,6 +260,9 @@ class GPTModel(pl.LightningModule):
         vocab_size = self.padded_vocab_size
         if vocab_size is not None:
             dataloader_iter = (check_token_ids(batch, vocab_size) for batch in dataloader_iter)
+        if self.config.mtp_num_layers and self.config.data_step_fn is gpt_data_step:
+            # Multi-token prediction embeds the tokens again, on the last stage.
+            return gpt_data_step(dataloader_iter, use_mtp=True)
         return self.config.data_step_fn(dataloader_iter)
 
     def forward_step(self, batch: dict[str, Optional[Tensor]]) -> Tensor:

@@ -2,7 +2,8 @@
 """What a GPT does with one micro-batch: fetch it, keep what this pipeline stage needs, run the chunk.
 
 Both functions go by NeMo 2.0's names and may be replaced through ``GPTConfig.data_step_fn`` and ``forward_step_fn``.
-Tensors are ``[batch, sequence]``.
+Tensors are ``[batch, sequence]``. Several sequences may be packed into one row, for fine-tuning: then the batch holds
+one row and ``cu_seqlens``, where each sequence begins and the last one ends.
 """
 
 import inspect
@@ -11,11 +12,13 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
 from nemo2.backend import get_backend
 from nemo2.errors import DataError
+from nemo2.models.layers.chunks import share_of_rank
 
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
@@ -33,9 +36,14 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     does not keep is None. With ``use_mtp`` (multi-token prediction) the last stage needs the tokens too. With context
     parallelism each tensor becomes ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order.
 
+    A batch with ``cu_seqlens`` (``[1, n]`` or ``[n]``; entries from ``cu_seqlens_argmin``, or from the first negative one,
+    are padding) holds packed sequences: it comes back with ``packed_seq_params`` and without an attention mask, on every
+    stage, and context parallelism cuts each sequence for itself.
+
     Raises:
         StopIteration: the iterator is used up.
-        DataError: the batch lacks a key that this stage needs, or its sequence cannot be cut for context parallelism.
+        DataError: the batch lacks a key that this stage needs, packs sequences into several rows, or has a sequence that
+            cannot be cut for context parallelism.
     """
     batch = _unwrap(next(dataloader_iter))
     # With a virtual pipeline a rank holds several chunks: what the rank's first or last chunk needs is fetched for all.
@@ -55,6 +63,8 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
         else None
         for key, needed in keep.items()
     }
+    if batch.get("cu_seqlens") is not None:
+        return _packed(kept, batch)
     return _share_of_the_sequence(kept)
 
 
@@ -64,11 +74,13 @@ def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | Non
     Returns the per-token loss ``[batch, sequence]`` on the last pipeline stage, hidden states
     ``[sequence, batch, hidden]`` elsewhere. A batch without labels gives the logits.
     """
+    packed = {"packed_seq_params": batch["packed_seq_params"]} if batch.get("packed_seq_params") is not None else {}
     return model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
         attention_mask=batch.get("attention_mask"),
         labels=batch.get("labels"),
+        **packed,
     )
 
 
@@ -105,6 +117,41 @@ def check_token_ids(batch: Any, vocab_size: int) -> Any:
 def _unwrap(batch: Any) -> Any:
     # Lightning's fetcher hands out (batch, batch_idx, dataloader_idx) where the step takes the iterator itself.
     return batch[0] if isinstance(batch, tuple) and len(batch) == 3 else batch
+
+
+def _packed(kept: dict[str, Any], batch: Any) -> dict[str, Any]:
+    """This rank's share of a row of packed sequences, and where they are."""
+    rows = {key: value.shape for key, value in kept.items() if value is not None and key != "attention_mask"}
+    if any(shape[0] != 1 for shape in rows.values()):
+        raise DataError(
+            f"Packed sequences must come one row at a time; this micro-batch has {max(s[0] for s in rows.values())}. "
+            "Use micro_batch_size=1: a row of several sequences already is a micro-batch."
+        )
+    ends = batch["cu_seqlens"].flatten().tolist()
+    if batch.get("cu_seqlens_argmin") is not None:
+        ends = ends[: int(batch["cu_seqlens_argmin"])]
+    ends = ends[: next((index for index, end in enumerate(ends) if end < 0), len(ends))]
+    # Stages in the middle of the pipeline see no tokens: the length of the row then is what the sequences say.
+    length = next((shape[1] for shape in rows.values()), ends[-1])
+    if ends[0] != 0 or sorted(ends) != ends or ends[-1] > length:
+        raise DataError(f"cu_seqlens must rise from 0 to at most the row's {length} tokens; this batch has {ends}.")
+    if ends[-1] < length:
+        ends.append(length)  # what follows the last sequence is padding, and rotary positions need every token covered
+    sequences = list(zip(ends[:-1], ends[1:], strict=True))
+    cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    shares = {key: share_of_rank(kept[key], sequences, cp, rank, dim=1) for key in rows}
+    device = get_backend().device
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
+    # The longest sequence, whatever the data says: Megatron-Core takes a length equal to the row's for one sequence.
+    longest = max(end - start for start, end in sequences)
+    params = PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
+    return kept | shares | {"attention_mask": None, "packed_seq_params": params}
 
 
 def _share_of_the_sequence(batch: dict[str, Tensor | None]) -> dict[str, Tensor | None]:

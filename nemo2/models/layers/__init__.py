@@ -1,8 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transformer layers in plain PyTorch: what runs where Transformer Engine cannot."""
 
+from nemo2.models.layers.activation import openai_gelu, quick_gelu, squared_relu
 from nemo2.models.layers.attention import SDPAttention
+from nemo2.models.layers.experts import TorchGroupedMLP
+from nemo2.models.layers.mla import LocalMLA
 from nemo2.models.layers.norm import TorchNorm
-from nemo2.models.layers.spec import layer_spec, local_layer_spec
+from nemo2.models.layers.rules import layer_problems
+from nemo2.models.layers.softcap import cap_logits
+from nemo2.models.layers.spec import layer_spec, local_layer_spec, mtp_block_spec
 
-__all__ = ["SDPAttention", "TorchNorm", "layer_spec", "local_layer_spec"]
+__all__ = [
+    "LocalMLA",
+    "SDPAttention",
+    "TorchGroupedMLP",
+    "TorchNorm",
+    "cap_logits",
+    "layer_problems",
+    "layer_spec",
+    "local_layer_spec",
+    "mtp_block_spec",
+    "openai_gelu",
+    "quick_gelu",
+    "squared_relu",
+]

@@ -1,34 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core attention on torch's scaled_dot_product_attention, with context parallelism.
+"""Core attention in plain PyTorch, with packed sequences, sliding windows, soft-capping, sinks and context parallelism.
 
 Tensors in Megatron-Core's layout, sequence first: S query tokens, T key tokens, B micro-batch, N query heads, G
 key/value heads (N is a multiple of G), D head width, E width of a value head; N and G are this tensor-parallel rank's
 share.
 
-Context parallelism. The sequence is cut into 2 * cp chunks, and rank r holds chunks r and 2 * cp - 1 - r, so that every
-rank has the same amount of causal work (Megatron-Core's `get_batch_on_this_cp_rank`). Queries stay where they are; keys
-and values are all-gathered and put back into the order of the sequence, and their gradients are reduce-scattered by
-Megatron-Core's own autograd function. That is the communication of Transformer Engine's `cp_comm_type="all_gather"`;
-the other types give the same numbers with other messages, so any of them is accepted.
+Context parallelism, by `cp_comm_type` (`chunks.py` says which rank holds which tokens):
+
+- `"all_gather"`, and where nothing is asked for: queries stay where they are, keys and values are gathered; their
+  gradients are reduce-scattered by Megatron-Core's own autograd function.
+- `"p2p"`: ring attention (`ring.py`), which never holds more than one share of keys and values.
+- `"a2a"`: ranks exchange sequence for heads, attend over whole sequences with some of the heads, and change back
+  (DeepSpeed-Ulysses, arXiv:2309.14509).
+
+All give the same numbers. A mask of its own per query, and dropout in a ring, are beyond the last two; those calls are
+done by gathering, which is said once.
 """
 
+import logging
 import math
+from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
+from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
+from nemo2.models.layers.attend import Rule, attend
+from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order
+from nemo2.models.layers.ring import ring_attention
+from nemo2.models.layers.rules import attention_problems, refuse
 
+_log = logging.getLogger(__name__)
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.causal_bottom_right)
 _UNMASKED = (AttnMaskType.no_mask,)
+_announced: set[str] = set()
 
 
 class SDPAttention(MegatronModule):
@@ -38,8 +52,12 @@ class SDPAttention(MegatronModule):
     keep fp16 scores in range; scores are kept in fp32 here, so it has nothing to do. Attention dropout draws from
     Megatron's model-parallel generator unless the sequence is split over the tensor-parallel ranks, as upstream.
 
+    From `config`: `window_size` (left, right) on the layers that `window_attn_skip_freq` does not leave out,
+    `attn_logit_softcapping` (a field of ours; see `attend.Rule`), and `softmax_type`: `"off-by-one"` adds a score of
+    zero to each softmax, `"learnable"` one parameter per head, `softmax_offset` `[N]` (gpt-oss).
+
     Raises:
-        ConfigError: `config` asks for a sliding window, a learnable or off-by-one softmax, or QK clipping.
+        ConfigError: `config` asks for what `attention_problems` lists.
     """
 
     def __init__(
@@ -56,22 +74,27 @@ class SDPAttention(MegatronModule):
         pg_collection: Optional[ProcessGroupCollection] = None,
     ):
         super().__init__(config=config)
-        del (
-            attention_type,
-            v_channels,
-            cp_comm_type,
-        )  # the shapes of the call say the first two; see above for the third
-        _refuse_unsupported(config)
+        del attention_type, v_channels  # the shapes of the call say both
+        refuse(attention_problems(config, cp_comm_type=cp_comm_type))
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = attn_mask_type
         self.dropout_p = config.attention_dropout if attention_dropout is None else attention_dropout
         head_width = k_channels or config.kv_channels
         assert head_width is not None, "TransformerConfig fills kv_channels"
         self.softmax_scale = 1.0 / math.sqrt(head_width) if softmax_scale is None else softmax_scale
+        windowed = is_layer_window_attention(
+            config.window_size,
+            config.window_attn_skip_freq,  # pyright: ignore[reportArgumentType]: None is looked at first
+            self.layer_number,
+        )
+        self.window = config.window_size if windowed else None
+        self.softcap = getattr(config, "attn_logit_softcapping", None)
+        self.cp_comm_type = cp_comm_type or "all_gather"
         self.cp_group = None
         if config.context_parallel_size > 1:
             groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
             self.cp_group = groups.cp
+        self.softmax_offset = self._build_softmax_offset(config)
 
     def forward(
         self,
@@ -86,7 +109,7 @@ class SDPAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: `[S, B, N, D]`, this context-parallel rank's tokens.
+            query: `[S, B, N, D]`, this context-parallel rank's tokens; `[S, N, D]` with `packed_seq_params`.
             key: `[T, B, G, D]`, likewise.
             value: `[T, B, G, E]`, likewise.
             attention_mask: True where a token may **not** be attended to, broadcastable to `[B, 1, S, keys]`, where
@@ -94,117 +117,217 @@ class SDPAttention(MegatronModule):
                 of it.
             attn_mask_type: overrides the one of the constructor; None keeps it. With `no_mask` the mask is ignored.
             attention_bias: must be None.
-            packed_seq_params: must be None.
+            packed_seq_params: where sequences packed into one row begin and end (format `"thd"`); tokens see their own
+                sequence only. None for one sequence per row. Where padded lengths are given they count: the padding
+                behind a sequence is part of it, and causal attention keeps it out of the sight of real tokens.
 
         Returns:
-            `[S, B, N * E]`. A query that may attend to nothing gives zeros.
+            `[S, B, N * E]`; `[S, N * E]` where packed. A query that may attend to nothing gives zeros.
 
         Raises:
-            ConfigError: a bias or packed sequences are passed.
+            ConfigError: a bias is passed, or packed sequences with a mask, without causal attention while padded, or in
+                another format.
+            DataError: a sequence cannot be cut for context parallelism.
         """
-        if packed_seq_params is not None:
-            raise ConfigError(
-                "packed sequences need Transformer Engine's attention; use packed_sequence_size=-1 without it."
-            )
         if attention_bias is not None:
             raise ConfigError(
                 "attention_bias is not supported by SDPAttention; pass None, or install Transformer Engine."
             )
         mask_type = attn_mask_type or self.attn_mask_type
-        causal = mask_type in _CAUSAL
         if mask_type in _UNMASKED:
             attention_mask = None
+        rule = Rule(causal=mask_type in _CAUSAL, scale=self.softmax_scale, window=self.window, softcap=self.softcap)
+        if packed_seq_params is None:
+            return self._attend_rows(query, key, value, rule, attention_mask)
+        if attention_mask is not None:
+            raise ConfigError(
+                "An attention mask was passed together with packed sequences, which say themselves what belongs "
+                "together: pass attention_mask=None."
+            )
+        cp = 1 if self.cp_group is None else self.cp_group.size()
+        sequences = _sequences_of(packed_seq_params, query.size(0) * cp, causal=rule.causal)
+        query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        return self._attend_sequences(query, key, value, rule, sequences, None).squeeze(1)
 
-        q_BNSD, k_BGTD, v_BGTE = (x.permute(1, 2, 0, 3) for x in (query, *self._whole_sequence(key, value)))
-        if self.cp_group is None:
-            out_BNSE = self._attend(q_BNSD, k_BGTD, v_BGTE, attention_mask, first_query=_aligned(causal, query, key))
-        else:
-            out_BNSE = self._attend_chunks(q_BNSD, k_BGTD, v_BGTE, attention_mask, causal=causal)
-        return out_BNSE.permute(2, 0, 1, 3).flatten(2)
+    def _attend_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, attention_mask: Optional[Tensor]
+    ) -> Tensor:
+        """One sequence per row of the batch."""
+        if self.cp_group is not None:
+            sequences = [(0, key.size(0) * self.cp_group.size())]
+            return self._attend_sequences(query, key, value, rule, sequences, attention_mask)
+        q, k, v = (_heads_first(x) for x in (query, key, value))
+        # The last query and the last key are the same token.
+        return _tokens_first(self._attend(q, k, v, rule, k.size(2) - q.size(2), attention_mask))
 
-    def _whole_sequence(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all context-parallel ranks, in the order of the sequence."""
+    def _attend_sequences(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: Rule,
+        sequences: list[Span],
+        attention_mask: Optional[Tensor],
+    ) -> Tensor:
+        """This rank's chunks of `sequences` over the keys of all ranks. `[S, B, N, D]` and so on to `[S, B, N * E]`."""
         if self.cp_group is None:
-            return key, value
-        return _gather_in_order(key, self.cp_group), _gather_in_order(value, self.cp_group)
+            return self._attend_chunks(query, key, value, rule, sequences, attention_mask, cp=1, rank=0)
+        cp, rank = self.cp_group.size(), self.cp_group.rank()
+        check_divisible(sequences, cp)
+        way = self._way(attention_mask)
+        if way == "p2p":
+            q, k, v = (_heads_first(x) for x in (query, key, value))
+            return _tokens_first(ring_attention(q, k, v, rule, sequences, self.cp_group, sink=self.softmax_offset))
+        if way == "a2a":
+            return self._attend_exchanged(query, key, value, rule, sequences, attention_mask)
+        key, value = (gather_in_order(x, sequences, self.cp_group) for x in (key, value))
+        return self._attend_chunks(query, key, value, rule, sequences, attention_mask, cp=cp, rank=rank)
+
+    def _way(self, attention_mask: Optional[Tensor]) -> str:
+        """How the context-parallel ranks work together in this call."""
+        beyond = None
+        if self.cp_comm_type in ("p2p", "a2a") and attention_mask is not None and attention_mask.size(-2) > 1:
+            beyond = "a mask with a row per query"
+        elif self.cp_comm_type == "p2p" and attention_mask is not None:
+            beyond = "an attention mask"
+        elif self.cp_comm_type == "p2p" and self.dropout_p > 0.0 and self.training:
+            beyond = "attention dropout"
+        if beyond is None:
+            return self.cp_comm_type
+        _say_once(f"cp_comm_type={self.cp_comm_type!r} is done as 'all_gather', because of {beyond}.")
+        return "all_gather"
 
     def _attend_chunks(
-        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Optional[Tensor], *, causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: Rule,
+        sequences: list[Span],
+        attention_mask: Optional[Tensor],
+        *,
+        cp: int,
+        rank: int,
+        sink: Optional[Tensor] = None,
     ) -> Tensor:
-        """Each of this rank's two chunks over the keys it may see: a causal chunk ends where its own tokens do."""
+        """What `rank` holds of the queries, over keys and values that are whole."""
+        q, k, v = (_heads_first(x) for x in (query, key, value))
+        outputs = []
+        for chunk in chunks_of(sequences, cp, rank):
+            start, end = sequences[chunk.sequence]
+            mask = attention_mask
+            if mask is not None and mask.size(2) > 1:
+                mask = mask[:, :, chunk.places]
+            outputs.append(
+                self._attend(
+                    q[:, :, chunk.places], k[:, :, start:end], v[:, :, start:end], rule, chunk.position, mask, sink=sink
+                )
+            )
+        return _tokens_first(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2))
+
+    def _attend_exchanged(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rule: Rule,
+        sequences: list[Span],
+        attention_mask: Optional[Tensor],
+    ) -> Tensor:
+        """Whole sequences with a share of the heads, between two exchanges."""
         assert self.cp_group is not None
         cp, rank = self.cp_group.size(), self.cp_group.rank()
-        chunk = q.size(2) // 2
-        outputs = []
-        for position, q_chunk in zip((rank, 2 * cp - 1 - rank), q.chunk(2, dim=2), strict=True):
-            num_keys = (position + 1) * chunk if causal else k.size(2)
-            mask = attention_mask
-            if mask is not None:
-                mask = mask.expand(*mask.shape[:2], q.size(2), k.size(2))
-                rows = slice(0, chunk) if position == rank else slice(chunk, 2 * chunk)
-                mask = mask[:, :, rows, :num_keys]
-            first_query = num_keys - chunk if causal else None
-            outputs.append(self._attend(q_chunk, k[:, :, :num_keys], v[:, :, :num_keys], mask, first_query=first_query))
-        return torch.cat(outputs, dim=2)
+
+        def with_some_heads(x: Tensor) -> Tensor:
+            by_head = x.unflatten(2, (cp, -1)).movedim(2, 0).flatten(0, 1)
+            return in_order(tensor_parallel.all_to_all(self.cp_group, by_head.contiguous()), sequences, cp)
+
+        sink = None if self.softmax_offset is None else self.softmax_offset.chunk(cp)[rank]
+        query, key, value = (with_some_heads(x) for x in (query, key, value))
+        out = self._attend_chunks(query, key, value, rule, sequences, attention_mask, cp=1, rank=0, sink=sink)
+        back = tensor_parallel.all_to_all(self.cp_group, by_rank(out, sequences, cp))
+        return back.unflatten(0, (cp, -1)).movedim(0, 2).flatten(2)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Optional[Tensor], *, first_query: Optional[int]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rule: Rule,
+        first_query: int,
+        attention_mask: Optional[Tensor],
+        *,
+        sink: Optional[Tensor] = None,
     ) -> Tensor:
-        """`first_query` is the place of the first query among the keys; None leaves attention bidirectional."""
-        num_queries, num_keys = q.size(2), k.size(2)
-        arguments: dict[str, Any] = {"scale": self.softmax_scale, "enable_gqa": q.size(1) != k.size(1)}
-        if attention_mask is None and first_query == 0 and num_queries == num_keys:
-            arguments["is_causal"] = True  # lets torch pick a kernel that never makes the mask
-        else:
-            arguments["attn_mask"] = _allowed(attention_mask, first_query, num_queries, num_keys, device=q.device)
-        arguments["dropout_p"] = self.dropout_p if self.training else 0.0
-        if arguments["dropout_p"] == 0.0 or self.config.sequence_parallel:
-            return F.scaled_dot_product_attention(q, k, v, **arguments)
-        with tensor_parallel.get_cuda_rng_tracker().fork():  # pyright: ignore[reportOptionalMemberAccess]: made on demand
-            return F.scaled_dot_product_attention(q, k, v, **arguments)
+        return attend(
+            q,
+            k,
+            v,
+            rule,
+            first_query=first_query,
+            forbidden=attention_mask,
+            sink=self.softmax_offset if sink is None else sink,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            dropout_context=None if self.config.sequence_parallel else _model_parallel_rng,
+        )
+
+    def _build_softmax_offset(self, config: TransformerConfig) -> Optional[Tensor]:
+        if config.softmax_type == "vanilla":
+            return None
+        num_heads = config.num_attention_heads // config.tensor_model_parallel_size
+        # None lets a surrounding `with torch.device("meta")` decide, as in Megatron-Core's own layers.
+        device = None if config.use_cpu_initialization else get_backend().device
+        offset = torch.zeros(num_heads, device=device, dtype=config.params_dtype)
+        if config.softmax_type == "off-by-one":
+            self.register_buffer("softmax_offset", offset, persistent=False)
+            return offset
+        offset = torch.nn.Parameter(offset)
+        tensor_parallel.set_tensor_model_parallel_attributes(offset, True, 0, 1)
+        if config.perform_initialization and config.init_method is not None and not config.use_cpu_initialization:
+            with _model_parallel_rng():
+                config.init_method(offset)
+        return offset
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple = (), metadata: Optional[dict] = None
+    ) -> dict[str, Any]:
+        """The learnable softmax offset, cut over the tensor-parallel ranks by heads; otherwise nothing."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(state, prefix, {"softmax_offset": 0}, sharded_offsets)
 
 
-def _gather_in_order(x_S: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-    """`[S / cp, ...]` of every rank, as `[S, ...]`. The gradient of each rank's part is summed over the ranks."""
-    gathered = tensor_parallel.gather_from_sequence_parallel_region(x_S, tensor_parallel_output_grad=True, group=group)
-    cp = group.size()
-    chunks = gathered.chunk(2 * cp, dim=0)
-    # Chunk i of the sequence is the first half of rank i, or, from the middle on, the second half of rank 2cp - 1 - i.
-    return torch.cat([chunks[2 * i] if i < cp else chunks[2 * (2 * cp - 1 - i) + 1] for i in range(2 * cp)])
+def _model_parallel_rng() -> AbstractContextManager[None]:
+    return tensor_parallel.get_cuda_rng_tracker().fork()  # pyright: ignore[reportOptionalMemberAccess]: made on demand
 
 
-def _aligned(causal: bool, query: Tensor, key: Tensor) -> Optional[int]:
-    """Where the first query stands if the last query and the last key are the same token; None if not causal."""
-    return key.size(0) - query.size(0) if causal else None
+def _heads_first(x: Tensor) -> Tensor:
+    return x.permute(1, 2, 0, 3)
 
 
-def _allowed(
-    attention_mask: Optional[Tensor],
-    first_query: Optional[int],
-    num_queries: int,
-    num_keys: int,
-    *,
-    device: torch.device,
-) -> Optional[Tensor]:
-    """What may be attended to (True), in the sense of scaled_dot_product_attention; None when everything may."""
-    allowed = None if attention_mask is None else ~attention_mask.bool()
-    if first_query is not None:
-        causal = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(diagonal=first_query)
-        allowed = causal if allowed is None else allowed & causal
-    return allowed
+def _tokens_first(x: Tensor) -> Tensor:
+    """`[B, N, S, E]` to `[S, B, N * E]`."""
+    return x.permute(2, 0, 1, 3).flatten(2)
 
 
-def _refuse_unsupported(config: TransformerConfig) -> None:
-    """A setting that would be ignored is an error instead."""
-    rules = {
-        "window_size": (None, "sliding windows"),
-        "softmax_type": ("vanilla", "other softmax types"),
-        "qk_clip": (False, "QK clipping"),
-    }
-    for name, (supported, what) in rules.items():
-        value = getattr(config, name, supported)
-        if value != supported:
-            raise ConfigError(
-                f"{name}={value!r}: {what} need Transformer Engine's attention, which is not in use here; "
-                f"set {name}={supported!r}, or train on a GPU with Transformer Engine installed."
-            )
+def _sequences_of(params: PackedSeqParams, num_tokens: int, *, causal: bool) -> list[Span]:
+    """Start and end of every sequence of a pack; what follows the last is one more, so that every token has its own."""
+    if params.qkv_format != "thd":
+        raise ConfigError(f"packed_seq_params.qkv_format={params.qkv_format!r}: packed sequences must come as 'thd'.")
+    padded = params.cu_seqlens_q_padded
+    lengths = params.cu_seqlens_q if padded is None else padded
+    if padded is not None and not causal and not torch.equal(padded, params.cu_seqlens_q):
+        raise ConfigError(
+            "Packed sequences with padding between them need causal attention, which keeps the padding out of sight; "
+            "pack them without padding, or use a causal mask type."
+        )
+    ends = lengths.tolist()
+    if ends[-1] < num_tokens:
+        ends.append(num_tokens)
+    return [(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True) if end > start]
+
+
+def _say_once(message: str) -> None:
+    if message not in _announced:
+        _announced.add(message)
+        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+            _log.warning(message)

@@ -1,30 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which classes a GPT's layers are built from.
 
-Transformer Engine's where it can run, otherwise Megatron-Core's local layers with the norm and the attention of this
-folder, which also work with sequence and context parallelism. Both return the whole block of the current pipeline stage
-rather than one layer, because only a block names the class of its final norm.
+Transformer Engine's where it can run, otherwise Megatron-Core's local layers with the norm, attention and experts of this
+folder, which also work with every parallelism. Both return the whole block of the current pipeline stage rather than one
+layer, because only a block names the class of its final norm, and because layers may differ (dense and experts mixed).
 """
 
+import copy
 import dataclasses
 import functools
 from typing import Any, Optional
 
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
-from megatron.core.transformer.transformer_block import TransformerBlock
+from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.backend.extras import have_te, why_missing
+from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
+from nemo2.models.layers.experts import TorchGroupedMLP
+from nemo2.models.layers.mla import LocalMLA
 from nemo2.models.layers.norm import TorchNorm
+from nemo2.models.layers.post_norm import with_post_norm
+from nemo2.models.layers.rules import layer_problems, mla_problems, refuse
 
 
 def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
     """Transformer Engine's layers on a GPU that has it, `local_layer_spec` anywhere else.
+
+    Everything else follows from `config`: experts (`num_moe_experts`, and `moe_layer_freq` for which layers have them),
+    `multi_latent_attention`, `qk_layernorm`, and, fields of ours, `post_sublayer_layernorm` and
+    `attn_logit_softcapping`; soft-capped attention is `SDPAttention` on GPUs too, for Transformer Engine has none.
 
     vp_stage: which of this rank's virtual pipeline chunks to describe; None without a virtual pipeline.
 
@@ -33,38 +45,80 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
     """
     if not have_te():
         return local_layer_spec(config, vp_stage=vp_stage)
-    _require_vp_stage(config, vp_stage)
-    block = get_gpt_decoder_block_spec(
-        config,
-        use_transformer_engine=True,
-        normalization=config.normalization,
-        qk_l2_norm=getattr(config, "qk_l2_norm", False),
-        vp_stage=vp_stage,
-    )
-    return ModuleSpec(module=TransformerBlock, submodules=block)
+    refuse(mla_problems(config))
+    block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
+    return ModuleSpec(module=TransformerBlock, submodules=_exchange(block, _additions_to_te(config)))
 
 
 def local_layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
-    """Dense GPT layers that need neither Transformer Engine nor Apex, on any device.
+    """GPT layers that need neither Transformer Engine nor Apex, on any device.
 
     Raises:
-        ConfigError: `config` describes layers that have no plain PyTorch counterpart here, or a virtual pipeline, and
-            `vp_stage` does not say which chunk of it.
+        ConfigError: `config` describes layers that have no plain PyTorch counterpart here (`rules.layer_problems`), or a
+            virtual pipeline, and `vp_stage` does not say which chunk of it.
     """
-    _refuse_unsupported(config)
-    _require_vp_stage(config, vp_stage)
-    block = get_gpt_decoder_block_spec(
+    refuse(layer_problems(config))
+    # The local spec's own grouped experts need a CUDA extension in 0.16; ours take the place of the sequential ones.
+    sequential = copy.copy(config)
+    sequential.moe_grouped_gemm = False
+    block = _block(sequential, use_transformer_engine=False, vp_stage=vp_stage)
+    return ModuleSpec(module=TransformerBlock, submodules=_exchange(block, _replacements(config)))
+
+
+def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Optional[int] = None) -> Any:
+    """The multi-token prediction layers of this pipeline stage, made like the last layer of `spec`, a block's; None where
+    `config.mtp_num_layers` is not set or the stage has none.
+
+    Raises:
+        ConfigError: `spec` is not that of a block.
+    """
+    if not getattr(config, "mtp_num_layers", None):
+        return None
+    block = spec.submodules
+    if not isinstance(block, TransformerBlockSubmodules):
+        raise ConfigError(
+            "mtp_num_layers is set, and transformer_layer_spec is not the spec of a whole block: build it with "
+            "nemo2.models.layers.layer_spec, or set mtp_num_layers=None."
+        )
+    if not block.layer_specs:
+        # A stage of its own for the loss holds no decoder layer to copy: take the last of the whole model.
+        whole = copy.copy(config)
+        whole.pipeline_model_parallel_size, whole.virtual_pipeline_model_parallel_size = 1, None
+        whole.pipeline_model_parallel_layout = None
+        built: Any = layer_spec(whole).submodules
+        block = dataclasses.replace(block, layer_specs=built.layer_specs[-1:])
+    local = not have_te()
+    mtp = get_gpt_mtp_block_spec(config, block, use_transformer_engine=not local, vp_stage=vp_stage)
+    return _exchange(mtp, _replacements(config)) if local and mtp is not None else mtp
+
+
+def _block(
+    config: TransformerConfig, *, use_transformer_engine: bool, vp_stage: Optional[int]
+) -> TransformerBlockSubmodules:
+    if config.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
+        raise ConfigError(
+            f"virtual_pipeline_model_parallel_size={config.virtual_pipeline_model_parallel_size} cuts this rank's "
+            "layers into chunks; pass vp_stage, the chunk to describe."
+        )
+    return get_gpt_decoder_block_spec(
         config,
-        use_transformer_engine=False,
+        use_transformer_engine=use_transformer_engine,
         normalization=config.normalization,
         qk_l2_norm=getattr(config, "qk_l2_norm", False),
         vp_stage=vp_stage,
     )
-    return ModuleSpec(module=TransformerBlock, submodules=_with_plain_layers(block))
 
 
-def _replacements() -> dict[Any, type]:
-    table: dict[Any, type] = {WrappedTorchNorm: TorchNorm, DotProductAttention: SDPAttention}
+def _replacements(config: TransformerConfig) -> dict[Any, Any]:
+    table: dict[Any, Any] = {
+        WrappedTorchNorm: TorchNorm,
+        DotProductAttention: SDPAttention,
+        MLASelfAttention: LocalMLA,
+    }
+    if config.moe_grouped_gemm:
+        table[SequentialMLP] = TorchGroupedMLP
+    if getattr(config, "post_sublayer_layernorm", False):
+        table[RowParallelLinear] = with_post_norm(RowParallelLinear)
     try:
         # What the local spec names for LayerNorm where Apex is installed.
         from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
@@ -73,44 +127,33 @@ def _replacements() -> dict[Any, type]:
     return table | {FusedLayerNorm: TorchNorm}
 
 
-def _with_plain_layers(spec: Any) -> Any:
+def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
+    """What Transformer Engine's layers do not do."""
+    from megatron.core.extensions import transformer_engine as te
+
+    table: dict[Any, Any] = {}
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        table[te.TEDotProductAttention] = SDPAttention
+    if getattr(config, "post_sublayer_layernorm", False):
+        linear: Any = te.TERowParallelLinear
+        table[linear] = with_post_norm(linear)
+    return table
+
+
+def _exchange(spec: Any, table: dict[Any, Any]) -> Any:
     """A copy of a finished spec with classes exchanged wherever they stand.
 
     Specs are nested dataclasses, lists and (from 0.19) partials; the local spec builders take no provider of classes.
     """
-    table = _replacements()
-
-    def exchange(node: Any) -> Any:
-        if isinstance(node, type):
-            return table.get(node, node)
-        if isinstance(node, list):
-            return [exchange(item) for item in node]
-        if isinstance(node, functools.partial):
-            return functools.partial(
-                exchange(node.func), *map(exchange, node.args), **{k: exchange(v) for k, v in node.keywords.items()}
-            )
-        if dataclasses.is_dataclass(node) and not isinstance(node, type):
-            changes = {
-                field.name: exchange(getattr(node, field.name)) for field in dataclasses.fields(node) if field.init
-            }
-            return dataclasses.replace(node, **changes)
-        return node
-
-    return exchange(spec)
-
-
-def _require_vp_stage(config: TransformerConfig, vp_stage: Optional[int]) -> None:
-    if config.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
-        raise ConfigError(
-            f"virtual_pipeline_model_parallel_size={config.virtual_pipeline_model_parallel_size} cuts this rank's "
-            "layers into chunks; pass vp_stage, the chunk to describe."
-        )
-
-
-def _refuse_unsupported(config: TransformerConfig) -> None:
-    te = why_missing("transformer_engine")
-    if config.num_moe_experts:
-        raise ConfigError(f"num_moe_experts={config.num_moe_experts}: only dense layers are built without TE ({te}).")
-    if config.multi_latent_attention:
-        # Upstream's local layers give wrong gradients with tensor parallelism: they split where they should also sum.
-        raise ConfigError(f"multi_latent_attention=True is not supported without TE ({te}).")
+    if isinstance(spec, type):
+        return table.get(spec, spec)
+    if isinstance(spec, list):
+        return [_exchange(item, table) for item in spec]
+    if isinstance(spec, functools.partial):
+        arguments = [_exchange(item, table) for item in spec.args]
+        keywords = {name: _exchange(item, table) for name, item in spec.keywords.items()}
+        return functools.partial(_exchange(spec.func, table), *arguments, **keywords)
+    if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
+        fields = (field.name for field in dataclasses.fields(spec) if field.init)
+        return dataclasses.replace(spec, **{name: _exchange(getattr(spec, name), table) for name in fields})
+    return spec

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """SDPAttention against attention written out, alone and over context-parallel ranks, gradients included."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -58,9 +60,9 @@ CASES: dict[str, tuple[AttnMaskType, torch.Tensor | None, torch.Tensor]] = {
 }
 
 
-def assert_same_with_gradients(actual: torch.Tensor, expected: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(actual, expected.float(), rtol=1e-6, atol=1e-6)
-    gradients = [torch.autograd.grad(out.square().sum(), leaves) for out in (actual, expected)]
+def assert_same_with_gradients(actual: torch.Tensor, wanted: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(actual, wanted.float(), rtol=1e-6, atol=1e-6)
+    gradients = [torch.autograd.grad(out.square().sum(), leaves) for out in (actual, wanted)]
     for a, b in zip(*gradients, strict=True):
         # By norm: where a query sees one key its gradient is zero, and rounding is all there is to compare.
         assert (a - b).norm() < 1e-6 * b.norm()
@@ -106,26 +108,125 @@ def test_values_may_be_narrower_than_keys():
     assert attention()(q, k, v[..., :3], None).shape == (S, B, N * 3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"window_size": (4, 0)}, "sliding windows"),
-        ({"softmax_type": "off-by-one"}, "other softmax types"),
-        ({"qk_clip": True}, "QK clipping"),
-    ],
-)
-def test_what_it_would_ignore_is_refused(fields, words):
-    with pytest.raises(ConfigError, match=words):
-        attention(**fields)
-
-
-def test_biases_and_packed_sequences_are_refused():
-    from megatron.core.packed_seq_params import PackedSeqParams
-
+def test_what_it_would_ignore_is_refused():
+    with pytest.raises(ConfigError, match="qk_clip=True"):
+        attention(qk_clip=True)
     with pytest.raises(ConfigError, match="attention_bias"):
         attention()(*inputs(), None, attention_bias=torch.zeros(1))
-    with pytest.raises(ConfigError, match="packed sequences"):
-        attention()(*inputs(), None, packed_seq_params=PackedSeqParams(qkv_format="thd"))
+    with pytest.raises(ConfigError, match="mask was passed together with packed"):
+        attention()(*packed_inputs(), padding_mask(), packed_seq_params=packed(S))
+    with pytest.raises(ConfigError, match="qkv_format='bshd'"):
+        attention()(*packed_inputs(), None, packed_seq_params=PackedSeqParams(qkv_format="bshd"))
+
+
+# ------------------------------------------------------------------------ windows, soft caps, sinks, packed sequences
+
+
+def expected(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    allowed: torch.Tensor,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As `by_hand`, by the definition of the softmax rather than by masks: one query, one head and one key at a time."""
+    tokens, batch, heads, width = q.shape
+    out = []
+    for s, b, n in itertools.product(range(tokens), range(batch), range(heads)):
+        group = n // (heads // k.size(2))
+        keys = allowed[s].nonzero().flatten()
+        scores = k[keys, b, group].double() @ q[s, b, n].double() / width**0.5
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        total = scores.exp().sum() + (0.0 if sink is None else sink[n].double().exp())
+        out.append((scores.exp() / total) @ v[keys, b, group].double())
+    return torch.stack(out).view(tokens, batch, -1)
+
+
+def distances() -> torch.Tensor:
+    """How far each key (column) stands behind each query (row)."""
+    place = torch.arange(S)
+    return place[:, None] - place
+
+
+@pytest.mark.parametrize(
+    ("mask_type", "fields", "allowed"),
+    [
+        (AttnMaskType.causal, {"window_size": (3, 0)}, (distances() >= 0) & (distances() <= 3)),
+        (AttnMaskType.no_mask, {"window_size": (2, 4)}, (distances() >= -4) & (distances() <= 2)),
+        (AttnMaskType.causal, {"window_size": (-1, 0)}, distances() >= 0),
+        (AttnMaskType.causal, {"window_size": (3, 0), "window_attn_skip_freq": 1}, distances() >= 0),
+        (AttnMaskType.causal, {"window_size": (3, 0), "window_attn_skip_freq": [0]}, distances() >= 0),
+    ],
+)
+def test_windows(mask_type, fields, allowed):
+    leaves = inputs()
+    assert_same_with_gradients(
+        attention(mask_type, **fields)(*leaves, None), expected(*leaves, allowed=allowed), leaves
+    )
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)])
+def test_soft_caps_and_sinks(window):
+    leaves = inputs()
+    module = attention(softmax_type="learnable", window_size=window, use_cpu_initialization=True)
+    module.softcap = 0.7
+    with torch.no_grad():
+        module.softmax_offset.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0]))
+    allowed = (distances() >= 0) & (distances() <= (S if window is None else 3))
+    reference = expected(*leaves, allowed=allowed, softcap=0.7, sink=module.softmax_offset)
+    assert_same_with_gradients(module(*leaves, None), reference, [*leaves, module.softmax_offset])
+
+
+def test_an_off_by_one_softmax_has_a_score_of_zero_more():
+    leaves = inputs()
+    reference = expected(*leaves, allowed=distances() >= 0, sink=torch.zeros(N))
+    assert_same_with_gradients(attention(softmax_type="off-by-one")(*leaves, None), reference, leaves)
+
+
+def test_a_soft_cap_with_a_mask_of_its_own():
+    leaves = inputs()
+    module = attention(AttnMaskType.padding_causal)
+    module.softcap = 0.7
+    short = expected(*(x[:-5] for x in leaves), allowed=(distances() >= 0)[:-5, :-5], softcap=0.7)
+    torch.testing.assert_close(module(*leaves, padding_mask())[:-5], short.float(), rtol=1e-6, atol=1e-6)
+
+
+def packed(*ends: int, padded: tuple[int, ...] | None = None) -> PackedSeqParams:
+    cu_seqlens = torch.tensor([0, *ends], dtype=torch.int32)
+    spaced = None if padded is None else torch.tensor([0, *padded], dtype=torch.int32)
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        cu_seqlens_q_padded=spaced,
+        cu_seqlens_kv_padded=spaced,
+    )
+
+
+def packed_inputs() -> list[torch.Tensor]:
+    return [x.detach()[:, 0].requires_grad_() for x in inputs()]
+
+
+@pytest.mark.parametrize("window", [None, (2, 0)])
+def test_packed_sequences_do_not_see_each_other(window):
+    leaves = packed_inputs()
+    sequence = torch.tensor([0] * 5 + [1] * 1 + [2] * 8 + [3] * 2)  # the last two follow the last sequence
+    allowed = (sequence[:, None] == sequence) & (distances() >= 0) & (distances() <= (S if window is None else 2))
+    reference = expected(*(x[:, None] for x in leaves), allowed=allowed)[:, 0]
+    actual = attention(window_size=window)(*leaves, None, packed_seq_params=packed(5, 6, 14))
+    assert_same_with_gradients(actual, reference, leaves)
+
+
+def test_padding_behind_a_packed_sequence_changes_nothing_in_front_of_it():
+    q, k, v = packed_inputs()
+    padded = attention()(q, k, v, None, packed_seq_params=packed(3, 9, padded=(8, 16)))
+    alone = attention()(q[8:14], k[8:14], v[8:14], None, packed_seq_params=packed(6))
+    torch.testing.assert_close(padded[8:14], alone, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ConfigError, match="need causal attention"):
+        attention(AttnMaskType.no_mask)(q, k, v, None, packed_seq_params=packed(3, 9, padded=(8, 16)))
 
 
 def dropout(sequence_parallel: bool) -> dict[str, Any]:

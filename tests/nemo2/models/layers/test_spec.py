@@ -66,11 +66,10 @@ def test_transformer_engine_is_used_where_it_can_run(monkeypatch):
 
 
 def test_what_has_no_plain_counterpart_is_refused():
-    with pytest.raises(ConfigError, match="num_moe_experts=4.*transformer_engine is not installed"):
-        spec.local_layer_spec(config(num_moe_experts=4, moe_ffn_hidden_size=8))
-    with pytest.raises(ConfigError, match="multi_latent_attention=True"):
-        other = config()
-        other.multi_latent_attention = True
+    other = config(num_moe_experts=4, moe_ffn_hidden_size=8)
+    other.moe_token_dispatcher_type = "flex"
+    other.multi_latent_attention, other.tensor_model_parallel_size = True, 2
+    with pytest.raises(ConfigError, match="needs sequence_parallel=True.*\n.*flex"):
         spec.local_layer_spec(other)
 
 

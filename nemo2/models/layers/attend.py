@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of one run of queries over one run of keys: masks, windows, soft-capping and sinks.
+
+Tensors are heads first: `[B, N, S, D]` queries, `[B, G, T, D]` keys, `[B, G, T, E]` values. scaled_dot_product_attention
+does what it can; soft-capped scores and attention sinks, which it cannot express, are computed step by step in fp32.
+"""
+
+import dataclasses
+from contextlib import nullcontext
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Which keys a query may see, besides what a mask says, and how scores become weights.
+
+    causal: a query sees itself and what stands before it.
+    window: (left, right): a query sees at most `left` keys before and `right` keys after itself; -1 means all, None
+        means no window.
+    scale: the scores' factor.
+    softcap: scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2); None leaves them.
+    """
+
+    causal: bool
+    scale: float
+    window: Optional[tuple[int, int]] = None
+    softcap: Optional[float] = None
+
+    @property
+    def left(self) -> Optional[int]:
+        """How far back a query sees; None means to the start."""
+        return None if self.window is None or self.window[0] < 0 else self.window[0]
+
+    @property
+    def right(self) -> Optional[int]:
+        """How far ahead a query sees; None means to the end."""
+        if self.causal:
+            return 0
+        return None if self.window is None or self.window[1] < 0 else self.window[1]
+
+    def visible(self, first_query: int, num_queries: int, num_keys: int) -> tuple[int, int]:
+        """The run of keys outside of which none of the queries sees any: its start and its end."""
+        start = 0 if self.left is None else min(max(0, first_query - self.left), num_keys)
+        end = num_keys if self.right is None else min(max(start, first_query + num_queries + self.right), num_keys)
+        return start, end
+
+    def allowed(self, offset: int, num_queries: int, num_keys: int, device: torch.device) -> Optional[Tensor]:
+        """True where query i may see key j, `[num_queries, num_keys]`; None where every one may see all.
+
+        offset: how many places the first query stands behind the first key.
+        """
+        ones = None
+        if self.right is not None and offset + self.right < num_keys - 1:
+            ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(offset + self.right)
+        if self.left is not None and offset + num_queries - 1 - self.left > 0:
+            if ones is None:
+                ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+            ones = ones.triu(offset - self.left)
+        return ones
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    *,
+    first_query: int,
+    forbidden: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    dropout_context: Any = None,
+) -> Tensor:
+    """`[B, N, S, E]`: every query's mean of the values it may see, weighted by the softmax of its scores.
+
+    Args:
+        first_query: the place of the first query among the keys.
+        forbidden: True where a key may not be seen, broadcastable to `[B, N, S, T]`.
+        sink: `[N]`, a score that takes part in each head's softmax but has no value (arXiv:2309.17453).
+        dropout_p: the share of weights that is dropped, under `dropout_context()` where given.
+
+    A query that may see nothing gives zeros.
+    """
+    start, end = rule.visible(first_query, q.size(2), k.size(2))
+    k, v = k[:, :, start:end], v[:, :, start:end]
+    if forbidden is not None and forbidden.size(-1) != 1:
+        forbidden = forbidden[..., start:end]
+    if end == start:
+        return q.new_zeros(*q.shape[:3], v.size(3))
+    offset, num_queries, num_keys = first_query - start, q.size(2), end - start
+    plain = rule.softcap is None and sink is None
+    triangle = offset == 0 and num_queries == num_keys and rule.causal and (rule.left is None or rule.left >= num_keys)
+    dropping = dropout_context() if dropout_context is not None and dropout_p > 0.0 else nullcontext()
+    if plain and triangle and forbidden is None:
+        with dropping:  # without a mask, so that torch may pick a kernel that never makes one
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, dropout_p=dropout_p, scale=rule.scale, enable_gqa=q.size(1) != k.size(1)
+            )
+    allowed = rule.allowed(offset, num_queries, num_keys, q.device)
+    if forbidden is not None:
+        allowed = ~forbidden.bool() if allowed is None else allowed & ~forbidden.bool()
+    with dropping:
+        if plain:
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=allowed, dropout_p=dropout_p, scale=rule.scale, enable_gqa=q.size(1) != k.size(1)
+            )
+        return _step_by_step(q, k, v, rule, allowed, sink, dropout_p)
+
+
+def scores_of(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
+    """`[B, G, N / G, S, T]` in fp32 or wider, soft-capped but not masked: head n of the queries reads group n // (N/G)."""
+    q = q.unflatten(1, (k.size(1), -1))
+    scores = torch.einsum("bgrsd,bgtd->bgrst", _wide(q), _wide(k)) * rule.scale
+    return scores if rule.softcap is None else rule.softcap * torch.tanh(scores / rule.softcap)
+
+
+def _step_by_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    allowed: Optional[Tensor],
+    sink: Optional[Tensor],
+    dropout_p: float,
+) -> Tensor:
+    scores = scores_of(q, k, rule)
+    if allowed is not None:
+        if allowed.dim() == 4:  # of [B, N, S, T]: the heads by group
+            allowed = allowed.unflatten(1, (k.size(1), -1)) if allowed.size(1) > 1 else allowed.unsqueeze(2)
+        # Not -inf: a row without any key would become NaN. Its weights are cleared below instead.
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    if sink is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        column = sink.to(scores.dtype).view(1, k.size(1), -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    if allowed is not None:
+        weights = weights.masked_fill(~allowed, 0.0)
+    weights = F.dropout(weights, dropout_p)
+    return torch.einsum("bgrst,bgte->bgrse", weights.to(v.dtype), v).flatten(1, 2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

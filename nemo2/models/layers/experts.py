@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All experts of a rank in two matrix products instead of two per expert.
+
+Megatron-Core's grouped experts need Transformer Engine or a CUDA extension. `torch.nn.functional.grouped_mm` does the same
+product in plain PyTorch. The parameters stay those of `SequentialMLP`, so a checkpoint fits either.
+"""
+
+from typing import Any, Optional
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.moe.experts import SequentialMLP
+from torch import Tensor
+
+from nemo2.models.layers.activation import activate
+
+_grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)
+
+
+class TorchGroupedMLP(SequentialMLP):
+    """The experts of this rank, called as Megatron-Core's `SequentialMLP`.
+
+    Weights are stacked anew in each call, one copy of the experts; the products then run as one kernel each. Where torch
+    has no `grouped_mm` (before 2.10), or an expert's layers were replaced by others (adapters, say), the experts run one
+    after the other.
+    """
+
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """
+        Args:
+            permuted_local_hidden_states: `[tokens, hidden]`, sorted by expert.
+            tokens_per_expert: `[experts]`, how many each has.
+            permuted_probs: `[tokens]`, the router's weight of each.
+
+        Returns:
+            `[tokens, hidden]`, this expert-tensor-parallel rank's part of the sum, weighted; and None, for the bias is in.
+        """
+        x, probs = permuted_local_hidden_states, permuted_probs
+        if not self._can_group() or x.size(0) == 0:
+            # Without tokens too: every expert must still be part of the graph, for the gradient's reduction waits for it.
+            return super().forward(x, tokens_per_expert, probs)
+        if self.config.moe_apply_probs_on_input:
+            x, probs = (probs.unsqueeze(-1) * x).to(x.dtype), torch.ones_like(probs)
+        counts = tokens_per_expert.to(device=x.device, dtype=torch.int32)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        h = self._product(x, "linear_fc1", ends, counts)
+        h = activate(h, self.config)
+        h = (h * probs.unsqueeze(-1)).to(h.dtype)
+        out = _grouped_mm(h, self._stacked("linear_fc2", "weight").transpose(1, 2), offs=ends)
+        bias = self._bias("linear_fc2", counts, x.size(0))
+        if bias is not None:
+            out = (out + bias * probs.unsqueeze(-1)).to(out.dtype)
+        return out, None
+
+    def _product(self, x: Tensor, layer: str, ends: Tensor, counts: Tensor) -> Tensor:
+        out = _grouped_mm(x, self._stacked(layer, "weight").transpose(1, 2), offs=ends)
+        bias = self._bias(layer, counts, x.size(0))
+        return out if bias is None else out + bias
+
+    def _stacked(self, layer: str, name: str) -> Tensor:
+        return torch.stack([getattr(getattr(expert, layer), name) for expert in self.local_experts])
+
+    def _bias(self, layer: str, counts: Tensor, num_tokens: int) -> Optional[Tensor]:
+        """`[tokens, width]`, each token's expert's bias; None without biases."""
+        if not self.config.add_bias_linear:
+            return None
+        return self._stacked(layer, "bias").repeat_interleave(counts, dim=0, output_size=num_tokens)
+
+    def _can_group(self) -> bool:
+        plain = all(
+            type(expert.linear_fc1) is ColumnParallelLinear and type(expert.linear_fc2) is RowParallelLinear
+            for expert in self.local_experts
+        )
+        return _grouped_mm is not None and plain and not (self.config.fp8 or self.config.use_te_activation_func)

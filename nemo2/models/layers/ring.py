@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ring attention: keys and values travel from rank to rank, and no rank ever holds more than one share of them.
+
+Liu et al., arXiv:2310.01889. Each rank keeps its queries and, cp times, attends over the keys that are visiting, merging
+the partial results by their log-sum-exp (the online softmax of arXiv:1805.02867). The backward pass recomputes the
+weights from the log-sum-exp, as FlashAttention does (arXiv:2205.14135, appendix B), while the gradients of keys and
+values travel with them and arrive home in the end. Chunks that cannot see each other are skipped, so causal attention is
+the same work on every rank (`chunks.py`).
+
+Tensors are heads first: `[B, N, S, D]` queries, `[B, G, S, D]` keys, `[B, G, S, E]` values, with S this rank's tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, get_global_rank, irecv, isend
+
+from nemo2.models.layers.attend import Rule, scores_of
+from nemo2.models.layers.chunks import Chunk, Span, chunks_of
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    sequences: Sequence[Span],
+    group: ProcessGroup,
+    *,
+    sink: Optional[Tensor] = None,
+) -> Tensor:
+    """`[B, N, S, E]`: what `attend` gives for this rank's queries and the whole sequences' keys, without dropout.
+
+    sink: `[N]`, see `attend`. Every rank of `group` must call.
+    """
+    out, log_sum = _Ring.apply(q, k, v, rule, sequences, group)  # pyright: ignore[reportGeneralTypeIssues]
+    if sink is not None:
+        # A score without a value only takes its share of the weights.
+        out = out * torch.sigmoid(log_sum - sink.to(log_sum.dtype)[:, None])[..., None]
+    return out.to(q.dtype)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rule: Rule, sequences: Sequence[Span], group: ProcessGroup
+    ) -> tuple[Tensor, Tensor]:
+        """The attention and the log-sum-exp of each query's scores, `[B, N, S]`, both in fp32."""
+        ctx.rule, ctx.sequences, ctx.group = rule, sequences, group
+        exact = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_zeros(*q.shape[:3], v.size(3), dtype=exact)
+        log_sum = q.new_full(q.shape[:3], float("-inf"), dtype=exact)
+        visitors = [k.contiguous(), v.contiguous()]
+        for home in _homes(group):
+            k_now, v_now = visitors
+            for mine, theirs, allowed in _meetings(rule, sequences, group, home, q.device):
+                scores = _masked(scores_of(q[:, :, mine], k_now[:, :, theirs], rule), allowed)
+                block_sum = scores.logsumexp(dim=-1)
+                weights = _safe_exp(scores - block_sum[..., None])
+                block = torch.einsum("bgrst,bgte->bgrse", weights, v_now[:, :, theirs].to(exact)).flatten(1, 2)
+                _merge(out[:, :, mine], log_sum[:, :, mine], block, block_sum.flatten(1, 2))
+            visitors = _pass_on(visitors, group)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        return out, log_sum
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Optional[Tensor], ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, out, log_sum = ctx.saved_tensors
+        rule, sequences, group = ctx.rule, ctx.sequences, ctx.group
+        grad_q = torch.zeros_like(q, dtype=out.dtype)
+        # d loss / d score = weight * (d loss / d weight - what all weights of the row have in common).
+        common = (grad_out * out).sum(dim=-1) - grad_log_sum
+        visitors = [k.contiguous(), v.contiguous()]
+        visitors += [torch.zeros_like(x, dtype=out.dtype) for x in visitors]
+        for home in _homes(group):
+            k_now, v_now, grad_k, grad_v = visitors
+            for mine, theirs, allowed in _meetings(rule, sequences, group, home, q.device):
+                groups = k.size(1)
+                rows = [x[:, :, mine].unflatten(1, (groups, -1)) for x in (q, grad_out, log_sum, common)]
+                q_rows, grad_rows, sum_rows, common_rows = rows
+                scores = scores_of(q[:, :, mine], k_now[:, :, theirs], rule)
+                weights = _safe_exp(_masked(scores, allowed) - sum_rows[..., None])
+                grad_v[:, :, theirs] += torch.einsum("bgrst,bgrse->bgte", weights, grad_rows)
+                grad_weights = torch.einsum("bgrse,bgte->bgrst", grad_rows, v_now[:, :, theirs].to(out.dtype))
+                grad_scores = weights * (grad_weights - common_rows[..., None]) * rule.scale
+                if rule.softcap is not None:
+                    grad_scores = grad_scores * (1.0 - (scores / rule.softcap).square())
+                k_block = k_now[:, :, theirs].to(out.dtype)
+                grad_q[:, :, mine] += torch.einsum("bgrst,bgtd->bgrsd", grad_scores, k_block).flatten(1, 2)
+                grad_k[:, :, theirs] += torch.einsum("bgrst,bgrsd->bgtd", grad_scores, q_rows.to(out.dtype))
+            visitors = _pass_on(visitors, group)
+        _, _, grad_k, grad_v = visitors  # after cp steps they are home
+        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
+
+
+def _homes(group: ProcessGroup) -> Iterator[int]:
+    """Whose keys are visiting at each step: our own first, then those of the rank before us, and so on."""
+    for step in range(group.size()):
+        yield (group.rank() - step) % group.size()
+
+
+def _meetings(
+    rule: Rule, sequences: Sequence[Span], group: ProcessGroup, home: int, device: torch.device
+) -> Iterator[tuple[slice, slice, Optional[Tensor]]]:
+    """Places of queries, places of keys and what may be seen (None: all), for each two chunks that see each other."""
+    cp = group.size()
+    by_sequence: dict[int, list[Chunk]] = {}
+    for chunk in chunks_of(sequences, cp, home):
+        by_sequence.setdefault(chunk.sequence, []).append(chunk)
+    for mine in chunks_of(sequences, cp, group.rank()):
+        for theirs in by_sequence[mine.sequence]:
+            offset = mine.position - theirs.position
+            start, end = rule.visible(offset, mine.length, theirs.length)
+            if start < end:
+                yield mine.places, theirs.places, rule.allowed(offset, mine.length, theirs.length, device)
+
+
+def _masked(scores: Tensor, allowed: Optional[Tensor]) -> Tensor:
+    return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
+
+
+def _safe_exp(difference: Tensor) -> Tensor:
+    """exp, where -inf minus -inf, a row that sees nothing, counts as weight zero."""
+    return torch.nan_to_num(difference, nan=float("-inf"), neginf=float("-inf")).exp()
+
+
+def _merge(out: Tensor, log_sum: Tensor, block: Tensor, block_sum: Tensor) -> None:
+    """Adds a block of keys to what a run of queries has seen so far, in place."""
+    total = torch.logaddexp(log_sum, block_sum)
+    before, now = _safe_exp(log_sum - total), _safe_exp(block_sum - total)
+    out.mul_(before[..., None]).add_(block * now[..., None])
+    log_sum.copy_(total)
+
+
+def _pass_on(tensors: list[Tensor], group: ProcessGroup) -> list[Tensor]:
+    """Sends each to the next rank of the ring and returns what the previous one sent."""
+    size, rank = group.size(), group.rank()
+    after = get_global_rank(group, (rank + 1) % size)
+    before = get_global_rank(group, (rank - 1) % size)
+    received = [torch.empty_like(x) for x in tensors]
+    for mine, theirs in zip(tensors, received, strict=True):
+        # One tensor at a time: with two ranks both neighbours are the same peer, and messages match by their order.
+        operations = [P2POp(isend, mine, after, group), P2POp(irecv, theirs, before, group)]
+        for work in batch_isend_irecv(operations):
+            work.wait()
+    return received

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which configurations the plain PyTorch layers refuse, and why: one sentence for each rule that is broken.
+
+`layer_problems(config)` is for whoever checks a recipe before anything is built; the layers themselves call the parts
+that concern them, so that nothing is silently ignored. A missing field counts as its default: the installed
+Megatron-Core may be older or newer than the field.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from nemo2.backend.extras import why_missing
+from nemo2.errors import ConfigError
+
+CP_COMM_TYPES = ("all_gather", "p2p", "a2a")
+
+
+def layer_problems(config: Any) -> list[str]:
+    """Everything in `config` (a TransformerConfig) that layers without Transformer Engine cannot do; empty if they can."""
+    types = getattr(config, "cp_comm_type", None)
+    problems = []
+    for kind in dict.fromkeys(types if isinstance(types, list) else [types]):
+        problems += attention_problems(config, cp_comm_type=kind)
+    problems += mla_problems(config) + moe_problems(config)
+    if getattr(config, "experimental_attention_variant", None) is not None:
+        problems.append(
+            f"experimental_attention_variant={config.experimental_attention_variant!r}: its kernels need a GPU with "
+            f"Transformer Engine ({why_missing('transformer_engine')}); set it to None."
+        )
+    return list(dict.fromkeys(problems))
+
+
+def attention_problems(config: Any, *, cp_comm_type: Optional[str] = None) -> list[str]:
+    """What `SDPAttention` cannot do. `cp_comm_type` is that of the layer, None for the default."""
+    problems = []
+    if getattr(config, "qk_clip", False):
+        problems.append(
+            "qk_clip=True: QK clipping needs the largest scores from Transformer Engine's attention, which is not in use "
+            "here; set qk_clip=False, or train on a GPU with Transformer Engine installed."
+        )
+    cp = config.context_parallel_size
+    if cp == 1 or cp_comm_type is None:
+        return problems
+    if cp_comm_type not in CP_COMM_TYPES:
+        problems.append(
+            f"cp_comm_type={cp_comm_type!r}: without Transformer Engine one of {', '.join(map(repr, CP_COMM_TYPES))}."
+        )
+    elif cp_comm_type == "a2a":
+        tp = config.tensor_model_parallel_size
+        groups = config.num_attention_heads if config.multi_latent_attention else config.num_query_groups
+        for name, heads in (("num_attention_heads", config.num_attention_heads), ("num_query_groups", groups)):
+            if heads % (tp * cp):
+                problems.append(
+                    f"cp_comm_type='a2a' shares heads out: {name} = {heads} must be a multiple of "
+                    f"tensor_model_parallel_size * context_parallel_size = {tp} * {cp} = {tp * cp}; use 'p2p' or "
+                    "'all_gather'."
+                )
+                break
+    return problems
+
+
+def mla_problems(config: Any) -> list[str]:
+    """What multi-latent attention needs. Without Transformer Engine or with it, the first rule is the same."""
+    if not config.multi_latent_attention:
+        return []
+    problems = []
+    tp = config.tensor_model_parallel_size
+    if tp > 1 and not config.sequence_parallel:
+        # Megatron-Core 0.16 and 0.19 sum the gradient of every weight called q_layernorm over the tensor-parallel ranks,
+        # which is right for a norm of single heads and twice too much for that of a shared latent.
+        problems.append(
+            f"multi_latent_attention=True with tensor_model_parallel_size={tp} needs sequence_parallel=True: without it "
+            "the gradient of the query norm is counted once per tensor-parallel rank."
+        )
+    if getattr(config, "mla_down_proj_fusion", False):
+        problems.append("mla_down_proj_fusion=True needs Transformer Engine's layers; set it to False.")
+    if getattr(config, "cache_mla_latents", False):
+        problems.append("cache_mla_latents=True is for inference with Transformer Engine; set it to False.")
+    return problems
+
+
+def moe_problems(config: Any) -> list[str]:
+    """What layers of experts need."""
+    if not config.num_moe_experts:
+        return []
+    problems = []
+    if config.moe_token_dispatcher_type == "flex":
+        problems.append(
+            "moe_token_dispatcher_type='flex' needs the kernels of DeepEP or HybridEP on GPUs; use 'alltoall'."
+        )
+    if getattr(config, "moe_latent_size", None) is not None:
+        problems.append(
+            f"moe_latent_size={config.moe_latent_size}: Megatron-Core builds latent projections from Transformer Engine's "
+            f"layers ({why_missing('transformer_engine')}); set it to None."
+        )
+    if getattr(config, "post_sublayer_layernorm", False):
+        problems.append(
+            "post_sublayer_layernorm=True normalises the output of dense layers; it has no meaning for single experts. "
+            "Set num_moe_experts=None or post_sublayer_layernorm=False."
+        )
+    return problems
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """
+    Raises:
+        ConfigError: there are any; the message holds all of them.
+    """
+    problems = list(problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
