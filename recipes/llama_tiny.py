@@ -30,6 +30,8 @@ RECIPE = PretrainRecipe(
     data={"vocab_size": VOCAB_SIZE},
     gpus_per_node=2,
     layout=Layout(tp=2, sp=True),
+    # MegatronStrategy's own default, stated so that `recipe.strategy.ddp_config` is there to be edited.
+    ddp={"check_for_nan_in_grad": True},
     max_steps=300,
     max_lr=4e-3,
     optimizer={"warmup_steps": 25},

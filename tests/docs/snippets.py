@@ -62,7 +62,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 def run_page(blocks: list[Block]) -> str | None:
     """Run the blocks of a page here; the first failure as text, None if there is none."""
-    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in blocks:
         try:
