@@ -29,6 +29,7 @@ from lightning.pytorch.loops import _TrainingEpochLoop
 from lightning.pytorch.strategies.ddp import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -43,6 +44,7 @@ from nemo2.checkpoint.random_state import load_random_state, random_state
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
@@ -180,6 +182,13 @@ class MegatronStrategy(DDPStrategy):
                 "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer's state holds the "
                 "main parameters already. Set one of them to False."
             )
+        if ckpt_load_strictness is not None and ckpt_load_strictness not in (
+            known := [item.value for item in StrictHandling]
+        ):
+            raise ConfigError(
+                f"strategy.ckpt_load_strictness={ckpt_load_strictness!r}: must be one of {', '.join(known)}, or None"
+                f"{did_you_mean(ckpt_load_strictness, known)}."
+            )
         super().__init__(
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -242,16 +251,16 @@ class MegatronStrategy(DDPStrategy):
         self._strictness = ckpt_load_strictness
         self._megatron_log_level = megatron_log_level
         self._fully_reshardable = ckpt_parallel_save_optim
-        self._io_options: dict[str, Any] = {
-            "save_ckpt_format": save_ckpt_format,
-            "load_directly_on_device": ckpt_load_directly_on_device,
-            "async_save": ckpt_async_save,
-            "torch_dist_multiproc": ckpt_torch_dist_multiproc,
-            "assume_constant_structure": ckpt_assume_constant_structure,
-            "parallel_save": ckpt_parallel_save,
-            "parallel_save_within_dp": ckpt_parallel_save_within_dp,
-            "parallel_load": ckpt_parallel_load,
-        }
+        self._checkpoint_io = checkpoint_io or MegatronCheckpointIO(
+            save_ckpt_format=save_ckpt_format,  # pyright: ignore[reportArgumentType]  (it checks)
+            load_directly_on_device=ckpt_load_directly_on_device,
+            async_save=ckpt_async_save,
+            torch_dist_multiproc=ckpt_torch_dist_multiproc,
+            assume_constant_structure=ckpt_assume_constant_structure,
+            parallel_save=ckpt_parallel_save,
+            parallel_save_within_dp=ckpt_parallel_save_within_dp,
+            parallel_load=ckpt_parallel_load,
+        )
 
     # ------------------------------------------------------------------------------------------------------ connecting
 
@@ -275,7 +284,6 @@ class MegatronStrategy(DDPStrategy):
             if isinstance(precision, MegatronMixedPrecision):
                 precision.apply_to(config, path="model.config")
             self._write_parallelism(config)
-            self._overlap_messages_of_two_stages(config)
             _keep_gradients_in_fp32(config)
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
@@ -323,24 +331,6 @@ class MegatronStrategy(DDPStrategy):
             raise ConfigError(
                 f"Megatron-Core refuses this model and layout ({self.layout.describe()}): {error}"
             ) from error
-
-    def _overlap_messages_of_two_stages(self, config: TransformerConfig) -> None:
-        """With two interleaved stages the previous and the next one are the same rank. Batched messages between them are
-        matched by their order, so activations and gradients would be taken for each other; overlapped ones go one by one.
-        Source: Megatron-LM's arguments.py, which refuses this layout without them.
-
-        Raises:
-            ConfigError: the user turned overlapping off.
-        """
-        if self.layout.pp != 2 or not self.layout.vp or self.layout.vp == 1 or config.overlap_p2p_comm:
-            return
-        if "overlap_p2p_comm" in explicit_fields(config):
-            raise ConfigError(
-                f"model.config.overlap_p2p_comm=False with pipeline_model_parallel_size=2 and "
-                f"virtual_pipeline_model_parallel_size={self.layout.vp}: two interleaved stages need overlapped messages. Leave "
-                "it unset, or leave virtual stages out."
-            )
-        config.overlap_p2p_comm, config.batch_p2p_comm = True, False
 
     def _replace_progress_bar(self, trainer: pl.Trainer) -> None:
         """Our bar or line where Lightning put its default; a bar of the user's own stays."""
@@ -720,12 +710,11 @@ class MegatronStrategy(DDPStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        if self._checkpoint_io is None:
-            self._checkpoint_io = MegatronCheckpointIO(**self._io_options)
+        assert self._checkpoint_io is not None
         return self._checkpoint_io
 
     @checkpoint_io.setter
-    def checkpoint_io(self, io: Optional[CheckpointIO]) -> None:
+    def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
 
     @property

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``context/`` rebuilds model, tokenizer and data without the script that trained them, and runs nothing else."""
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+
+from nemo2.checkpoint.context import load_context, write_context
+from nemo2.data.mock import MockDataModule
+from nemo2.data.tokenizer import ByteTokenizer
+from nemo2.errors import CheckpointError, SecurityError
+
+
+def trainer(model: Any = None, data: Any = None) -> Any:
+    return types.SimpleNamespace(lightning_module=model, datamodule=data)
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    data = MockDataModule(seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8)
+    model = small_runs.build_llama(vocab_size=None, hidden_dropout=0.25)
+    model.tokenizer = data.tokenizer
+    write_context(tmp_path, trainer(model, data))
+    return tmp_path
+
+
+def test_every_part_is_there_as_json_and_nothing_as_pickle(checkpoint):
+    names = {path.name for path in (checkpoint / "context").iterdir()}
+    assert names == {"model.json", "tokenizer.json", "data.json", "optim.json", "missing.json"}
+    for name in names:
+        json.loads((checkpoint / "context" / name).read_text())
+
+
+def test_the_model_is_built_as_it_was_described(checkpoint):
+    model = load_context(checkpoint, "model")
+    assert type(model).__name__ == "LlamaModel"
+    for name, value in small_runs.MODEL.items():
+        assert getattr(model.config, name) == (None if name == "vocab_size" else value), name
+    assert model.config.hidden_dropout == 0.25
+    assert load_context(checkpoint / "context", "model").config.num_layers == model.config.num_layers
+
+
+def test_tokenizer_and_data_are_built_too_or_read_as_editable_configs(checkpoint):
+    assert load_context(checkpoint, "tokenizer").text_to_ids("ab") == [97, 98]
+    config = load_context(checkpoint, "data", build=False)
+    config.global_batch_size = 16
+    import fiddle
+
+    data = fiddle.build(config)
+    assert (data.seq_length, data.global_batch_size) == (small_runs.SEQ, 16)
+    assert load_context(checkpoint, "optim").config.lr == 1e-2
+
+
+class Plain:
+    """Doesn't say how it was made."""
+
+
+def test_what_cannot_be_described_is_named_with_the_reason(tmp_path):
+    write_context(tmp_path, trainer(Plain()))
+    with pytest.raises(CheckpointError, match=r"doesn't describe the model: .*Plain"):
+        load_context(tmp_path, "model")
+    with pytest.raises(CheckpointError, match="doesn't describe the data: the run had none"):
+        load_context(tmp_path, "data")
+    with pytest.raises(CheckpointError, match="doesn't describe the model: there is no such file"):
+        load_context(tmp_path / "nowhere", "model")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("os", "system"), ("subprocess", "Popen"), ("builtins", "eval"), ("torch", "load"), ("nemo2.checkpoint.io", "os.system")],
+)  # fmt: skip
+def test_a_context_that_names_something_dangerous_is_refused_and_runs_nothing(checkpoint, module, name):
+    marker = checkpoint / "marker"
+    file = checkpoint / "context" / "model.json"
+    text = file.read_text()
+    model_class = '"module": "nemo2.models.llama",\n    "name": "LlamaModel"'
+    evil = json.loads(text)
+    found = [node for node in _nodes(evil) if node.get("name") == "LlamaModel"]
+    assert found, model_class
+    for node in found:
+        node["module"], node["name"] = module, name
+    file.write_text(json.dumps(evil).replace(str(small_runs.SEQ), f'"touch {marker}"', 1))
+    with pytest.raises(SecurityError):
+        load_context(checkpoint, "model")
+    assert not marker.exists()
+
+
+def _nodes(tree: Any) -> list[dict[str, Any]]:
+    if isinstance(tree, dict):
+        return [tree, *(node for value in tree.values() for node in _nodes(value))]
+    if isinstance(tree, list):
+        return [node for value in tree for node in _nodes(value)]
+    return []

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry points as a script calls them: a run's directory, resuming by name, validation, and generation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+
+STEPS = 4
+
+
+def parts(directory: str, *, max_steps: int, tensor: int = 1, resume: Any = None, **config: Any) -> dict[str, Any]:
+    from nemo2.checkpoint.auto_resume import AutoResume
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.run_dir.logger import NeMoLogger
+
+    small_runs.quiet()
+    model = small_runs.build_llama(**config, vocab_size=None)
+    data = MockDataModule(
+        seq_length=small_runs.SEQ,
+        tokenizer=ByteTokenizer(),
+        micro_batch_size=2,
+        global_batch_size=8,
+        num_train_samples=64,
+        num_val_samples=16,
+        num_workers=0,
+    )
+    trainer = small_runs.build_trainer(
+        max_steps=max_steps,
+        tensor_model_parallel_size=tensor,
+        trainer={"limit_val_batches": 1, "val_check_interval": 2},
+    )
+    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, verbose=False)
+    log = NeMoLogger(name="tiny", log_dir=directory, ckpt=keep, use_datetime_version=False)
+    return {
+        "model": model,
+        "data": data,
+        "trainer": trainer,
+        "log": log,
+        "resume": resume or AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True),
+    }
+
+
+def trained(directory: str) -> dict[str, Any]:
+    """Two steps, a restart under the same name up to four, a validation of the result, and the errors on the way."""
+    from nemo2.errors import CheckpointError, ConfigError
+    from nemo2.llm import api
+
+    found: dict[str, Any] = {}
+    first = parts(directory, max_steps=STEPS)
+    first["trainer"].callbacks.append(stop_after(3))
+    found["directory"] = str(api.pretrain(**first))
+    found["names after stopping"] = names(found["directory"])
+    small_runs.release()
+    second = parts(directory, max_steps=STEPS)
+    api.pretrain(**second)
+    found["consumed"] = second["trainer"].strategy.consumed_samples
+    found["names"] = names(found["directory"])
+    with pytest.raises(CheckpointError) as done:
+        api.pretrain(**parts(directory, max_steps=STEPS))
+    found["done"] = str(done.value)
+    third = parts(directory, max_steps=STEPS)
+    api.validate(**third)
+    found["validated"] = float(third["trainer"].callback_metrics["val_loss"])
+    found["trained"] = float(second["trainer"].callback_metrics["val_loss"])
+    clash = parts(directory, max_steps=STEPS, seq_length=small_runs.SEQ * 2)
+    with pytest.raises(ConfigError) as caught:
+        api.pretrain(**clash)
+    found["clash"] = str(caught.value)
+    return found
+
+
+def stop_after(step: int) -> Any:
+    """From outside, as a time limit does."""
+    import lightning.pytorch as pl
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            trainer.should_stop = trainer.global_step >= step
+
+    return Stop()
+
+
+def names(directory: str) -> list[str]:
+    return sorted(path.name for path in (Path(directory) / "checkpoints").iterdir())
+
+
+def steps(names: list[str]) -> list[str]:
+    return sorted(name.rpartition("-step=")[2] for name in names)
+
+
+def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ranks, tmp_path):
+    found = run_on_ranks(trained, 1, str(tmp_path))[0]
+    assert Path(found["directory"]).is_relative_to(tmp_path)
+    assert steps(found["names after stopping"]) == [
+        "2-consumed_samples=16",
+        "3-consumed_samples=24-last",
+    ]
+    assert steps(found["names"]) == [
+        "2-consumed_samples=16",
+        "3-consumed_samples=24",
+        "4-consumed_samples=32-last",
+    ]
+    assert all(name.startswith("tiny--") for name in found["names"])
+    assert found["consumed"] == STEPS * 8
+    assert "this run is done" in found["done"]
+    assert found["validated"] == pytest.approx(found["trained"], rel=1e-6)
+    assert "model.config.seq_length=32 contradicts data.seq_length=16" in found["clash"]
+    metrics = Path(found["directory"]) / "metrics.jsonl"
+    assert metrics.read_text().count("reduced_train_loss") == STEPS
+
+
+def test_tokenizers_are_shared_as_asked():
+    import types
+
+    from nemo2.errors import ConfigError
+    from nemo2.llm.api import _share_tokenizer
+
+    model, data = types.SimpleNamespace(tokenizer="m"), types.SimpleNamespace(tokenizer="d")
+    _share_tokenizer(model, data, None)
+    assert (model.tokenizer, data.tokenizer) == ("m", "d")
+    _share_tokenizer(model, data, "data")
+    assert model.tokenizer == "d"
+    model.tokenizer = "m"
+    _share_tokenizer(model, data, "model")
+    assert data.tokenizer == "m"
+    given = object()
+    _share_tokenizer(model, data, given)
+    assert model.tokenizer is data.tokenizer is given
+    with pytest.raises(ConfigError, match="tokenizer='dta': must be 'data', 'model'"):
+        _share_tokenizer(model, data, "dta")
+
+
+# ---------------------------------------------------------------------------------------------------------- illegal
+
+
+def refused(arguments: dict[str, Any], model: dict[str, Any]) -> tuple[str, bool]:
+    """What building and starting a run with these strategy arguments is answered with, and whether ranks had met."""
+    import torch
+
+    from nemo2.errors import ConfigError
+
+    small_runs.quiet()
+    with pytest.raises(ConfigError) as caught:
+        trainer = small_runs.build_trainer(max_steps=1, trainer=arguments.pop("trainer", None), **arguments)
+        trainer.fit(small_runs.build_llama(**model), small_runs.TokenData())
+    return str(caught.value), torch.distributed.is_initialized()
+
+
+ILLEGAL: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "world": ({"tensor_model_parallel_size": 2}, {}, "= 2 * 1 * 1 = 2 does not divide the world of 1 rank"),
+    "sequence parallel": ({"sequence_parallel": True}, {}, "Cannot use sequence parallelism without tensor parallelism"),
+    "model's size": ({}, {"tensor_model_parallel_size": 2}, "model.config.tensor_model_parallel_size=2 contradicts strategy."),
+    "gone": ({"moe_extended_tp": True}, {}, "strategy.moe_extended_tp=True: Megatron-Core has dropped it"),
+    "ddp": ({"ddp": "pytorch"}, {}, "strategy.ddp='pytorch'"),
+    "main params": ({"ckpt_load_main_params": True}, {}, "strategy.ckpt_load_optimizer=True"),
+    "format": ({"save_ckpt_format": "zarr"}, {}, "strategy.save_ckpt_format='zarr'"),
+    "strictness": ({"ckpt_load_strictness": "raise"}, {}, "strategy.ckpt_load_strictness='raise': must be one of"),
+}  # fmt: skip
+
+
+def all_refused(names: list[str]) -> dict[str, tuple[str, bool]]:
+    return {name: refused(dict(ILLEGAL[name][0]), ILLEGAL[name][1]) for name in names}
+
+
+def test_what_cannot_run_is_refused_before_ranks_meet(run_on_ranks):
+    answers = run_on_ranks(all_refused, 1, list(ILLEGAL), init_process_group=False)[0]
+    for name in ILLEGAL:
+        message, met = answers[name]
+        assert ILLEGAL[name][2].lower() in message.lower(), (name, message)
+        assert not met, f"{name}: a process group existed already"
+
+
+def wrong_world() -> str:
+    from nemo2.errors import ConfigError
+
+    small_runs.quiet()
+    with pytest.raises(ConfigError) as caught:
+        trainer = small_runs.build_trainer(max_steps=1)  # devices=1, as no process group is up
+        trainer.fit(small_runs.build_llama(), small_runs.TokenData())
+    return str(caught.value)
+
+
+def test_a_world_of_another_size_than_the_trainers_is_refused(run_on_ranks):
+    for message in run_on_ranks(wrong_world, 2, init_process_group=False):
+        assert "= 1 * 1 = 1, and the launcher started 2 processes" in message

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completions from a checkpoint: built from its context, in any layout, the same on every rank."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+
+from nemo2.errors import CheckpointError
+
+PROMPTS = ["ab", "longer one"]
+
+
+def save(directory: str) -> None:
+    """A Llama with a byte tokenizer, trained a little on two tensor-parallel ranks."""
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+
+    data = MockDataModule(
+        seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8, num_workers=0
+    )
+    model = small_runs.build_llama(vocab_size=None)
+    model.tokenizer = data.tokenizer
+    keep = ModelCheckpoint(dirpath=f"{directory}/checkpoints", filename="{step}", verbose=False)
+    small_runs.fit(model, data, max_steps=2, callbacks=[keep], tensor_model_parallel_size=2)
+
+
+def complete(path: str, *, tensor: int = 1, output: str | None = None, **options: Any) -> list[Any]:
+    from nemo2 import llm
+
+    small_runs.quiet()
+    trainer = small_runs.build_trainer(max_steps=1, tensor_model_parallel_size=tensor) if tensor > 1 else None
+    arguments = {"max_new_tokens": 4, "temperature": 0.0, **options}
+    results = llm.generate(path=path, prompts=PROMPTS, trainer=trainer, output_path=output, **arguments)
+    return [(result.prompt, result.text) for result in results]
+
+
+@pytest.fixture(scope="module")
+def run(run_on_ranks, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    run_on_ranks(save, 2, str(directory))
+    return directory
+
+
+def test_a_checkpoint_answers_the_same_in_every_layout(run_on_ranks, run, tmp_path):
+    alone = run_on_ranks(complete, 1, str(run), output=str(tmp_path / "out.jsonl"))[0]
+    together = run_on_ranks(complete, 2, str(run / "checkpoints" / "step=2-last"), tensor=2)
+    assert together == [alone, alone]
+    assert [prompt for prompt, _ in alone] == PROMPTS
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(line["prompt"], line["text"]) for line in lines] == alone
+
+
+def test_sampling_follows_the_seed(run_on_ranks, run):
+    drawn = [
+        run_on_ranks(complete, 1, str(run), temperature=1.0, random_seed=seed, max_new_tokens=8)[0]
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_place_without_a_checkpoint_is_told_what_to_give(tmp_path):
+    from nemo2.llm.inference import find_checkpoint
+
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is no finished checkpoint, nor a directory with any"):
+        find_checkpoint(tmp_path)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's optimizer behind torch's interface: which parameters decay and at which rate."""
+
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+from megatron.core.optimizer import OptimizerConfig
+
+from nemo2.errors import ConfigError
+from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
+from nemo2.optim.megatron import MegatronOptimizerModule
+
+
+def test_a_missing_rate_and_a_multiplier_for_nothing_are_refused():
+    with pytest.raises(ConfigError, match="optim.config.lr is unset"):
+        MegatronOptimizerModule(OptimizerConfig())
+    with pytest.raises(ConfigError, match="optim.lr_mult=0.1 has no effect without optim.scale_lr_cond"):
+        MegatronOptimizerModule(OptimizerConfig(lr=1.0), lr_mult=0.1)
+
+
+def is_norm(name: str, parameter: torch.nn.Parameter) -> bool:
+    return "norm" in name
+
+
+def is_embedding(name: str, parameter: torch.nn.Parameter) -> bool:
+    return "embedding" in name
+
+
+def groups(**options: Any) -> dict[str, tuple[float, float]]:
+    """Weight decay and learning rate of each parameter in the second step."""
+    seen: dict[str, tuple[float, float]] = {}
+
+    def look(trainer: Any) -> None:
+        optimizer = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0]
+        names = {id(p): name for name, p in trainer.lightning_module.named_parameters()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen[names[id(parameter)].rpartition("module.")[2]] = (group["weight_decay"], group["lr"])
+
+    model = small_runs.build_llama()
+    config = model.optim.config
+    schedule = CosineAnnealingScheduler(max_steps=10, warmup_steps=3, constant_steps=0, min_lr=0.0)
+    MegatronOptimizerModule(config, lr_scheduler=schedule, **options).connect(model)
+    small_runs.fit(model, max_steps=1, inspect=look)
+    return seen
+
+
+def all_groups() -> dict[str, dict[str, tuple[float, float]]]:
+    return {
+        "standard": groups(),
+        "no decay": groups(no_weight_decay_cond=is_embedding),
+        "scaled": groups(scale_lr_cond=is_embedding, lr_mult=0.1),
+    }
+
+
+def test_conditions_pick_parameters_by_name(run_on_ranks):
+    found = run_on_ranks(all_groups, 1)[0]
+    rate = 1e-2 * 2 / 4  # the second step of a warm-up over three
+    for name, (decay, lr) in found["standard"].items():
+        assert decay == (0.0 if "norm" in name else 0.01), name
+        assert lr == pytest.approx(rate)
+    for name, (decay, _) in found["no decay"].items():
+        assert decay == (0.0 if "embedding" in name else 0.01), name
+    for name, (decay, lr) in found["scaled"].items():
+        assert lr == pytest.approx(rate * (0.1 if "embedding" in name else 1.0)), name
+        assert decay == (0.0 if "norm" in name else 0.01), name
+    assert len(found["standard"]) > 10
+
+
+def switches() -> dict[str, Any]:
+    """`use_distributed_optimizer` in two configurations: who decides."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    from nemo2.config.explicit import note_explicit_fields
+
+    def run(optimizer: bool | None, buffers: bool | None, **more: Any) -> Any:
+        small_runs.quiet()
+        model = small_runs.build_llama()
+        config = model.optim.config
+        config.use_distributed_optimizer = bool(optimizer)
+        note_explicit_fields(config, [] if optimizer is None else ["use_distributed_optimizer"])
+        ddp = DistributedDataParallelConfig(use_distributed_optimizer=bool(buffers), **more)
+        note_explicit_fields(ddp, [*more, *([] if buffers is None else ["use_distributed_optimizer"])])
+        trainer = small_runs.build_trainer(max_steps=1, ddp=ddp)
+        try:
+            trainer.fit(model, small_runs.TokenData())
+        except ConfigError as error:
+            return str(error)
+        return (config.use_distributed_optimizer, ddp.use_distributed_optimizer)
+
+    return {
+        "buffers": run(None, True),
+        "optimizer": run(True, None),
+        "both": run(True, True),
+        "contradiction": run(True, False),
+        "gather without": run(False, None, overlap_param_gather=True, overlap_grad_reduce=True),
+    }
+
+
+def test_the_distributed_optimizer_is_one_switch(run_on_ranks):
+    found = run_on_ranks(switches, 1)[0]
+    assert found["buffers"] == found["optimizer"] == found["both"] == (True, True)
+    assert "optim.config.use_distributed_optimizer=True contradicts strategy.ddp_config" in found["contradiction"]
+    assert "overlap_param_gather=True needs the distributed optimizer" in found["gather without"]
+
+
+def overlapped() -> list[dict[str, Any]]:
+    """Gradients reduced and parameters gathered in the background, with a validation between: nothing may change."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    runs = []
+    for overlap in (False, True):
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=True, overlap_grad_reduce=overlap, overlap_param_gather=overlap, bucket_size=500
+        )
+        runs.append(
+            small_runs.fit(
+                small_runs.build_llama(distributed=True),
+                max_steps=4,
+                ddp=ddp,
+                trainer={"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
+            )
+        )
+    return runs
+
+
+def test_overlapping_communication_changes_no_number(run_on_ranks):
+    plain, overlap = run_on_ranks(overlapped, 2)[0]
+    assert overlap["losses"] == plain["losses"]
+    assert overlap["val_losses"] == plain["val_losses"]
+    assert overlap["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-6)

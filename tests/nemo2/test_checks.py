@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes that can't run are refused before anything runs, with every reason at once."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2 import recipes
+from nemo2.checks import check_recipe, find_problems
+from nemo2.errors import ConfigError
+
+
+def recipe(**changes: Any) -> Any:
+    """The Llama 3 8B recipe with fields changed by path, e.g. ``trainer__devices=4``."""
+    made = recipes.get("llama3_8b").pretrain_recipe(dir="/tmp/unused", name="checked")
+    made.trainer.num_nodes, made.trainer.devices = 1, 8
+    made.trainer.strategy.tensor_model_parallel_size = 1
+    made.trainer.strategy.pipeline_model_parallel_size = 1
+    made.trainer.strategy.context_parallel_size = 1
+    made.trainer.strategy.sequence_parallel = False
+    made.data.global_batch_size, made.data.micro_batch_size, made.data.seq_length = 64, 1, 8192
+    for path, value in changes.items():
+        *parents, field = path.replace("strategy__", "trainer__strategy__").split("__")
+        node = made
+        for parent in parents:
+            node = getattr(node, parent)
+        setattr(node, field, value)
+    return made
+
+
+TP, PP = "strategy__tensor_model_parallel_size", "strategy__pipeline_model_parallel_size"
+VP, CP, EP = (
+    "strategy__virtual_pipeline_model_parallel_size",
+    "strategy__context_parallel_size",
+    "strategy__expert_model_parallel_size",
+)
+ILLEGAL: list[tuple[dict[str, Any], str]] = [
+    ({TP: 3}, r"3 \* 1 \* 1 = 3 does not divide the world of 8 ranks; run on 9 ranks"),
+    ({TP: 3, "trainer__devices": 6}, r"num_attention_heads=32 is not a multiple of strategy\.tensor_model.*=3.*1, 2, 4, 8"),
+    ({TP: 0}, r"strategy\.tensor_model_parallel_size=0: must be a whole number of at least 1"),
+    ({"model__config__num_query_groups": 3}, r"num_attention_heads=32 is not a multiple of .*num_query_groups=3"),
+    ({TP: 8, "model__config__num_query_groups": 12, "model__config__num_attention_heads": 24},
+     r"num_query_groups=12 is neither a multiple nor a divisor of .*=8"),
+    ({TP: 2, "model__config__ffn_hidden_size": 65}, r"ffn_hidden_size=65 is not a multiple of .*=2; nearest: 64 or 66"),
+    ({"model__config__hidden_size": 100, "model__config__num_attention_heads": 8}, r"hidden_size=100 is not a multiple"),
+    ({PP: 3, "trainer__devices": 6}, r"num_layers=32 = 32 layers can't be cut evenly into 3 pipeline stages.*1, 2, 4, 8"),
+    ({PP: 2, VP: 3}, r"16 layers per pipeline stage can't be cut into .*=3"),
+    ({VP: 2}, r"virtual_pipeline_model_parallel_size=2 with pipeline_model_parallel_size=1"),
+    ({PP: 2, "strategy__num_layers_in_first_pipeline_stage": 40}, r"num_layers=32 leaves -8 layers for 1 pipeline stages"),
+    ({PP: 4, VP: 2, "data__global_batch_size": 12}, r"micro-batches in groups of 4, and there are 6 per step"),
+    ({CP: 2, "data__seq_length": 8190}, r"seq_length=8190 is not a multiple of 2 \* context.* = 4,.*nearest: 8188 or 8192"),
+    ({"strategy__sequence_parallel": True}, r"sequence_parallel=True with strategy\.tensor_model_parallel_size=1"),
+    ({TP: 8, "strategy__sequence_parallel": True, "data__seq_length": 100}, r"seq_length=100 is not a multiple of tensor"),
+    ({EP: 2}, r"expert_model_parallel_size=2: this model has no experts"),
+    ({EP: 2, "model__config__num_moe_experts": 3}, r"num_moe_experts=3 is not a multiple of .*=2; sizes.*: 1, 3"),
+    ({EP: 16, "model__config__num_moe_experts": 16}, r"1 \* 16 \* 1 = 16 .*does not divide the world of 8 ranks"),
+    ({"data__global_batch_size": 60}, r"global_batch_size=60 is not a multiple of .* = 1 \* 8 = 8; nearest: 56 or 64"),
+    ({"data__micro_batch_size": 0}, r"data\.micro_batch_size=0: must be at least 1"),
+    ({"data__global_batch_size": -8}, r"data\.global_batch_size=-8: must be at least 1"),
+    ({"model__config__seq_length": 4096}, r"model\.config\.seq_length=4096 contradicts data\.seq_length=8192"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "words"), ILLEGAL, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_illegal_recipe_is_told_the_rule_its_numbers_and_what_would_do(changes, words):
+    assert find_problems(recipe()) == []
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        check_recipe(recipe(**changes))
+
+
+def test_all_broken_rules_are_told_at_once():
+    broken = recipe(
+        **{TP: 8, "strategy__sequence_parallel": True, "data__seq_length": 100, "data__global_batch_size": 10},
+        model__config__ffn_hidden_size=65,
+        data__micro_batch_size=4,
+        trainer__callbacks=[lambda: None],
+    )
+    found = find_problems(broken)
+    assert len(found) == 4
+    for word in ("callbacks", "seq_length=100", "ffn_hidden_size=65", "global_batch_size=10"):
+        assert any(word in problem for problem in found), (word, found)
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(broken)
+    assert str(caught.value).splitlines() == found
+    assert not torch.distributed.is_initialized()
+
+
+def test_what_is_launched_must_be_what_the_trainer_was_told():
+    with pytest.raises(ConfigError, match=r"trainer\.devices=8, and the executor starts 2"):
+        check_recipe(recipe(), devices=2)
+    with pytest.raises(ConfigError, match=r"trainer\.num_nodes=1, and the executor starts 2"):
+        check_recipe(recipe(), nodes=2)
+    check_recipe(recipe(), devices=8, nodes=1)
+
+
+def test_files_and_devices_are_looked_at_only_where_the_recipe_runs(tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    elsewhere = recipe(log__log_dir=str(blocked / "runs"), resume__resume_from_path=str(tmp_path / "none"))
+    assert find_problems(elsewhere) == []
+    found = find_problems(elsewhere, local=True)
+    assert any(f"log.log_dir={blocked}/runs: this directory can't be written" in problem for problem in found)
+    assert any("resume.resume_from_path" in problem and "no such checkpoint" in problem for problem in found)
+    if not torch.cuda.is_available():
+        assert any("trainer.devices=8" in problem and "no GPU" in problem for problem in found)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_recipes_are_legal_as_they_ship(name):
+    made = recipes.get(name).pretrain_recipe(dir="/tmp/unused", name="checked")
+    assert find_problems(made) == []
+
+
+def test_parallel_sizes_of_the_checks_are_those_of_the_strategy():
+    """A size that the strategy grows must be looked at."""
+    from nemo2.parallel.layout import Layout
+
+    strategy = recipe().trainer.strategy
+    sizes = [name for name in dir(strategy) if name.endswith("_parallel_size") and not name.startswith("encoder")]
+    assert len(sizes) == len([field for field in dataclasses.fields(Layout) if field.name != "sp"])
