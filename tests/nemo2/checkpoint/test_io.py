@@ -269,7 +269,8 @@ def failing_writer(directory: str) -> tuple[str, list[str]]:
 
 def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_on_ranks, tmp_path):
     answers = run_on_ranks(failing_writer, 2, str(tmp_path), timeout=60.0)
-    assert "No space left" in answers[0][0]
+    # Megatron-Core 0.19 passes on the kind of the error only.
+    assert "No space left" in answers[0][0] or "OSError" in answers[0][0]
     for message, names in answers:
         assert "Saving" in message and "on rank 1" in message or "on another rank" in message
         assert "earlier checkpoints are untouched" in message
