@@ -216,7 +216,5 @@ def machine() -> dict[str, Any]:
     }
 
 
-
-
 if __name__ == "__main__":
     main()

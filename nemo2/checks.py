@@ -85,7 +85,7 @@ def find_problems(
 
 
 def _facts(recipe: Any, trainer: Any, *, devices: Optional[int], nodes: Optional[int]) -> Optional[Facts]:
-    strategy = getattr(trainer, "strategy", None)
+    strategy: Any = getattr(trainer, "strategy", None)
     if not hasattr(strategy, "tensor_model_parallel_size"):
         return None
     layout = Layout(

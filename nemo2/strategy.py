@@ -25,7 +25,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from lightning.pytorch.loops import _TrainingEpochLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies.ddp import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -470,7 +470,8 @@ class MegatronStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         self.trainer = trainer
         fitting = trainer.state.fn == TrainerFn.FITTING
-        self._register(*trainer.callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
+        callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
         self.setup_megatron_parallel(trainer, wrap=fitting)
         if fitting:
             self._take_over_backward(trainer.fit_loop.epoch_loop)
@@ -614,7 +615,8 @@ class MegatronStrategy(DDPStrategy):
         trainer, module = self.trainer, self.lightning_module
         step = trainer.global_step + 1
         if module is None or (
-            step % max(1, trainer.log_every_n_steps) and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            step % max(1, trainer.log_every_n_steps)  # pyright: ignore[reportAttributeAccessIssue]
+            and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         ):
             return
         metrics: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any, Literal, Optional, Union
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import Profiler
@@ -97,7 +98,7 @@ class Trainer(pl.Trainer):
             # Lightning's own checkpoint callback writes files, its summary counts this rank's shard only, and its default
             # logger a folder beside the run's: the run directory brings all three.
             given = _listed(callbacks)
-            if enable_checkpointing is None and not any(isinstance(item, pl.callbacks.Checkpoint) for item in given):
+            if enable_checkpointing is None and not any(isinstance(item, Checkpoint) for item in given):
                 arguments["enable_checkpointing"] = False
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger

@@ -151,6 +151,6 @@ def _newest(directories: list[Path]) -> Search:
 
 
 def _say(message: str) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
     rank_zero_info(message)

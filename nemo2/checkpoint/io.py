@@ -142,7 +142,9 @@ class MegatronCheckpointIO(CheckpointIO):
     def _save_strategy(self) -> Any:
         from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-        writers = {} if self.torch_dist_multiproc is None else {"thread_count": self.torch_dist_multiproc}
+        writers: dict[str, Any] = (
+            {} if self.torch_dist_multiproc is None else {"thread_count": self.torch_dist_multiproc}
+        )
         strategy = TorchDistSaveShardedStrategy(
             "torch_dist", 1, cached_metadata=self.assume_constant_structure, **writers
         )

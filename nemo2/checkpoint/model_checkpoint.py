@@ -140,7 +140,7 @@ class ModelCheckpoint(Checkpoint):
             self.save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.status == "interrupted" or trainer.fast_dev_run:
+        if trainer.state.status == "interrupted" or _fast_dev_run(trainer):
             return
         finished_run = trainer.global_step >= (trainer.max_steps if trainer.max_steps > 0 else float("inf"))
         self.save(trainer, weights_only=self.save_weights_only or (finished_run and not self.save_optim_on_train_end))
@@ -157,7 +157,7 @@ class ModelCheckpoint(Checkpoint):
 
     def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None) -> None:
         """Save now, unless this step has been saved. Every rank calls it."""
-        if trainer.fast_dev_run or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
+        if _fast_dev_run(trainer) or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
             return
         assert self.dirpath is not None
         self._last_saved_step = trainer.global_step
@@ -251,7 +251,11 @@ class ModelCheckpoint(Checkpoint):
         self.best_model_score = state_dict.get("best_model_score")
 
 
+def _fast_dev_run(trainer: pl.Trainer) -> bool:
+    return bool(trainer.fast_dev_run)  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
+
+
 def _say(message: str) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
     rank_zero_info(message)

@@ -189,7 +189,7 @@ def _share_sequence_length(model: Any, data: Any) -> None:
     Raises:
         ConfigError: both were set, and differ.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     length = getattr(data, "seq_length", None)
     if length is None or not hasattr(config, "seq_length") or config.seq_length == length:
         return

@@ -22,7 +22,7 @@ class OptimizerModule(pl.Callback, ABC):
 
     def connect(self, model: pl.LightningModule) -> None:
         """Make this the model's optimizer: the strategy asks ``model.optim``, Lightning ``model.configure_optimizers``."""
-        model.optim = self  # pyright: ignore[reportAttributeAccessIssue]
+        model.optim = self  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
         def configure_optimizers(megatron_parallel: Any = None) -> list[dict[str, Any]]:
             return self(model, megatron_parallel)

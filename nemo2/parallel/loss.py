@@ -126,6 +126,6 @@ def masked_token_loss(loss_per_token: Tensor, loss_mask: Tensor) -> tuple[Tensor
 def _all_reduce_over_data_and_context(value: Tensor) -> None:
     from megatron.core import parallel_state
 
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
     if group.size() > 1:
         torch.distributed.all_reduce(value, group=group)

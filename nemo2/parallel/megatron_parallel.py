@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import lightning.pytorch as pl
 import torch
@@ -50,7 +50,7 @@ class MegatronStep:
     micro_batch_size: int
     forward_only: bool
     decoder_seq_length: Optional[int] = None
-    forward_step_func: Callable[..., Any] = field(repr=False, default=None)  # pyright: ignore[reportArgumentType]
+    forward_step_func: Callable[..., Any] = field(repr=False, default=None)  # pyright: ignore[reportAssignmentType, reportArgumentType]
 
     @property
     def pl_module(self) -> pl.LightningModule:
@@ -98,6 +98,10 @@ class MegatronParallel(nn.ModuleList):
         ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
         device: Where the chunks go before they are wrapped. None: where they are.
     """
+
+    # nn.Module calls every attribute that isn't declared a Tensor or a Module.
+    loss_reduction: Optional[MegatronLossReduction]
+    _twins: list[pl.LightningModule]
 
     def __init__(
         self,
@@ -255,7 +259,7 @@ class MegatronParallel(nn.ModuleList):
     def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Any:
         if isinstance(loss_reduction, OutputCollection):
             return loss_reduction.reduce(outputs)
-        group = parallel_state.get_pipeline_model_parallel_group()
+        group: Any = parallel_state.get_pipeline_model_parallel_group()
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             reduced = loss_reduction.reduce(outputs)
             return None if reduced is None else reduced.detach()
@@ -416,7 +420,7 @@ def unwrap(module: nn.Module) -> nn.Module:
     from megatron.core.transformer.module import Float16Module
 
     while isinstance(module, (DistributedDataParallel, Float16Module)):
-        module = module.module
+        module = cast(nn.Module, module.module)
     return module
 
 
@@ -445,12 +449,12 @@ def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: Trans
     else:
         inside = getattr(module, "module", None)
         chunks = [module if inside is None else unwrap(inside)]
-    chunks = [chunk if isinstance(chunk, MegatronModule) else PlainChunk(config, chunk) for chunk in chunks]
-    for stage, chunk in enumerate(chunks):
+    wrapped: list[Any] = [chunk if isinstance(chunk, MegatronModule) else PlainChunk(config, chunk) for chunk in chunks]
+    for stage, chunk in enumerate(wrapped):
         chunk.model_type = ModelType.encoder_or_decoder
-        if len(chunks) > 1:
+        if len(wrapped) > 1:
             chunk.vp_stage = stage
-    return chunks
+    return wrapped
 
 
 def _refuse_parameters_outside(module: pl.LightningModule) -> None:
