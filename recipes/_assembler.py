@@ -5,12 +5,14 @@ A recipe module states a `PretrainRecipe`; its methods are the factories that us
 imports neither torch nor nemo-run; calling a factory does. Nothing is built, and neither file nor network is touched.
 """
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Optional
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Optional, Self
 
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -45,8 +47,11 @@ class PretrainRecipe:
     family: str
     parameters: float
     """Parameters of the model with its own vocabulary, for lists and estimates."""
+    vocabulary: Optional[int] = None
+    """Rows of the embedding that ``parameters`` counts; what is built follows the tokenizer or the model config."""
     model_class: str
     config_class: str
+    """A bare name is looked up beside the model class."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the model config that differ from its class."""
     seq_length: int
@@ -60,6 +65,8 @@ class PretrainRecipe:
     gpus_per_node: int = 8
     """Processes per node; on a machine without GPUs, CPU processes."""
     layout: Layout = Layout()
+    strategy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of the strategy, and those that differ from `STRATEGY_SETTINGS`."""
     ddp: Optional[Mapping[str, Any]] = None
     """Fields of the DDP config; None leaves it to the strategy."""
     precision: str = "nemo2.recipes.precision.mixed_precision:bf16_mixed"
@@ -68,10 +75,14 @@ class PretrainRecipe:
     max_lr: float
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of ``distributed_fused_adam_with_cosine_annealing``."""
+    optimizer_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of Megatron-Core's ``OptimizerConfig`` that this does not set."""
     trainer_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Trainer arguments that differ from `TRAINER_SETTINGS`."""
     checkpoint: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """``ModelCheckpoint`` arguments that differ from those of ``default_log``."""
+    callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Further callbacks beside ``TimingCallback``: their classes, and the arguments of each."""
     performance: Optional[Callable[[Any], Any]] = None
     """Edits the built recipe for ``performance_mode=True``; None where there is no such mode."""
 
@@ -90,7 +101,7 @@ class PretrainRecipe:
                 f"{2 * self.layout.cp}."
             )
 
-    def but(self, **changes: Any) -> "PretrainRecipe":
+    def but(self, **changes: Any) -> Self:
         """This recipe with some facts replaced; a mapping is replaced as a whole.
 
         Raises:
@@ -107,7 +118,8 @@ class PretrainRecipe:
         from nemo2.config import Config
 
         with self._as_stated():
-            return Config(_load(self.model_class), config=Config(_load(self.config_class), **self.config))
+            config = Config(_load(self.config_class, beside=self.model_class), **copy.deepcopy(dict(self.config)))
+            return Config(_load(self.model_class), config=config)
 
     def trainer(
         self,
@@ -117,9 +129,18 @@ class PretrainRecipe:
         virtual_pipeline_parallelism: Optional[int] = AS_STATED,
         context_parallelism: int = AS_STATED,
         sequence_parallelism: bool = AS_STATED,
+        expert_model_parallelism: int = AS_STATED,
+        expert_tensor_parallelism: Optional[int] = AS_STATED,
+        account_for_embedding_in_pipeline_split: bool = AS_STATED,
+        account_for_loss_in_pipeline_split: bool = AS_STATED,
         num_nodes: int = AS_STATED,
         num_gpus_per_node: int = AS_STATED,
         max_steps: int = AS_STATED,
+        accumulate_grad_batches: int = AS_STATED,
+        limit_test_batches: int = AS_STATED,
+        limit_val_batches: int = AS_STATED,
+        log_every_n_steps: int = AS_STATED,
+        val_check_interval: int = AS_STATED,
         callbacks: Optional[list[Any]] = None,
     ) -> "Config[Any]":
         """The trainer with its strategy as a config, under NeMo 2.0's argument names.
@@ -141,9 +162,15 @@ class PretrainRecipe:
                 context_parallel_size=_or(context_parallelism, layout.cp),
                 sequence_parallel=_or(sequence_parallelism, layout.sp),
             )
-            if layout.ep > 1 or layout.etp is not None:
-                strategy.expert_model_parallel_size = layout.ep
-                strategy.expert_tensor_parallel_size = layout.etp
+            experts = _or(expert_model_parallelism, layout.ep), _or(expert_tensor_parallelism, layout.etp)
+            if experts != (1, None):
+                strategy.expert_model_parallel_size, strategy.expert_tensor_parallel_size = experts
+            _set(strategy, self.strategy)
+            _set_given(
+                strategy,
+                account_for_embedding_in_pipeline_split=account_for_embedding_in_pipeline_split,
+                account_for_loss_in_pipeline_split=account_for_loss_in_pipeline_split,
+            )
             if self.ddp is not None:
                 from megatron.core.distributed import DistributedDataParallelConfig
 
@@ -156,8 +183,16 @@ class PretrainRecipe:
                 strategy=strategy,
                 **self.trainer_settings,
             )
-        _set(strategy, STRATEGY_SETTINGS)
+        _set(strategy, {k: v for k, v in STRATEGY_SETTINGS.items() if k not in self.strategy})
         _set(trainer, {k: v for k, v in TRAINER_SETTINGS.items() if k not in self.trainer_settings})
+        _set_given(
+            trainer,
+            accumulate_grad_batches=accumulate_grad_batches,
+            limit_test_batches=limit_test_batches,
+            limit_val_batches=limit_val_batches,
+            log_every_n_steps=log_every_n_steps,
+            val_check_interval=val_check_interval,
+        )
         trainer.plugins = _load(self.precision)()
         trainer.callbacks = callbacks
         return trainer
@@ -179,6 +214,45 @@ class PretrainRecipe:
         Raises:
             ConfigError: ``performance_mode`` of a recipe that has none.
         """
+        return self._assemble(
+            dir=dir,
+            name=name,
+            performance_mode=performance_mode,
+            fn=fn,
+            trainer={"num_nodes": num_nodes, "num_gpus_per_node": num_gpus_per_node},
+        )
+
+    def pretrain_recipe_performance(
+        self,
+        dir: Optional[str] = None,
+        name: str = "default",
+        num_nodes: int = AS_STATED,
+        num_gpus_per_node: int = AS_STATED,
+        fn: Optional[Callable[..., Any]] = None,
+    ) -> "Partial[Any]":
+        """`pretrain_recipe` in performance mode, under the name some of NeMo 2.0's recipes have for it."""
+        return self._assemble(
+            dir=dir,
+            name=name,
+            performance_mode=True,
+            fn=fn,
+            trainer={"num_nodes": num_nodes, "num_gpus_per_node": num_gpus_per_node},
+        )
+
+    def _assemble(
+        self,
+        *,
+        dir: Optional[str],
+        name: str,
+        performance_mode: bool,
+        fn: Optional[Callable[..., Any]],
+        trainer: Mapping[str, Any],
+        data: Mapping[str, Any] = MappingProxyType({}),
+        optimizer: Mapping[str, Any] = MappingProxyType({}),
+        checkpoint: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "Partial[Any]":
+        """The recipe. The last four hold what a caller asked for by the names of `trainer`, the data module, the
+        optimizer's factory and ``ModelCheckpoint``; ``AS_STATED`` in them takes the recipe's fact."""
         from nemo2.callbacks.timing import TimingCallback
         from nemo2.config import Config, Partial
         from nemo2.llm.api import pretrain
@@ -187,22 +261,23 @@ class PretrainRecipe:
 
         log = default_log(dir=dir, name=name, tensorboard_logger=tensorboard_logger(name=name))
         with self._as_stated():
-            _set(log.ckpt, self.checkpoint)
-            data = Config(
-                _load(self.data_class),
-                seq_length=self.seq_length,
-                global_batch_size=self.global_batch_size,
-                micro_batch_size=self.micro_batch_size,
-                **self.data,
-            )
-            optim = distributed_fused_adam_with_cosine_annealing(max_lr=self.max_lr, **self.optimizer)
+            _set(log.ckpt, {**self.checkpoint, **_given(checkpoint)})
+            sizes = {
+                "seq_length": self.seq_length,
+                "global_batch_size": self.global_batch_size,
+                "micro_batch_size": self.micro_batch_size,
+            }
+            module = Config(_load(self.data_class), **{**sizes, **copy.deepcopy(dict(self.data)), **_given(data)})
+            schedule = {"max_lr": self.max_lr, **self.optimizer, **_given(optimizer)}
+            optim = distributed_fused_adam_with_cosine_annealing(**schedule)
+            _set(optim.config, self.optimizer_config)
+            callbacks = [Config(TimingCallback)]
+            callbacks += [Config(_load(path), **arguments) for path, arguments in self.callbacks.items()]
         recipe = Partial(
             fn or pretrain,
             model=self.model(),
-            trainer=self.trainer(
-                num_nodes=num_nodes, num_gpus_per_node=num_gpus_per_node, callbacks=[Config(TimingCallback)]
-            ),
-            data=data,
+            trainer=self.trainer(**trainer, callbacks=callbacks),
+            data=module,
             log=log,
             optim=optim,
             resume=default_resume(),
@@ -262,6 +337,15 @@ def _or(given: Any, stated: Any) -> Any:
     return stated if given is AS_STATED else given
 
 
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not AS_STATED}
+
+
+def _set_given(node: Any, **values: Any) -> None:
+    _set(node, _given(values))
+
+
+def _load(path: str, beside: str = "") -> Any:
+    """What ``"module:name"`` names; a bare name is in the module of ``beside``."""
+    module, _, name = path.rpartition(":")
+    return getattr(import_module(module or beside.partition(":")[0]), name)

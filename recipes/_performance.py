@@ -3,24 +3,60 @@
 
 from typing import Any, Optional
 
+DEFERRED = {"overlap_param_gather_with_optimizer_step": False, "defer_embedding_wgrad_compute": True}
+"""For pipelines: the output layer's weight gradient is computed while the pipeline drains."""
 
-def overlap_and_collect(recipe: Any, *, tp_comm_overlap: Optional[bool] = False) -> Any:
+
+def overlap(recipe: Any, *, tp_comm_overlap: Optional[bool] = False, **settings: Any) -> Any:
+    """Overlaps communication: adds ``MegatronCommOverlapCallback`` with these arguments. Edits ``recipe``.
+
+    A callback of the class that the recipe already has is kept as it is.
+    """
+    from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+
+    return _add(recipe, MegatronCommOverlapCallback, tp_comm_overlap=tp_comm_overlap, **settings)
+
+
+def overlap_and_collect(recipe: Any, **settings: Any) -> Any:
     """Overlaps communication, collects garbage on all ranks at once, reduces gradients in 16 bits. Edits ``recipe``.
 
-    A callback that the recipe already has is kept as it is. Source: NeMo 2.0's ``pretrain_performance_optimizations``.
+    Source: NeMo 2.0's ``pretrain_performance_optimizations``. See `overlap` for the settings.
     """
     from nemo2.callbacks.garbage_collection import GarbageCollectionCallback
-    from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
-    from nemo2.config import Config
 
-    callbacks = list(recipe.trainer.callbacks or [])
-    for callback in (
-        Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
-        Config(MegatronCommOverlapCallback, tp_comm_overlap=tp_comm_overlap),
-    ):
-        if not any(isinstance(known, callback.__fn_or_cls__) for known in callbacks):
-            callbacks.append(callback)
-    recipe.trainer.callbacks = callbacks
+    _add(recipe, GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100)
+    overlap(recipe, **settings)
     recipe.trainer.plugins.grad_reduce_in_fp32 = False
     recipe.optim.config.use_precision_aware_optimizer = False
+    return recipe
+
+
+def drop_tokens(recipe: Any) -> Any:
+    """Every expert gets the same number of tokens, those beyond are dropped, so that no rank waits. Edits ``recipe``."""
+    recipe.model.config.moe_expert_capacity_factor = 1.0
+    recipe.model.config.moe_pad_expert_input_to_capacity = True
+    return recipe
+
+
+def drop_tokens_and_overlap(recipe: Any) -> Any:
+    """For experts over tensor-parallel ranks: `drop_tokens`, `overlap_and_collect` with tensor parallelism. Edits ``recipe``."""
+    return overlap_and_collect(drop_tokens(recipe), tp_comm_overlap=True)
+
+
+def experts_by_tensor(recipe: Any) -> Any:
+    """Mixtral's mode: experts are cut by tensor parallelism of 8 instead of shared out, and tokens dropped. Edits ``recipe``."""
+    strategy = recipe.trainer.strategy
+    strategy.tensor_model_parallel_size, strategy.expert_model_parallel_size = 8, 1
+    strategy.sequence_parallel = True
+    settings = {"tp_comm_overlap": None, "overlap_param_gather_with_optimizer_step": False}
+    return overlap_and_collect(drop_tokens(recipe), **settings)
+
+
+def _add(recipe: Any, callback: type, **arguments: Any) -> Any:
+    from nemo2.config import Config
+
+    known = list(recipe.trainer.callbacks or [])
+    if not any(isinstance(one, callback) for one in known):
+        known.append(Config(callback, **arguments))
+    recipe.trainer.callbacks = known
     return recipe

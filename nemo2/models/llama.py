@@ -1,39 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 2, 3, 3.1 and 3.2: sizes, rotary scaling, Lightning module.
+"""Llama 2, 3, 3.1 and 3.2, Code Llama: sizes, rotary scaling, Lightning module.
 
 Sizes follow the papers and the model cards named beside them; initialisation and sequence lengths are NeMo 2.0's.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
-import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from torch import Tensor
 
 from nemo2.config.capture import configurable
-from nemo2.models.gpt import GPTConfig, GPTModel
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
 
 
 @configurable
 @dataclass
-class LlamaConfig(GPTConfig):
-    """What all Llamas share: RMSNorm before each block, SwiGLU, rotary positions, no biases, no dropout.
+class LlamaConfig(DecoderConfig):
+    """What all Llamas share."""
 
-    Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
-    """
-
-    normalization: str = "RMSNorm"
-    activation_func: Callable = F.silu
-    gated_linear_unit: bool = True
-    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
-    add_bias_linear: bool = False
     seq_length: int = 4096
-    attention_dropout: float = 0.0
-    hidden_dropout: float = 0.0
-    share_embeddings_and_output_weights: bool = False
     bias_activation_fusion: bool = True
     masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
@@ -76,6 +64,45 @@ class Llama2Config70B(LlamaConfig):
     num_attention_heads: int = 64
     num_query_groups: Optional[int] = 8
     ffn_hidden_size: Optional[int] = 28672
+
+
+# Code Llama: arXiv:2308.12950; Llama 2 trained on with a rotary base of a million.
+@configurable
+@dataclass
+class CodeLlamaConfig7B(Llama2Config7B):
+    """6.74 B parameters with the 32,016-token vocabulary."""
+
+    rotary_base: int = 1_000_000
+    seq_length: int = 16384
+
+
+@configurable
+@dataclass
+class CodeLlamaConfig13B(Llama2Config13B):
+    """13.02 B parameters with the 32,016-token vocabulary."""
+
+    rotary_base: int = 1_000_000
+    seq_length: int = 16384
+
+
+@configurable
+@dataclass
+class CodeLlamaConfig34B(LlamaConfig):
+    """33.7 B parameters with the 32,000-token vocabulary; grouped-query attention."""
+
+    num_layers: int = 48
+    hidden_size: int = 8192
+    num_attention_heads: int = 64
+    num_query_groups: Optional[int] = 8
+    ffn_hidden_size: Optional[int] = 22016
+    rotary_base: int = 1_000_000
+    seq_length: int = 16384
+
+
+@configurable
+@dataclass
+class CodeLlamaConfig70B(Llama2Config70B):
+    """68.98 B parameters with the 32,016-token vocabulary; base and sequence length are Llama 2's."""
 
 
 # Llama 3 and 3.1: arXiv:2407.21783, table 3; vocabulary 128,256; rotary base 500,000.

@@ -98,7 +98,7 @@ def test_a_fact_is_remembered_as_set_where_it_is_written() -> None:
     lines = Path(llama3_8b.__file__).read_text().splitlines()
     for node, name in ((recipe.data, "seq_length"), (recipe.strategy, "context_parallel_size")):
         ((file, line, _),) = who_set(node, name)
-        assert Path(file).name == "llama3_8b.py" and lines[line - 1].startswith("RECIPE = PretrainRecipe(")
+        assert Path(file).name == "llama3_8b.py" and lines[line - 1].startswith("RECIPE = llama3(")
     variant: Any = llama3_8b.RECIPE.but(seq_length=4096).pretrain_recipe()
     assert Path(who_set(variant.data, "seq_length")[0][0]).name == Path(__file__).name
     assert Path(who_set(recipe.trainer, "val_check_interval")[0][0]).name == "_assembler.py"

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek V2, V2-Lite and V3: latent attention, many small experts beside shared ones.
+
+Sources: arXiv:2405.04434, section 3.1.2 and appendix B (V2, V2-Lite); arXiv:2412.19437, section 4.2 (V3); the
+released config.json files of deepseek-ai/DeepSeek-V2, V2-Lite and V3-Base.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Optional, Union
+
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+from nemo2.backend.extras import have_te
+from nemo2.config.capture import configurable
+from nemo2.models.gpt import GPTConfig, GPTModel
+
+
+@configurable(max_position_embeddings="original_max_position_embeddings")
+@dataclass
+class DeepSeekConfig(MLATransformerConfig, GPTConfig):
+    """What the DeepSeeks share: keys and values of all heads from one latent of 512, positions in 64 channels beside."""
+
+    normalization: str = "RMSNorm"
+    activation_func: Callable = F.silu
+    gated_linear_unit: bool = True
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    add_bias_linear: bool = False
+    share_embeddings_and_output_weights: bool = False
+    num_attention_heads: int = 128
+    kv_channels: Optional[int] = 128
+    seq_length: int = 4096
+    rotary_base: float = 10_000  # pyright: ignore[reportIncompatibleVariableOverride]
+    original_max_position_embeddings: int = 4096
+    make_vocab_size_divisible_by: int = 3200
+    mtp_num_layers: Optional[int] = None
+    """Further tokens predicted at each position; None trains the next one only."""
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    qk_layernorm: bool = True
+    q_lora_rank: Optional[int] = 1536
+    kv_lora_rank: int = 512
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    rotary_scaling_factor: float = 40
+    mscale: float = 1.0
+    mscale_all_dim: float = 1.0
+    moe_grouped_gemm: bool = True
+    moe_router_pre_softmax: bool = True
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
+    moe_shared_expert_overlap: bool = True
+    moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
+    moe_permute_fusion: bool = field(default_factory=have_te)
+    init_method_std: float = 0.006
+    layernorm_epsilon: float = 1e-6
+    attention_softmax_in_fp32: bool = False
+    persist_layer_norm: bool = True
+    bias_activation_fusion: bool = True
+    bias_dropout_fusion: bool = True
+    masked_softmax_fusion: bool = True
+    cross_entropy_loss_fusion: bool = True
+    cross_entropy_fusion_impl: Literal["native", "te"] = "te"
+
+
+@configurable
+@dataclass
+class DeepSeekV2Config(DeepSeekConfig):
+    """235.7 B parameters with the 102,400-token vocabulary, 21 B of them used per token."""
+
+    num_layers: int = 60
+    hidden_size: int = 5120
+    ffn_hidden_size: Optional[int] = 12288
+    num_moe_experts: Optional[int] = 160
+    moe_ffn_hidden_size: Optional[int] = 1536
+    moe_shared_expert_intermediate_size: Optional[int] = 3072
+    moe_layer_freq: Union[int, list[int]] = field(default_factory=lambda: _dense_then_experts(1, 59))
+    moe_router_topk: int = 6
+    moe_router_num_groups: Optional[int] = 8
+    moe_router_group_topk: Optional[int] = 3
+    moe_router_topk_scaling_factor: Optional[float] = 16.0
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
+    mscale: float = 0.707
+    mscale_all_dim: float = 0.707
+
+
+@configurable
+@dataclass
+class DeepSeekV2LiteConfig(DeepSeekV2Config):
+    """15.7 B parameters with the 102,400-token vocabulary, 2.4 B of them used per token; queries without a latent."""
+
+    num_layers: int = 27
+    hidden_size: int = 2048
+    ffn_hidden_size: Optional[int] = 10944
+    num_attention_heads: int = 16
+    q_lora_rank: Optional[int] = None
+    num_moe_experts: Optional[int] = 64
+    moe_ffn_hidden_size: Optional[int] = 1408
+    moe_shared_expert_intermediate_size: Optional[int] = 2816
+    moe_layer_freq: Union[int, list[int]] = field(default_factory=lambda: _dense_then_experts(1, 26))
+    moe_router_num_groups: Optional[int] = 1
+    moe_router_group_topk: Optional[int] = 1
+    moe_router_topk_scaling_factor: Optional[float] = 1.0
+
+
+@configurable
+@dataclass
+class DeepSeekV3Config(DeepSeekConfig):
+    """671.0 B parameters with the 129,280-token vocabulary, 37 B of them used per token."""
+
+    num_layers: int = 61
+    hidden_size: int = 7168
+    ffn_hidden_size: Optional[int] = 18432
+    num_moe_experts: Optional[int] = 256
+    moe_ffn_hidden_size: Optional[int] = 2048
+    moe_shared_expert_intermediate_size: Optional[int] = 2048
+    moe_layer_freq: Union[int, list[int]] = field(default_factory=lambda: _dense_then_experts(3, 58))
+    moe_router_topk: int = 8
+    moe_router_num_groups: Optional[int] = 8
+    moe_router_group_topk: Optional[int] = 4
+    moe_router_topk_scaling_factor: Optional[float] = 2.5
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-4
+    make_vocab_size_divisible_by: int = 1280
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
+    moe_router_enable_expert_bias: bool = True
+    moe_router_bias_update_rate: float = 1e-3
+
+
+@configurable
+class DeepSeekModel(GPTModel):
+    """A DeepSeek as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+
+
+def _dense_then_experts(dense: int, experts: int) -> list[int]:
+    return [0] * dense + [1] * experts

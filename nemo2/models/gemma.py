@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 1: RMSNorm with weights around zero, gated GELU, wide heads, an embedding scaled by the root of its width.
+
+Sources: arXiv:2403.08295, table 1; the released config.json files of google/gemma-2b and gemma-7b.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Optional
+
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.transformer.utils import openai_gelu
+from torch import Tensor, nn
+
+from nemo2.config.capture import configurable
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class GemmaConfig(DecoderConfig):
+    """What the Gemmas share; the tanh approximation of GELU, as in the released weights."""
+
+    activation_func: Callable = openai_gelu
+    seq_length: int = 8192
+    kv_channels: Optional[int] = 256
+    share_embeddings_and_output_weights: bool = True
+    layernorm_zero_centered_gamma: bool = True
+    # NeMo 2.0 leaves Megatron-Core's 1e-5.
+    layernorm_epsilon: float = 1e-6
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        if model.pre_process:
+            model.embedding.register_forward_hook(partial(_scaled, self.hidden_size**0.5))
+        return model
+
+
+@configurable
+@dataclass
+class GemmaConfig2B(GemmaConfig):
+    """2.51 B parameters with the 256,000-token vocabulary; one key-value head for all queries."""
+
+    num_layers: int = 18
+    hidden_size: int = 2048
+    num_attention_heads: int = 8
+    num_query_groups: Optional[int] = 1
+    ffn_hidden_size: Optional[int] = 16384
+
+
+@configurable
+@dataclass
+class GemmaConfig7B(GemmaConfig):
+    """8.54 B parameters with the 256,000-token vocabulary."""
+
+    num_layers: int = 28
+    hidden_size: int = 3072
+    num_attention_heads: int = 16
+    num_query_groups: Optional[int] = 16
+    ffn_hidden_size: Optional[int] = 24576
+
+
+@configurable
+@dataclass
+class CodeGemmaConfig2B(GemmaConfig2B):
+    """CodeGemma 2B, arXiv:2406.11409: Gemma's shape."""
+
+
+@configurable
+@dataclass
+class CodeGemmaConfig7B(GemmaConfig7B):
+    """CodeGemma 7B, arXiv:2406.11409: Gemma's shape."""
+
+
+@configurable
+class GemmaModel(GPTModel):
+    """A Gemma as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+
+
+def _scaled(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+    """What the embedding returns, scaled; the factor is rounded to the tensor's dtype, as in the released weights."""
+    return embedded * embedded.new_tensor(factor)

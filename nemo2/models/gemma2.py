@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 2: every other layer looks back 4,096 tokens only; norms also after each block; soft-capped scores and logits.
+
+Sources: arXiv:2408.00118, tables 1 and 2 and section 2; the released config.json files of google/gemma-2-*.
+"""
+
+from dataclasses import dataclass
+from typing import Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.gemma import GemmaConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class Gemma2Config(GemmaConfig):
+    """What the Gemma 2 sizes share."""
+
+    vocab_size: Optional[int] = 256000
+    # A token and the 4,095 before it; NeMo 2.0 says (4096, 0) in all layers, one token more than the released models
+    # were trained with and without their full layers.
+    window_size: Optional[tuple[int, int]] = (4095, 0)
+    window_attn_skip_freq: Optional[Union[int, list[int]]] = 2
+    query_pre_attn_scalar: int = 224
+    """Scores are divided by the root of this instead of by that of the channels per head."""
+    attn_logit_softcapping: Optional[float] = 50.0
+    """Scores become ``c * tanh(score / c)`` before the softmax; None leaves them."""
+    final_logit_softcapping: Optional[float] = 30.0
+    """The output layer's logits likewise."""
+    post_sublayer_layernorm: bool = True
+    """A norm after attention and one after the feed-forward block, before each is added to the residual stream."""
+
+    def __post_init__(self) -> None:
+        if self.softmax_scale is None:
+            self.softmax_scale = self.query_pre_attn_scalar**-0.5
+        super().__post_init__()
+
+
+@configurable
+@dataclass
+class Gemma2Config2B(Gemma2Config):
+    """2.61 B parameters."""
+
+    num_layers: int = 26
+    hidden_size: int = 2304
+    num_attention_heads: int = 8
+    num_query_groups: Optional[int] = 4
+    ffn_hidden_size: Optional[int] = 9216
+    query_pre_attn_scalar: int = 256
+
+
+@configurable
+@dataclass
+class Gemma2Config9B(Gemma2Config):
+    """9.24 B parameters."""
+
+    num_layers: int = 42
+    hidden_size: int = 3584
+    num_attention_heads: int = 16
+    num_query_groups: Optional[int] = 8
+    ffn_hidden_size: Optional[int] = 14336
+    query_pre_attn_scalar: int = 256
+
+
+@configurable
+@dataclass
+class Gemma2Config27B(Gemma2Config):
+    """27.2 B parameters."""
+
+    num_layers: int = 46
+    hidden_size: int = 4608
+    num_attention_heads: int = 32
+    kv_channels: Optional[int] = 128
+    num_query_groups: Optional[int] = 16
+    ffn_hidden_size: Optional[int] = 36864
+    query_pre_attn_scalar: int = 144
+
+
+@configurable
+class Gemma2Model(GPTModel):
+    """A Gemma 2 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 3, its text model: five layers that look back a short window for each that sees everything.
+
+Local and global layers rotate positions at different bases. Sources: arXiv:2503.19786, section 2 and table 1; the
+released config.json files of google/gemma-3-*-pt. The vision tower is not here.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.transformer import ModuleSpec
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.utils import is_layer_window_attention
+from torch import Tensor
+
+from nemo2.config.capture import configurable
+from nemo2.models.gemma import GemmaConfig
+from nemo2.models.gpt import GPTModel, default_layer_spec
+
+
+def gemma3_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
+    """The default layers, with an attention that picks the positions of its kind of layer."""
+    spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
+    for layer in spec.submodules.layer_specs:
+        layer.submodules.self_attention.module = Gemma3SelfAttention
+    return spec
+
+
+@configurable
+@dataclass
+class Gemma3Config(GemmaConfig):
+    """What the Gemma 3 sizes share."""
+
+    seq_length: int = 131072
+    vocab_size: Optional[int] = 262208
+    rotary_base: Union[int, tuple[int, int]] = (10_000, 1_000_000)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Of local and of global layers; one number is taken for both."""
+    rope_scaling_factor: float = 1.0
+    """Positions of global layers are divided by this."""
+    qk_layernorm: bool = True
+    window_size: Optional[Union[int, tuple[int, int]]] = 512  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Tokens that a local layer sees, its own included; or what Megatron-Core takes, how many before and after it."""
+    interleaved_attn_pattern: tuple[int, int] = (5, 1)
+    """Local layers, then global ones, over and over."""
+    post_sublayer_layernorm: bool = True
+    """A norm after attention and one after the feed-forward block, before each is added to the residual stream."""
+    is_vision_language: bool = False
+    """Whether the released weights also hold a vision tower; the text model is the same either way."""
+    transformer_layer_spec: Any = gemma3_layer_spec
+
+    def __post_init__(self) -> None:
+        if isinstance(self.window_size, int):
+            self.window_size = (self.window_size - 1, 0)
+        num_local, num_global = self.interleaved_attn_pattern
+        pattern = [1] * num_local + [0] * num_global
+        self.window_attn_skip_freq = (pattern * math.ceil(self.num_layers / len(pattern)))[: self.num_layers]
+        super().__post_init__()
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        bases = self.rotary_base
+        local, far = bases if isinstance(bases, (tuple, list)) else (bases, bases)
+        self.rotary_base = far  # the model makes its own, for one base
+        try:
+            model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        finally:
+            self.rotary_base = bases
+        model.rotary_pos_emb = Gemma3RotaryEmbedding(self, local_base=local, global_base=far)
+        return model
+
+
+@configurable
+@dataclass
+class Gemma3Config1B(Gemma3Config):
+    """1.00 B parameters; 32,768 tokens of context."""
+
+    num_layers: int = 26
+    hidden_size: int = 1152
+    num_attention_heads: int = 4
+    num_query_groups: Optional[int] = 1
+    ffn_hidden_size: Optional[int] = 6912
+    seq_length: int = 32768
+    vocab_size: Optional[int] = 262144
+
+
+@configurable
+@dataclass
+class Gemma3Config4B(Gemma3Config):
+    """3.88 B parameters without the vision tower."""
+
+    is_vision_language: bool = True
+    num_layers: int = 34
+    hidden_size: int = 2560
+    num_attention_heads: int = 8
+    num_query_groups: Optional[int] = 4
+    ffn_hidden_size: Optional[int] = 10240
+    window_size: Optional[Union[int, tuple[int, int]]] = 1024
+    rope_scaling_factor: float = 8.0
+
+
+@configurable
+@dataclass
+class Gemma3Config12B(Gemma3Config):
+    """11.8 B parameters without the vision tower."""
+
+    is_vision_language: bool = True
+    num_layers: int = 48
+    hidden_size: int = 3840
+    num_attention_heads: int = 16
+    num_query_groups: Optional[int] = 8
+    ffn_hidden_size: Optional[int] = 15360
+    window_size: Optional[Union[int, tuple[int, int]]] = 1024
+    rope_scaling_factor: float = 8.0
+
+
+@configurable
+@dataclass
+class Gemma3Config27B(Gemma3Config):
+    """27.0 B parameters without the vision tower."""
+
+    is_vision_language: bool = True
+    num_layers: int = 62
+    hidden_size: int = 5376
+    num_attention_heads: int = 32
+    num_query_groups: Optional[int] = 16
+    kv_channels: Optional[int] = 128
+    # Scores are scaled by hidden_size / heads, not by the channels per head.
+    softmax_scale: Optional[float] = 168**-0.5
+    ffn_hidden_size: Optional[int] = 21504
+    window_size: Optional[Union[int, tuple[int, int]]] = 1024
+    rope_scaling_factor: float = 8.0
+
+
+@configurable
+class Gemma3Model(GPTModel):
+    """A Gemma 3 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+
+
+class Gemma3RotaryEmbedding(RotaryEmbedding):
+    """Rotary angles of local and of global layers, ``[2, sequence, 1, 1, channels]``.
+
+    One tensor rather than a pair, because recomputation saves tensors only.
+    """
+
+    def __init__(self, config: Gemma3Config, *, local_base: float, global_base: float) -> None:
+        common: dict[str, Any] = {
+            "kv_channels": config.kv_channels,
+            "rotary_percent": config.rotary_percent,
+            "rotary_interleaved": config.rotary_interleaved,
+            "use_cpu_initialization": config.use_cpu_initialization,
+        }
+        super().__init__(
+            seq_len_interpolation_factor=config.rope_scaling_factor, rotary_base=int(global_base), **common
+        )
+        self.local = RotaryEmbedding(rotary_base=int(local_base), **common)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.stack([self.local(*args, **kwargs), super().forward(*args, **kwargs)])
+
+
+class Gemma3SelfAttention(SelfAttention):
+    """Self-attention that takes from both rotary embeddings the one for its kind of layer."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        both = kwargs.get("rotary_pos_emb")
+        if both is not None:
+            config: Any = self.config
+            is_local = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, self.layer_number)
+            kwargs["rotary_pos_emb"] = both[0 if is_local else 1]
+        return super().forward(hidden_states, attention_mask, *args, **kwargs)

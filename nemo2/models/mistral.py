@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistral 7B, Mistral NeMo 12B and Mistral Large 123B.
+
+Sources: arXiv:2310.06825, table 1; the released config.json files of mistralai/Mistral-7B-v0.1,
+Mistral-Nemo-Base-2407 and Mistral-Large-Instruct-2407.
+"""
+
+from dataclasses import dataclass
+from typing import Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class MistralConfig7B(DecoderConfig):
+    """7.24 B parameters with the 32,000-token vocabulary; a token attends to itself and the 4,095 before it."""
+
+    num_layers: int = 32
+    hidden_size: int = 4096
+    num_attention_heads: int = 32
+    num_query_groups: Optional[int] = 8
+    ffn_hidden_size: Optional[int] = 14336
+    seq_length: int = 32768
+    init_method_std: float = 0.02
+    layernorm_epsilon: float = 1e-5
+    window_size: Optional[tuple[int, int]] = (4095, 0)
+    # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+
+
+@configurable
+@dataclass
+class MistralNeMoConfig12B(MistralConfig7B):
+    """12.25 B parameters with the 131,072-token vocabulary; heads narrower than hidden_size / heads."""
+
+    num_layers: int = 40
+    hidden_size: int = 5120
+    kv_channels: Optional[int] = 128
+    seq_length: int = 4096
+    window_size: Optional[tuple[int, int]] = None
+    cp_comm_type: Optional[Union[str, list[str]]] = None
+    rotary_base: int = 1_000_000
+
+
+@configurable
+@dataclass
+class MistralNeMoConfig123B(MistralNeMoConfig12B):
+    """122.6 B parameters with the 32,768-token vocabulary (Mistral Large 2)."""
+
+    num_layers: int = 88
+    hidden_size: int = 12288
+    ffn_hidden_size: Optional[int] = 28672
+    num_attention_heads: int = 96
+
+
+@configurable
+class MistralModel(GPTModel):
+    """A Mistral as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""

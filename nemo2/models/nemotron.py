@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nemotron 3 and 4: squared ReLU without a gate, LayerNorm, half of each head's channels rotated.
+
+Sources: arXiv:2402.16819, table 1 (15B); arXiv:2406.11704, table 1 (340B); arXiv:2407.14679, table 3 (4B, 8B);
+NeMo 2.0 for 22B and for initialisation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from megatron.core.activations import squared_relu
+
+from nemo2.config.capture import configurable
+from nemo2.models.gpt import GPTConfig, GPTModel
+
+
+@configurable
+@dataclass
+class NemotronConfig(GPTConfig):
+    """What the Nemotrons share; the sizes are those of 4B."""
+
+    normalization: str = "LayerNorm"
+    layernorm_zero_centered_gamma: bool = True
+    activation_func: Callable = squared_relu
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    rotary_percent: float = 0.5
+    share_embeddings_and_output_weights: bool = False
+    add_bias_linear: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    masked_softmax_fusion: bool = True
+    persist_layer_norm: bool = True
+    cross_entropy_loss_fusion: bool = True
+    apply_rope_fusion: bool = True
+    num_layers: int = 32
+    seq_length: int = 4096
+    hidden_size: int = 3072
+    ffn_hidden_size: Optional[int] = 9216
+    num_attention_heads: int = 24
+    num_query_groups: Optional[int] = 8
+    kv_channels: Optional[int] = 128
+    init_method_std: float = 0.0134
+
+
+@configurable
+@dataclass
+class Nemotron3Config4B(NemotronConfig):
+    """4.19 B parameters with the 256,000-token vocabulary (Minitron 4B)."""
+
+
+@configurable
+@dataclass
+class Nemotron3Config8B(NemotronConfig):
+    """8.54 B parameters with the 256,000-token vocabulary."""
+
+    hidden_size: int = 4096
+    ffn_hidden_size: Optional[int] = 16384
+    num_attention_heads: int = 32
+    num_query_groups: Optional[int] = None
+    kv_channels: Optional[int] = None
+    init_method_std: float = 0.01
+
+
+@configurable
+@dataclass
+class Nemotron3Config22B(NemotronConfig):
+    """21.3 B parameters with the 256,000-token vocabulary."""
+
+    num_layers: int = 40
+    hidden_size: int = 6144
+    ffn_hidden_size: Optional[int] = 24576
+    num_attention_heads: int = 48
+    num_query_groups: Optional[int] = None
+    kv_channels: Optional[int] = None
+    init_method_std: float = 0.008
+
+
+@configurable
+@dataclass
+class Nemotron4Config15B(NemotronConfig):
+    """15.6 B parameters with the 256,000-token vocabulary."""
+
+    hidden_size: int = 6144
+    ffn_hidden_size: Optional[int] = 24576
+    num_attention_heads: int = 48
+    kv_channels: Optional[int] = None
+
+
+@configurable
+@dataclass
+class Nemotron4Config340B(NemotronConfig):
+    """341 B parameters with the 256,000-token vocabulary."""
+
+    num_layers: int = 96
+    hidden_size: int = 18432
+    ffn_hidden_size: Optional[int] = 73728
+    num_attention_heads: int = 96
+    kv_channels: Optional[int] = None
+    init_method_std: float = 0.0063
+
+
+@configurable
+class NemotronModel(GPTModel):
+    """A Nemotron as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""

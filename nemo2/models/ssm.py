@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba 2, its hybrid with attention, Nemotron-H and Nemotron Nano v2.
+
+A pattern has one letter per layer: ``M`` a Mamba 2 mixer, ``-`` a feed-forward block, ``*`` attention. Sources:
+arXiv:2405.21060 and the config.json of state-spaces/mamba2-* (130M to 2.7B); arXiv:2406.07887, table 1 (8B and its
+hybrid); arXiv:2504.03624, table 1 (Nemotron-H); arXiv:2508.14444, section 2 (Nano v2).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Optional, Union
+
+from megatron.core import parallel_state
+from megatron.core.activations import squared_relu
+from megatron.core.transformer import ModuleSpec
+
+from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.models.gpt import GPTConfig, GPTModel
+
+
+def mamba_stack_spec() -> ModuleSpec:
+    """Megatron-Core's layers for hybrid models: Transformer Engine's, and Mamba's kernels."""
+    from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec as spec
+
+    return spec
+
+
+@configurable
+@dataclass
+class SSMConfig(GPTConfig):
+    """A stack of Mamba 2 mixers, feed-forward blocks and attention.
+
+    Building one needs a GPU with Transformer Engine, mamba-ssm and causal-conv1d; configuring one does not.
+    """
+
+    share_embeddings_and_output_weights: bool = False
+    num_layers: int = 2
+    mamba_num_groups: int = 8
+    num_attention_heads: int = 1
+    hybrid_attention_ratio: float = 0.0
+    """Share of attention layers, where there is no pattern."""
+    hybrid_mlp_ratio: float = 0.0
+    """Share of feed-forward layers, where there is no pattern."""
+    hybrid_override_pattern: Optional[str] = None
+    """The kind of each layer, one letter each; None spreads them by the two ratios."""
+    seq_length: int = 8192
+    # Mixers see the order of tokens by themselves.
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "none"
+    gated_linear_unit: bool = False
+    normalization: str = "RMSNorm"
+    add_bias_linear: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    layernorm_epsilon: float = 1e-5
+    deallocate_pipeline_outputs: bool = True
+    bias_dropout_fusion: bool = True
+    cross_entropy_loss_fusion: bool = True
+    mamba_stack_spec: Union[ModuleSpec, Callable[[], ModuleSpec]] = mamba_stack_spec
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> Any:
+        """Builds this rank's part of the model; Megatron-Core's process groups must exist.
+
+        Raises:
+            ConfigError: the kernels are not here, the pattern does not fit the number of layers, there are virtual
+                pipeline stages, or the vocabulary does not fit.
+        """
+        refuse_without_kernels()
+        if self.hybrid_override_pattern is not None and len(self.hybrid_override_pattern) != self.num_layers:
+            raise ConfigError(
+                f"model.config.hybrid_override_pattern names {len(self.hybrid_override_pattern)} layers, and "
+                f"num_layers={self.num_layers}: make them agree."
+            )
+        if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:
+            raise ConfigError(
+                "Megatron-Core does not cut hybrid models into virtual pipeline stages: set "
+                "strategy.virtual_pipeline_model_parallel_size=None."
+            )
+        from megatron.core.models.mamba import MambaModel as MegatronMambaModel
+
+        spec, pattern = self.mamba_stack_spec, self.hybrid_override_pattern
+        return MegatronMambaModel(
+            self,
+            mamba_stack_spec=spec if isinstance(spec, ModuleSpec) else spec(),
+            vocab_size=self.padded_vocab_size(tokenizer),
+            max_sequence_length=self.seq_length,
+            hybrid_attention_ratio=self.hybrid_attention_ratio,
+            hybrid_mlp_ratio=self.hybrid_mlp_ratio,
+            hybrid_override_pattern=pattern,  # pyright: ignore[reportArgumentType]  # None is its default
+            fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
+            parallel_output=self.parallel_output,
+            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            position_embedding_type=self.position_embedding_type,
+            rotary_percent=self.rotary_percent,
+            rotary_base=self.rotary_base,
+            seq_len_interpolation_factor=self.seq_len_interpolation_factor,
+            scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
+            pre_process=parallel_state.is_pipeline_first_stage() if pre_process is None else pre_process,
+            post_process=parallel_state.is_pipeline_last_stage() if post_process is None else post_process,
+        )
+
+
+def refuse_without_kernels() -> None:
+    """
+    Raises:
+        ConfigError: what Megatron-Core's Mamba layers run on is not installed, or there is no GPU for it.
+    """
+    missing = [why_missing(name) for name in ("mamba_ssm", "causal_conv1d") if not has(name)]
+    if not have_te():
+        missing.append(why_missing("transformer_engine"))
+    if missing:
+        raise ConfigError(
+            "Mamba layers run on GPU kernels, and they can't be used here: "
+            + "; ".join(missing)
+            + ". Configure and check the recipe here, and train it on a GPU machine that has them."
+        )
+
+
+@configurable
+@dataclass
+class BaseMambaConfig130M(SSMConfig):
+    """0.13 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
+
+    hybrid_override_pattern: Optional[str] = "M" * 24
+    num_layers: int = 24
+    seq_length: int = 2048
+    hidden_size: int = 768
+    mamba_num_groups: int = 1
+    ffn_hidden_size: Optional[int] = 768
+    make_vocab_size_divisible_by: int = 16
+    # NeMo 2.0 unties it in all five sizes, unlike the released weights.
+    share_embeddings_and_output_weights: bool = True
+
+
+@configurable
+@dataclass
+class BaseMambaConfig370M(BaseMambaConfig130M):
+    """0.37 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
+
+    hybrid_override_pattern: Optional[str] = "M" * 48
+    num_layers: int = 48
+    hidden_size: int = 1024
+    ffn_hidden_size: Optional[int] = 1024
+
+
+@configurable
+@dataclass
+class BaseMambaConfig780M(BaseMambaConfig370M):
+    """0.78 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
+
+    hidden_size: int = 1536
+    ffn_hidden_size: Optional[int] = 1536
+
+
+@configurable
+@dataclass
+class BaseMambaConfig1_3B(BaseMambaConfig370M):
+    """1.34 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
+
+    hidden_size: int = 2048
+    ffn_hidden_size: Optional[int] = 2048
+
+
+@configurable
+@dataclass
+class BaseMambaConfig2_7B(BaseMambaConfig130M):
+    """2.70 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
+
+    hybrid_override_pattern: Optional[str] = "M" * 64
+    num_layers: int = 64
+    hidden_size: int = 2560
+    ffn_hidden_size: Optional[int] = 2560
+
+
+@configurable
+@dataclass
+class NVIDIAMambaConfig8B(SSMConfig):
+    """8.2 B parameters with the 256,000-token vocabulary; NVIDIA's pure Mamba 2."""
+
+    hybrid_override_pattern: Optional[str] = "M" * 56
+    num_attention_heads: int = 32
+    num_layers: int = 56
+    seq_length: int = 4096
+    hidden_size: int = 4096
+    ffn_hidden_size: Optional[int] = 4096
+
+
+@configurable
+@dataclass
+class NVIDIAMambaHybridConfig8B(NVIDIAMambaConfig8B):
+    """8.7 B parameters with the 256,000-token vocabulary; Mamba 2 with 4 attention and 28 feed-forward layers."""
+
+    hybrid_override_pattern: Optional[str] = "M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
+    ffn_hidden_size: Optional[int] = 16384
+    num_query_groups: Optional[int] = 8
+
+
+@configurable
+@dataclass
+class NemotronHConfigBase(SSMConfig):
+    """What Nemotron-H and Nano v2 share: squared ReLU, heads of 64 channels in the mixers."""
+
+    seq_length: int = 8192
+    mamba_head_dim: int = 64
+    num_query_groups: Optional[int] = 8
+    activation_func: Callable = squared_relu
+    masked_softmax_fusion: bool = True
+    persist_layer_norm: bool = True
+    attention_softmax_in_fp32: bool = False
+    vocab_size: Optional[int] = 131072
+    first_last_layers_bf16: bool = True
+    is_hybrid_model: bool = True
+
+
+@configurable
+@dataclass
+class NemotronHConfig8B(NemotronHConfigBase):
+    """8.1 B parameters."""
+
+    hybrid_override_pattern: Optional[str] = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+    num_layers: int = 52
+    hidden_size: int = 4096
+    mamba_state_dim: int = 128
+    ffn_hidden_size: Optional[int] = 21504
+    num_attention_heads: int = 32
+
+
+@configurable
+@dataclass
+class NemotronHConfig4B(NemotronHConfig8B):
+    """4.5 B parameters: 8B pruned in width."""
+
+    hidden_size: int = 3072
+    mamba_num_heads: Optional[int] = 112
+    kv_channels: Optional[int] = 128
+    ffn_hidden_size: Optional[int] = 12288
+    use_mamba_mem_eff_path: bool = False
+
+
+@configurable
+@dataclass
+class NemotronHConfig47B(NemotronHConfigBase):
+    """46.8 B parameters: 56B pruned in depth and width."""
+
+    hybrid_override_pattern: Optional[str] = (
+        "M-M-M-M-M-M-M-M-M*-M-M-M-M-M-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-M-M---MM---M-M*-M-M-M-M-M-"
+    )
+    num_layers: int = 98
+    hidden_size: int = 8192
+    mamba_state_dim: int = 256
+    ffn_hidden_size: Optional[int] = 30720
+    num_attention_heads: int = 64
+
+
+@configurable
+@dataclass
+class NemotronHConfig56B(NemotronHConfig47B):
+    """56.3 B parameters."""
+
+    hybrid_override_pattern: Optional[str] = "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"
+    num_layers: int = 118
+    ffn_hidden_size: Optional[int] = 32768
+
+
+@configurable
+@dataclass
+class NemotronNano12Bv2(NemotronHConfigBase):
+    """12.3 B parameters."""
+
+    hybrid_override_pattern: Optional[str] = "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-"
+    num_layers: int = 62
+    hidden_size: int = 5120
+    mamba_num_heads: Optional[int] = 128
+    kv_channels: Optional[int] = 128
+    mamba_state_dim: int = 128
+    ffn_hidden_size: Optional[int] = 20480
+    num_attention_heads: int = 40
+    mamba_head_dim: int = 80
+
+
+@configurable
+@dataclass
+class NemotronNano9Bv2(NemotronNano12Bv2):
+    """8.9 B parameters: 12B pruned in depth and width."""
+
+    hybrid_override_pattern: Optional[str] = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+    num_layers: int = 56
+    hidden_size: int = 4480
+    ffn_hidden_size: Optional[int] = 15680
+
+
+@configurable
+class MambaModel(GPTModel):
+    """A Mamba or hybrid model as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`.
+
+    ``build_chunk`` is that of the GPT, since the configuration builds the model.
+    """

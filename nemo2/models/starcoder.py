@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StarCoder 1 and 2: GPT with LayerNorm, GELU and biases; few key-value groups.
+
+Sources: arXiv:2305.06161, table 1; arXiv:2402.19173, table 6; the released config.json files of bigcode/starcoder and
+bigcode/starcoder2-*.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+import torch.nn.functional as F
+
+from nemo2.config.capture import configurable
+from nemo2.models.gpt import GPTConfig, GPTModel
+
+
+@configurable
+@dataclass
+class StarcoderConfig(GPTConfig):
+    """StarCoder: learned positions, one key-value head for all queries."""
+
+    normalization: str = "LayerNorm"
+    activation_func: Callable = F.gelu
+    add_bias_linear: bool = True
+    seq_length: int = 8192
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
+    hidden_dropout: float = 0.2
+    attention_dropout: float = 0.2
+    init_method_std: float = 0.01
+    layernorm_epsilon: float = 1e-5
+    # NeMo 2.0 unties it, which adds 0.3 B parameters to the released 15.5 B.
+    share_embeddings_and_output_weights: bool = True
+    num_query_groups: Optional[int] = 1
+    attention_softmax_in_fp32: bool = True
+    bias_activation_fusion: bool = True
+    bias_dropout_fusion: bool = True
+
+
+@configurable
+@dataclass
+class StarcoderConfig15B(StarcoderConfig):
+    """15.5 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
+
+    num_layers: int = 40
+    hidden_size: int = 6144
+    ffn_hidden_size: Optional[int] = 24576
+    num_attention_heads: int = 48
+    init_method_std: float = 0.02
+
+
+@configurable
+@dataclass
+class Starcoder2Config(GPTConfig):
+    """StarCoder 2: rotary positions."""
+
+    normalization: str = "LayerNorm"
+    activation_func: Callable = F.gelu
+    add_bias_linear: bool = True
+    seq_length: int = 16384
+    position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    rotary_percent: float = 1.0
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init_method_std: float = 0.01
+    layernorm_epsilon: float = 1e-5
+    share_embeddings_and_output_weights: bool = False
+    attention_softmax_in_fp32: bool = True
+    bias_activation_fusion: bool = True
+    bias_dropout_fusion: bool = True
+
+
+@configurable
+@dataclass
+class Starcoder2Config3B(Starcoder2Config):
+    """3.03 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
+
+    num_layers: int = 30
+    hidden_size: int = 3072
+    ffn_hidden_size: Optional[int] = 12288
+    num_query_groups: Optional[int] = 2
+    num_attention_heads: int = 24
+    init_method_std: float = 0.018042
+    rotary_base: float = 999999.4420358813
+    share_embeddings_and_output_weights: bool = True
+
+
+@configurable
+@dataclass
+class Starcoder2Config7B(Starcoder2Config):
+    """7.17 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
+
+    num_layers: int = 32
+    hidden_size: int = 4608
+    ffn_hidden_size: Optional[int] = 18432
+    num_query_groups: Optional[int] = 4
+    num_attention_heads: int = 36
+    init_method_std: float = 0.018042
+    rotary_base: int = 1_000_000
+    share_embeddings_and_output_weights: bool = True
+
+
+@configurable
+@dataclass
+class Starcoder2Config15B(Starcoder2Config):
+    """16.0 B parameters with the 49,152-token vocabulary."""
+
+    num_layers: int = 40
+    hidden_size: int = 6144
+    ffn_hidden_size: Optional[int] = 24576
+    num_query_groups: Optional[int] = 4
+    num_attention_heads: int = 48
+    init_method_std: float = 0.01275
+    rotary_base: int = 100_000
+
+
+@configurable
+class StarcoderModel(GPTModel):
+    """A StarCoder as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+
+
+@configurable
+class Starcoder2Model(GPTModel):
+    """A StarCoder 2 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the recipes of a family share: its model class, its vocabulary, how NeMo 2.0's recipes train it.
+
+Each table is a recipe with facts missing: calling it with those makes the recipe. Sources: layouts, batches and
+optimizers from NeMo 2.0's recipes (docs/recipes-differences.md says where we differ); vocabularies from the released
+tokenizers; architectures are in ``nemo2.models``.
+"""
+
+from functools import partial
+from typing import Any
+
+from nemo2.recipes._assembler import Layout, PretrainRecipe
+from nemo2.recipes._performance import overlap
+from nemo2.recipes._vocabularies import HybridRecipe, KeywordRecipe
+
+__all__ = [
+    "AVERAGED",
+    "SHARDED",
+    "Layout",
+    "baichuan2",
+    "chatglm",
+    "deepseek",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gpt3",
+    "llama2",
+    "llama3",
+    "llama31",
+    "llama32",
+    "llama4",
+    "llama_nemotron",
+    "mamba2",
+    "nvidia_mamba2",
+    "mistral",
+    "mixtral",
+    "nemotron3",
+    "nemotron4",
+    "nemotron_nano",
+    "nemotronh",
+    "phi3",
+    "qwen2",
+    "qwen25",
+    "qwen3",
+    "starcoder",
+    "starcoder2",
+]
+
+# ------------------------------------------------------------------------------------------------------- three schools
+
+OVERLAPPED: dict[str, Any] = {
+    "check_for_nan_in_grad": True,
+    "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+}
+"""Gradients are reduced, and parameters gathered, while the passes go on."""
+AVERAGED = {**OVERLAPPED, "average_in_collective": True}
+"""And the average is taken by the reduction itself."""
+SHARDED = {**AVERAGED, "data_parallel_sharding_strategy": "optim_grads_params"}
+"""And everything is sharded where ``fsdp="megatron"`` is set; without it the last field is not read."""
+
+LONG: dict[str, Any] = {
+    "seq_length": 8192,
+    "global_batch_size": 512,
+    "micro_batch_size": 1,
+    "max_steps": 1_168_251,
+    "max_lr": 3e-4,
+    "ddp": AVERAGED,
+}
+SHORT: dict[str, Any] = {
+    "seq_length": 4096,
+    "global_batch_size": 32,
+    "micro_batch_size": 2,
+    "max_steps": 300_000,
+    "max_lr": 3e-4,
+    "optimizer": {"warmup_steps": 500, "min_lr": 3e-5},
+    "trainer_settings": {"limit_test_batches": 32, "val_check_interval": 500},
+    "ddp": AVERAGED,
+}
+"""Small batches; the layout and schedule are arguments of ``pretrain_recipe``."""
+BRIEF: dict[str, Any] = {
+    "seq_length": 8192,
+    "global_batch_size": 768,
+    "micro_batch_size": 1,
+    "nodes": 8,
+    "max_steps": 10,
+    "max_lr": 3e-4,
+    "ddp": {**OVERLAPPED, "overlap_param_gather": False},
+    "strategy": {"ckpt_async_save": False, "ckpt_load_strictness": "log_all"},
+    "checkpoint": {"save_top_k": 5, "every_n_train_steps": 10, "train_time_interval": None},
+    "trainer_settings": {"val_check_interval": 10, "num_sanity_val_steps": 0},
+}
+"""Ten steps, to be raised by whoever trains in earnest."""
+
+# ------------------------------------------------------------------------------------------------------------ families
+
+_llama = partial(PretrainRecipe, model_class="nemo2.models.llama:LlamaModel", **LONG)
+llama2 = partial(_llama, family="Llama 2", vocabulary=32_000)
+llama3 = partial(_llama, family="Llama 3", vocabulary=128_256)
+llama31 = partial(_llama, family="Llama 3.1", vocabulary=128_256)
+llama32 = partial(_llama, family="Llama 3.2", vocabulary=128_256)
+llama4 = partial(_llama, family="Llama 4", vocabulary=202_048, ddp=SHARDED)
+llama_nemotron = partial(
+    _llama,
+    family="Llama-Nemotron",
+    model_class="nemo2.models.llama_nemotron:LlamaNemotronModel",
+    vocabulary=128_256,
+)
+gpt3 = partial(PretrainRecipe, family="GPT-3", model_class="nemo2.models.gpt:GPTModel", vocabulary=51_200, **LONG)
+gemma = partial(
+    PretrainRecipe,
+    family="Gemma",
+    model_class="nemo2.models.gemma:GemmaModel",
+    vocabulary=256_000,
+    performance=overlap,
+    **{**LONG, "ddp": OVERLAPPED},
+)
+baichuan2 = partial(
+    gemma, family="Baichuan 2", model_class="nemo2.models.baichuan:Baichuan2Model", vocabulary=125_696
+)  # fmt: skip
+chatglm = partial(gemma, family="ChatGLM", model_class="nemo2.models.chatglm:ChatGLMModel", vocabulary=65_024)
+mistral = partial(
+    PretrainRecipe,
+    family="Mistral",
+    model_class="nemo2.models.mistral:MistralModel",
+    **{**LONG, "ddp": OVERLAPPED},
+)
+mixtral = partial(
+    PretrainRecipe,
+    family="Mixtral",
+    model_class="nemo2.models.mixtral:MixtralModel",
+    vocabulary=32_000,
+    **{**LONG, "seq_length": 4096},
+)
+deepseek = partial(
+    PretrainRecipe,
+    family="DeepSeek",
+    model_class="nemo2.models.deepseek:DeepSeekModel",
+    **{**LONG, "seq_length": 4096, "trainer_settings": {"num_sanity_val_steps": 0}},
+)
+phi3 = partial(
+    KeywordRecipe,
+    family="Phi-3",
+    model_class="nemo2.models.phi3:Phi3Model",
+    vocabulary=32_064,
+    **{**LONG, "seq_length": 4096},
+)
+gemma3 = partial(KeywordRecipe, family="Gemma 3", model_class="nemo2.models.gemma3:Gemma3Model", **LONG)
+gemma2 = partial(
+    KeywordRecipe,
+    family="Gemma 2",
+    model_class="nemo2.models.gemma2:Gemma2Model",
+    vocabulary=256_000,
+    **{**SHORT, "max_steps": 1_168_251},
+)
+_nemotron = partial(
+    KeywordRecipe,
+    model_class="nemo2.models.nemotron:NemotronModel",
+    vocabulary=256_000,
+    **{**SHORT, "trainer_settings": {"limit_test_batches": 32}},
+)
+nemotron3 = partial(_nemotron, family="Nemotron 3")
+nemotron4 = partial(_nemotron, family="Nemotron 4")
+_qwen = partial(KeywordRecipe, model_class="nemo2.models.qwen2:Qwen2Model", vocabulary=151_936, **SHORT)
+qwen2 = partial(_qwen, family="Qwen 2")
+qwen25 = partial(_qwen, family="Qwen 2.5")
+qwen3 = partial(_qwen, family="Qwen 3", model_class="nemo2.models.qwen3:Qwen3Model", ddp=SHARDED)
+_starcoder = partial(
+    KeywordRecipe,
+    vocabulary=49_152,
+    **{**SHORT, "trainer_settings": {"limit_test_batches": 32, "val_check_interval": 1000}},
+)
+starcoder = partial(_starcoder, family="StarCoder", model_class="nemo2.models.starcoder:StarcoderModel")
+starcoder2 = partial(_starcoder, family="StarCoder 2", model_class="nemo2.models.starcoder:Starcoder2Model")
+_hybrid = partial(HybridRecipe, model_class="nemo2.models.ssm:MambaModel")
+mamba2 = partial(
+    _hybrid,
+    family="Mamba 2",
+    vocabulary=50_288,
+    tokenizer_name="EleutherAI/gpt-neox-20b",
+    **{
+        **LONG,
+        "seq_length": 4096,
+        "global_batch_size": 8,
+        "max_steps": 100,
+        "strategy": {"ckpt_async_save": False},
+        "trainer_settings": {"val_check_interval": 100},
+    },
+)
+nvidia_mamba2 = partial(mamba2, vocabulary=256_000, tokenizer_name=None, layout=Layout(tp=8))
+nemotronh = partial(_hybrid, family="Nemotron-H", vocabulary=131_072, **BRIEF)
+nemotron_nano = partial(nemotronh, family="Nemotron Nano v2")

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo 2.0's other ways to call ``pretrain_recipe``; which one a family speaks is a fact of its table.
+
+Most families take ``num_nodes, num_gpus_per_node, performance_mode`` (`PretrainRecipe`). Qwen, Gemma 2, Nemotron and
+StarCoder take every size by keyword, Mamba and Nemotron-H abbreviate them. All say the same recipe.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.recipes._assembler import AS_STATED, PretrainRecipe
+
+if TYPE_CHECKING:
+    from nemo2.config import Config, Partial
+
+PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"}
+"""What ``precision`` may say, and the factory in ``nemo2.recipes.precision.mixed_precision`` that it means."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeywordRecipe(PretrainRecipe):
+    """A recipe whose layout, batch and schedule are arguments of ``pretrain_recipe``."""
+
+    def pretrain_recipe(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        dir: Optional[str] = None,
+        name: str = "default",
+        tensor_parallelism: int = AS_STATED,
+        pipeline_parallelism: int = AS_STATED,
+        pipeline_parallelism_type: Optional[Any] = None,
+        virtual_pipeline_parallelism: Optional[int] = AS_STATED,
+        context_parallelism: int = AS_STATED,
+        sequence_parallelism: bool = AS_STATED,
+        expert_parallelism: int = AS_STATED,
+        num_nodes: int = AS_STATED,
+        num_gpus_per_node: int = AS_STATED,
+        max_steps: int = AS_STATED,
+        precision: str = AS_STATED,
+        accumulate_grad_batches: int = AS_STATED,
+        gradient_clip_val: float = AS_STATED,
+        limit_test_batches: int = AS_STATED,
+        limit_val_batches: int = AS_STATED,
+        log_every_n_steps: int = AS_STATED,
+        val_check_interval: int = AS_STATED,
+        global_batch_size: int = AS_STATED,
+        micro_batch_size: int = AS_STATED,
+        seq_length: int = AS_STATED,
+        warmup_steps: int = AS_STATED,
+        constant_steps: int = AS_STATED,
+        min_lr: Optional[float] = AS_STATED,
+        max_lr: float = AS_STATED,
+        performance_mode: bool = False,
+        fn: Optional[Callable[..., Any]] = None,
+    ) -> "Partial[Any]":
+        """As `PretrainRecipe.pretrain_recipe`; ``AS_STATED`` takes the recipe's fact.
+
+        Batch sizes count samples, ``seq_length`` tokens; ``min_lr=None`` is a tenth of ``max_lr``. ``precision`` is
+        ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``.
+
+        Raises:
+            ConfigError: another precision, or ``performance_mode`` of a recipe that has none.
+        """
+        facts = self
+        if precision is not AS_STATED:
+            if precision not in PRECISIONS:
+                raise ConfigError(
+                    f"precision={precision!r}: one of {', '.join(map(repr, PRECISIONS))}; for FP8, set "
+                    "recipe.trainer.plugins to a factory of nemo2.recipes.precision.mixed_precision."
+                )
+            facts = self.but(precision=f"nemo2.recipes.precision.mixed_precision:{PRECISIONS[precision]}")
+            object.__setattr__(facts, "_stated_at", self._stated_at)  # pyright: ignore[reportAttributeAccessIssue]
+        return facts._assemble(
+            dir=dir,
+            name=name,
+            performance_mode=performance_mode,
+            fn=fn,
+            trainer={
+                "tensor_parallelism": tensor_parallelism,
+                "pipeline_parallelism": pipeline_parallelism,
+                "pipeline_parallelism_type": pipeline_parallelism_type,
+                "virtual_pipeline_parallelism": virtual_pipeline_parallelism,
+                "context_parallelism": context_parallelism,
+                "sequence_parallelism": sequence_parallelism,
+                "expert_model_parallelism": expert_parallelism,
+                "num_nodes": num_nodes,
+                "num_gpus_per_node": num_gpus_per_node,
+                "max_steps": max_steps,
+                "accumulate_grad_batches": accumulate_grad_batches,
+                "limit_test_batches": limit_test_batches,
+                "limit_val_batches": limit_val_batches,
+                "log_every_n_steps": log_every_n_steps,
+                "val_check_interval": val_check_interval,
+            },
+            data={
+                "seq_length": seq_length,
+                "global_batch_size": global_batch_size,
+                "micro_batch_size": micro_batch_size,
+            },
+            optimizer={
+                "warmup_steps": warmup_steps,
+                "constant_steps": constant_steps,
+                "min_lr": min_lr,
+                "max_lr": max_lr,
+                "clip_grad": gradient_clip_val,
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridRecipe(PretrainRecipe):
+    """A recipe of a Mamba or hybrid model, which may be given the file or the name of a tokenizer."""
+
+    tokenizer_name: Optional[str] = None
+    """The released model's tokenizer on Hugging Face; None where it is a file of NVIDIA's."""
+
+    def tokenizer(self, tokenizer_model: Optional[str] = None, vocab_file: Optional[str] = None) -> "Config[Any]":
+        """A tokenizer as a config: of a folder or a name on Hugging Face; None takes the released model's.
+
+        Raises:
+            ConfigError: both names are given, or neither and the released model's is not to be had by name.
+        """
+        from nemo2.config import Config
+        from nemo2.data.tokenizer import AutoTokenizer
+
+        if tokenizer_model is not None and vocab_file is not None:
+            raise ConfigError("tokenizer_model and vocab_file are two names of one argument: give one of them.")
+        name = tokenizer_model or vocab_file or self.tokenizer_name
+        if name is None:
+            raise ConfigError(f"{self.name}: its tokenizer is not published by name; give tokenizer_model.")
+        return Config(AutoTokenizer, pretrained_model_name=name)
+
+    def model(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, tokenizer_model: Optional[str] = None, vocab_file: Optional[str] = None
+    ) -> "Config[Any]":
+        """As `PretrainRecipe.model`, with the tokenizer where one is named."""
+        model = super().model()
+        if tokenizer_model is not None or vocab_file is not None:
+            model.tokenizer = self.tokenizer(tokenizer_model, vocab_file)
+        return model
+
+    def pretrain_recipe(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        dir: Optional[str] = None,
+        name: str = "default",
+        tokenizer_model: Optional[str] = None,
+        vocab_file: Optional[str] = None,
+        num_nodes: int = AS_STATED,
+        num_gpus_per_node: int = AS_STATED,
+        tensor_parallelism: int = AS_STATED,
+        sequence_parallelism: bool = AS_STATED,
+        pipeline_parallelism: int = AS_STATED,
+        max_steps: int = AS_STATED,
+        val_check_interval: int = AS_STATED,
+        limit_test_batches: int = AS_STATED,
+        limit_val_batches: int = AS_STATED,
+        log_every_n_steps: int = AS_STATED,
+        save_top_k: int = AS_STATED,
+        ckpt_async_save: bool = AS_STATED,
+        seq_length: int = AS_STATED,
+        gbs: int = AS_STATED,
+        mbs: int = AS_STATED,
+        performance_mode: bool = False,
+        fn: Optional[Callable[..., Any]] = None,
+    ) -> "Partial[Any]":
+        """As `PretrainRecipe.pretrain_recipe`; ``gbs`` and ``mbs`` are the global and the micro-batch size in samples.
+
+        Without ``tokenizer_model`` or ``vocab_file`` the mock data keep their own vocabulary, and nothing is downloaded.
+
+        Raises:
+            ConfigError: both tokenizers are given, or ``performance_mode`` of a recipe that has none.
+        """
+        tokenizer = {}
+        if tokenizer_model is not None or vocab_file is not None:
+            tokenizer = {"tokenizer": self.tokenizer(tokenizer_model, vocab_file)}
+        recipe: Any = self._assemble(
+            dir=dir,
+            name=name,
+            performance_mode=performance_mode,
+            fn=fn,
+            trainer={
+                "tensor_parallelism": tensor_parallelism,
+                "sequence_parallelism": sequence_parallelism,
+                "pipeline_parallelism": pipeline_parallelism,
+                "num_nodes": num_nodes,
+                "num_gpus_per_node": num_gpus_per_node,
+                "max_steps": max_steps,
+                "val_check_interval": val_check_interval,
+                "limit_test_batches": limit_test_batches,
+                "limit_val_batches": limit_val_batches,
+                "log_every_n_steps": log_every_n_steps,
+            },
+            data={"seq_length": seq_length, "global_batch_size": gbs, "micro_batch_size": mbs, **tokenizer},
+            checkpoint={"save_top_k": save_top_k},
+        )
+        if ckpt_async_save is not AS_STATED:
+            recipe.trainer.strategy.ckpt_async_save = ckpt_async_save
+        return recipe

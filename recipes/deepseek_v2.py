@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek V2 at 4,096 tokens, for 16 nodes of 8 x 80 GB."""
+
+from nemo2.recipes._families import Layout, deepseek
+
+RECIPE = deepseek(
+    name="deepseek_v2",
+    config_class="DeepSeekV2Config",
+    parameters=235.7e9,
+    layout=Layout(pp=4, ep=32),
+    nodes=16,
+    vocabulary=102_400,
+    config={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek V2-Lite at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import Layout, deepseek
+
+RECIPE = deepseek(
+    name="deepseek_v2_lite",
+    config_class="DeepSeekV2LiteConfig",
+    parameters=15.7e9,
+    layout=Layout(ep=8),
+    vocabulary=102_400,
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

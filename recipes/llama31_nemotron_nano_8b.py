@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama 3.1 Nemotron Nano 8B at 8,192 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes import llama31_8b
+from nemo2.recipes._families import Layout, llama_nemotron
+
+RECIPE = llama_nemotron(
+    name="llama31_nemotron_nano_8b",
+    config_class="Llama31NemotronNano8BConfig",
+    parameters=8.03e9,
+    layout=Layout(cp=2),
+    performance=llama31_8b.RECIPE.performance,
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+pretrain_performance_optimizations = RECIPE.performance

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama 3 70B at 16,384 tokens, for 4 nodes of 8 x 80 GB."""
+
+from nemo2.recipes import llama3_70b
+from nemo2.recipes._families import Layout
+
+RECIPE = llama3_70b.RECIPE.but(
+    name="llama3_70b_16k", layout=Layout(tp=8, pp=2, cp=2, sp=True), nodes=4, seq_length=16_384, performance=None
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama 3 8B at 131,072 tokens, for 8 nodes of 8 x 80 GB."""
+
+from nemo2.recipes import llama3_8b
+from nemo2.recipes._families import Layout
+
+RECIPE = llama3_8b.RECIPE.but(
+    name="llama3_8b_128k", layout=Layout(tp=4, pp=2, cp=8, sp=True), nodes=8, seq_length=131_072, performance=None
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

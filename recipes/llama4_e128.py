@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama 4 Maverick, 128 experts, at 8,192 tokens, for 64 nodes of 8 x 80 GB."""
+
+from nemo2.recipes import llama4_e16
+from nemo2.recipes._families import Layout
+
+RECIPE = llama4_e16.RECIPE.but(
+    name="llama4_e128",
+    layout=Layout(tp=4, ep=128, etp=4, sp=True),
+    nodes=64,
+    config_class="nemo2.models.llama4:Llama4Experts128Config",
+    parameters=400.7e9,
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+pretrain_performance_optimizations = RECIPE.performance

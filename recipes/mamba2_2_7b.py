@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba 2 2.7B at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import mamba2
+
+RECIPE = mamba2(name="mamba2_2_7b", config_class="BaseMambaConfig2_7B", parameters=2.70e9)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+tokenizer = RECIPE.tokenizer

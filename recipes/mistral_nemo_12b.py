@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistral NeMo 12B at 8,192 tokens, for one node of 8 x 80 GB."""
+
+from functools import partial
+
+from nemo2.recipes._families import Layout, mistral
+from nemo2.recipes._performance import overlap
+
+RECIPE = mistral(
+    name="mistral_nemo_12b",
+    config_class="MistralNeMoConfig12B",
+    parameters=12.25e9,
+    layout=Layout(tp=2, cp=2, sp=True),
+    vocabulary=131_072,
+    performance=partial(overlap, tp_comm_overlap=True),
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+pretrain_recipe_performance = RECIPE.pretrain_recipe_performance

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtral 8x22B at 4,096 tokens, for 16 nodes of 8 x 80 GB."""
+
+from nemo2.recipes._families import Layout, mixtral
+from nemo2.recipes._performance import experts_by_tensor
+
+RECIPE = mixtral(
+    name="mixtral_8x22b",
+    config_class="MixtralConfig8x22B",
+    parameters=140.6e9,
+    layout=Layout(tp=2, pp=4, vp=14, cp=2, ep=8, sp=True),
+    nodes=16,
+    performance=experts_by_tensor,
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+pretrain_performance_optimizations = RECIPE.performance

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nemotron 3 22B at 65,536 tokens, for 4 nodes of 8 x 80 GB."""
+
+from nemo2.recipes import nemotron3_22b
+from nemo2.recipes._families import Layout
+
+RECIPE = nemotron3_22b.RECIPE.but(
+    name="nemotron3_22b_64k", layout=Layout(tp=4, pp=2, cp=4, sp=True), nodes=4, seq_length=65_536, performance=None
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nemotron 4 15B at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from functools import partial
+
+from nemo2.recipes._families import Layout, nemotron4
+from nemo2.recipes._performance import overlap_and_collect
+
+RECIPE = nemotron4(
+    name="nemotron4_15b",
+    config_class="Nemotron4Config15B",
+    parameters=15.6e9,
+    layout=Layout(tp=4, sp=True),
+    max_lr=4.5e-5,
+    optimizer={"warmup_steps": 500, "min_lr": 4.5e-5},
+    performance=partial(overlap_and_collect, tp_comm_overlap=True),
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+pretrain_performance_optimizations = RECIPE.performance

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nemotron-H 4B at 8,192 tokens, for 8 nodes of 8 x 80 GB."""
+
+from nemo2.recipes._families import nemotronh
+
+RECIPE = nemotronh(
+    name="nemotronh_4b",
+    config_class="NemotronHConfig4B",
+    parameters=4.49e9,
+    tokenizer_name="nvidia/Nemotron-H-4B-Base-8K",
+    callbacks={"nemo2.callbacks:MegatronCommOverlapCallback": {}},
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+tokenizer = RECIPE.tokenizer

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nemotron-H 56B at 8,192 tokens, for 32 nodes of 8 x 80 GB."""
+
+from nemo2.recipes import nemotronh_47b
+
+RECIPE = nemotronh_47b.RECIPE.but(
+    name="nemotronh_56b",
+    config_class="NemotronHConfig56B",
+    parameters=56.3e9,
+    tokenizer_name="nvidia/Nemotron-H-8B-Base-8K",
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+tokenizer = RECIPE.tokenizer
+performance_optimizations = RECIPE.performance

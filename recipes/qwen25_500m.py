@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 2.5 0.5B at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import qwen25
+
+RECIPE = qwen25(name="qwen25_500m", config_class="Qwen25Config500M", parameters=0.494e9)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

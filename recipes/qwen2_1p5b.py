@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 2 1.5B at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import qwen2
+
+RECIPE = qwen2(name="qwen2_1p5b", config_class="Qwen2Config1P5B", parameters=1.54e9)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

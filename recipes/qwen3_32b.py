@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 3 32B at 4,096 tokens, for two nodes of 8 x 80 GB."""
+
+from nemo2.recipes._families import Layout, qwen3
+
+RECIPE = qwen3(
+    name="qwen3_32b",
+    config_class="Qwen3Config32B",
+    parameters=32.8e9,
+    layout=Layout(tp=8, pp=2),
+    nodes=2,
+    config={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 3 0.6B at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import qwen3
+
+RECIPE = qwen3(name="qwen3_600m", config_class="Qwen3Config600M", parameters=0.596e9)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 3 8B at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import Layout, qwen3
+
+RECIPE = qwen3(name="qwen3_8b", config_class="Qwen3Config8B", parameters=8.19e9, layout=Layout(tp=4))
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

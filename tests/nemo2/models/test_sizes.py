@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every size of every family has as many parameters as were published."""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from nemo2.models.parameters import count_parameters
+
+# (vocabulary, parameters). Whole numbers: weights in the released files, by the safetensors index on Hugging Face (tied
+# embeddings once). Gemma 3: embedding and other parameters of arXiv:2503.19786, table 1, without the vision tower.
+# Others, with the digits they were published with: the paper or model card that the family's module names.
+PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
+    "llama": {
+        "CodeLlamaConfig7B": (32_016, 6_738_546_688),
+        "CodeLlamaConfig13B": (32_016, 13_016_028_160),
+        "CodeLlamaConfig34B": (32_000, 33_743_970_304),
+        "CodeLlamaConfig70B": (32_016, 68_976_910_336),
+    },
+    "llama4": {
+        "Llama4Experts16Config": (202_048, 107.8e9),
+        "Llama4Experts128Config": (202_048, 400.7e9),
+    },
+    "llama_nemotron": {
+        "Llama31NemotronNano8BConfig": (128_256, 8_030_261_248),
+        "Llama31Nemotron70BConfig": (128_256, 70_553_706_496),
+        "Llama33NemotronSuper49BConfig": (128_256, 49_867_145_216),
+        "Llama31NemotronUltra253BConfig": (128_256, 253_401_448_448),
+    },
+    "mistral": {
+        "MistralConfig7B": (32_000, 7_241_732_096),
+        "MistralNeMoConfig12B": (131_072, 12_247_782_400),
+        "MistralNeMoConfig123B": (32_768, 122_610_069_504),
+    },
+    "mixtral": {
+        "MixtralConfig8x7B": (32_000, 46_702_792_704),
+        "MixtralConfig8x22B": (32_000, 140_620_634_112),
+    },
+    "qwen2": {
+        "Qwen2Config500M": (151_936, 494_032_768),
+        "Qwen2Config1P5B": (151_936, 1_543_714_304),
+        "Qwen2Config7B": (152_064, 7_615_616_512),
+        "Qwen2Config72B": (152_064, 72_706_203_648),
+        "Qwen25Config500M": (151_936, 494_032_768),
+        "Qwen25Config1P5B": (151_936, 1_543_714_304),
+        "Qwen25Config3B": (151_936, 3_085_938_688),
+        "Qwen25Config7B": (152_064, 7_615_616_512),
+        "Qwen25Config14B": (152_064, 14_770_033_664),
+        "Qwen25Config32B": (152_064, 32_763_876_352),
+        "Qwen25Config72B": (152_064, 72_706_203_648),
+    },
+    "qwen3": {
+        "Qwen3Config600M": (151_936, 596_049_920),
+        "Qwen3Config1P7B": (151_936, 1_720_574_976),
+        "Qwen3Config4B": (151_936, 4_022_468_096),
+        "Qwen3Config8B": (151_936, 8_190_735_360),
+        "Qwen3Config14B": (151_936, 14_768_307_200),
+        "Qwen3Config32B": (151_936, 32_762_123_264),
+        "Qwen3Config30B_A3B": (151_936, 30_532_122_624),
+        "Qwen3Config235B_A22B": (151_936, 235_093_634_560),
+    },
+    "gemma": {
+        "GemmaConfig2B": (256_000, 2_506_172_416),
+        "GemmaConfig7B": (256_000, 8_537_680_896),
+        "CodeGemmaConfig2B": (256_000, 2_506_172_416),
+        "CodeGemmaConfig7B": (256_000, 8_537_680_896),
+    },
+    "gemma2": {
+        "Gemma2Config2B": (256_000, 2_614_341_888),
+        "Gemma2Config9B": (256_000, 9_241_705_984),
+        "Gemma2Config27B": (256_000, 27_227_128_320),
+    },
+    "gemma3": {
+        "Gemma3Config1B": (262_144, 999_885_952),
+        "Gemma3Config4B": (262_208, 675e6 + 3_209e6),
+        "Gemma3Config12B": (262_208, 1_012e6 + 10_759e6),
+        "Gemma3Config27B": (262_208, 1_416e6 + 25_600e6),
+    },
+    "deepseek": {
+        "DeepSeekV2Config": (102_400, 235_741_434_880),
+        "DeepSeekV2LiteConfig": (102_400, 15_706_484_224),
+        "DeepSeekV3Config": (129_280, 671_026_419_200),
+    },
+    "nemotron": {
+        "Nemotron3Config4B": (256_000, 4.19e9),
+        "Nemotron3Config8B": (256_000, 8.5e9),
+        "Nemotron4Config15B": (256_000, 3.1e9 + 12.5e9),
+        "Nemotron4Config340B": (256_000, 9.4e9 + 331.6e9),
+    },
+    "gpt_oss": {
+        "GPTOSSConfig20B": (201_088, 20.91e9),
+        "GPTOSSConfig120B": (201_088, 116.83e9),
+    },
+    "phi3": {"Phi3ConfigMini": (32_064, 3_821_079_552)},
+    "starcoder": {
+        "StarcoderConfig15B": (49_152, 15_517_456_384),
+        "Starcoder2Config3B": (49_152, 3_030_371_328),
+        "Starcoder2Config7B": (49_152, 7_173_923_840),
+        "Starcoder2Config15B": (49_152, 15_957_889_024),
+    },
+    "baichuan": {"Baichuan2Config7B": (125_696, 7_505_973_248)},
+    "chatglm": {"ChatGLM2Config6B": (65_024, 6_243_584_000), "ChatGLM3Config6B": (65_024, 6_243_584_000)},
+    "ssm": {
+        "BaseMambaConfig130M": (50_288, 128_989_632),
+        "BaseMambaConfig370M": (50_288, 368e6),
+        "BaseMambaConfig780M": (50_288, 780e6),
+        "BaseMambaConfig1_3B": (50_288, 1.344e9),
+        "BaseMambaConfig2_7B": (50_288, 2.702e9),
+        "NVIDIAMambaConfig8B": (256_000, 8.24e9),
+        "NVIDIAMambaHybridConfig8B": (256_000, 8.66e9),
+        "NemotronHConfig4B": (131_072, 4.49e9),
+        "NemotronHConfig8B": (131_072, 8.1e9),
+        "NemotronHConfig47B": (131_072, 46.8e9),
+        "NemotronHConfig56B": (131_072, 56.3e9),
+        "NemotronNano9Bv2": (131_072, 8.89e9),
+        "NemotronNano12Bv2": (131_072, 12.31e9),
+    },
+}
+SIZES = [(family, name) for family, sizes in PUBLISHED.items() for name in sizes]
+# Their papers give no number of their own; see the test of the formula.
+UNPUBLISHED = {"Nemotron3Config22B", "MixtralConfig8x3B"}
+
+
+def config_of(family: str, name: str) -> Any:
+    return getattr(import_module(f"nemo2.models.{family}"), name)()
+
+
+@pytest.mark.parametrize(("family", "name"), SIZES)
+def test_a_size_has_the_published_number_of_parameters(family: str, name: str) -> None:
+    vocab_size, published = PUBLISHED[family][name]
+    config = config_of(family, name)
+    assert count_parameters(config, vocab_size) == pytest.approx(published, rel=0.005)
+    if config.vocab_size is not None:
+        assert config.vocab_size == vocab_size
+
+
+def test_every_size_that_users_can_name_was_compared() -> None:
+    from nemo2.config.capture import is_configurable
+
+    bases = ("Config", "ConfigBase", "MoEConfig")
+    for family in PUBLISHED:
+        module = import_module(f"nemo2.models.{family}")
+        sizes = {
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and value.__module__ == module.__name__ and is_configurable(value)
+            if not name.endswith((*bases, "Model")) or name in PUBLISHED[family]
+        }
+        known = set(PUBLISHED[family]) | UNPUBLISHED | {name for name in sizes if name.startswith(("Llama2", "Llama3"))}
+        assert sizes <= known, family
+
+
+@pytest.mark.parametrize("name", ["GPTConfig126M", "GPTConfig5B", "GPTConfig20B", "GPTConfig40B", "GPTConfig175B"])
+def test_a_gpt_3_has_as_many_parameters_as_its_widths_say(name: str) -> None:
+    """Narayanan et al. 2021, arXiv:2104.04473, equation 2, and the norm behind the last layer."""
+    config, vocab_size = config_of("gpt3", name), 51_200
+    layers, hidden = config.num_layers, config.hidden_size
+    ratio = 1 + 13 / (12 * hidden) + (vocab_size + config.seq_length) / (12 * layers * hidden)
+    assert config.ffn_hidden_size == 4 * hidden
+    assert count_parameters(config, vocab_size) == pytest.approx(12 * layers * hidden**2 * ratio + 2 * hidden)
+
+
+def test_parameters_of_deepseek_v3_used_per_token_are_those_of_its_report() -> None:
+    """37 B of 671 B, arXiv:2412.19437: eight routed experts and the shared one of the 257 in each of 58 layers."""
+    config = config_of("deepseek", "DeepSeekV3Config")
+    total = count_parameters(config, 129_280)
+    expert = 3 * config.hidden_size * config.moe_ffn_hidden_size
+    idle = 58 * (config.num_moe_experts - config.moe_router_topk) * expert
+    embedding = 129_280 * config.hidden_size
+    assert total - idle - embedding == pytest.approx(37e9, rel=0.02)
+    config.mtp_num_layers = 1
+    assert count_parameters(config, 129_280) - total == pytest.approx(11.5e9, rel=0.02)
