@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All experts of a rank in two matrix products instead of two per expert.
+"""The experts of a rank: one after the other, or all of them in two matrix products instead of two per expert.
 
 Megatron-Core's grouped experts need Transformer Engine or a CUDA extension. `torch.nn.functional.grouped_mm` does the same
 product in plain PyTorch. The parameters stay those of `SequentialMLP`, so a checkpoint fits either.
@@ -17,7 +17,25 @@ from nemo2.models.layers.activation import activate
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)
 
 
-class TorchGroupedMLP(SequentialMLP):
+class LocalExperts(SequentialMLP):
+    """The experts of this rank one after the other, with right gradients of their biases under sequence parallelism.
+
+    Megatron-Core marks the bias of every row-parallel layer as one that each tensor-parallel rank uses for a part of the
+    sequence, whose gradients are to be summed over those ranks. They hold other experts (0.16.1 and 0.19.2: the sum of
+    two experts' gradients went to both). 0.16.1 also takes it for a copy that only the first of those ranks counts in the
+    gradient norm.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for expert in self.local_experts:
+            bias: Any = expert.linear_fc2.bias
+            if bias is not None:
+                bias.sequence_parallel = False
+                bias.tensor_model_parallel = True
+
+
+class TorchGroupedMLP(LocalExperts):
     """The experts of this rank, called as Megatron-Core's `SequentialMLP`.
 
     Weights are stacked anew in each call, one copy of the experts; the products then run as one kernel each. Where torch

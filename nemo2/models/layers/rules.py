@@ -84,6 +84,19 @@ def moe_problems(config: Any) -> list[str]:
     if not config.num_moe_experts:
         return []
     problems = []
+    tp, ep, etp = (
+        config.tensor_model_parallel_size,
+        config.expert_model_parallel_size,
+        getattr(config, "expert_tensor_parallel_size", None),
+    )
+    if ep == 1 and etp not in (None, tp):
+        # Megatron-Core reduces the gradients of experts among their own replicas only where experts are shared out; else
+        # among the replicas of the dense layers, which then hold other experts' weights, or not all copies of them.
+        problems.append(
+            f"expert_tensor_parallel_size={etp} with tensor_model_parallel_size={tp} needs "
+            f"expert_model_parallel_size > 1: with 1, Megatron-Core sums the experts' gradients over the wrong ranks. "
+            f"Leave expert_tensor_parallel_size unset (it is then {tp}), or share the experts out."
+        )
     if config.moe_token_dispatcher_type == "flex":
         problems.append(
             "moe_token_dispatcher_type='flex' needs the kernels of DeepEP or HybridEP on GPUs; use 'alltoall'."

@@ -15,6 +15,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec,
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -24,8 +25,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
-from nemo2.models.layers.experts import TorchGroupedMLP
+from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA
+from nemo2.models.layers.moe import UPSTREAM_SCALES_RIGHT, LocalMoELayer
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.post_norm import with_post_norm
 from nemo2.models.layers.rules import layer_problems, mla_problems, refuse
@@ -114,9 +116,10 @@ def _replacements(config: TransformerConfig) -> dict[Any, Any]:
         WrappedTorchNorm: TorchNorm,
         DotProductAttention: SDPAttention,
         MLASelfAttention: LocalMLA,
+        SequentialMLP: TorchGroupedMLP if config.moe_grouped_gemm else LocalExperts,
     }
-    if config.moe_grouped_gemm:
-        table[SequentialMLP] = TorchGroupedMLP
+    if not UPSTREAM_SCALES_RIGHT:
+        table[MoELayer] = LocalMoELayer
     if getattr(config, "post_sublayer_layernorm", False):
         table[RowParallelLinear] = with_post_norm(RowParallelLinear)
     try:
@@ -131,7 +134,7 @@ def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
     """What Transformer Engine's layers do not do."""
     from megatron.core.extensions import transformer_engine as te
 
-    table: dict[Any, Any] = {}
+    table: dict[Any, Any] = {} if UPSTREAM_SCALES_RIGHT else {MoELayer: LocalMoELayer}
     if getattr(config, "attn_logit_softcapping", None) is not None:
         table[te.TEDotProductAttention] = SDPAttention
     if getattr(config, "post_sublayer_layernorm", False):

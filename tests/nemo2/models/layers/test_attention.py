@@ -16,7 +16,14 @@ from nemo2.models.layers.attention import SDPAttention
 S, B, N, D = 16, 2, 4, 8
 
 
-def attention(mask_type: AttnMaskType = AttnMaskType.causal, *, groups: int = 2, scale: float | None = None, **fields):
+def attention(
+    mask_type: AttnMaskType = AttnMaskType.causal,
+    *,
+    groups: int = 2,
+    scale: float | None = None,
+    way: str | None = None,
+    **fields,
+):
     config = TransformerConfig(
         num_layers=1,
         hidden_size=N * D,
@@ -24,7 +31,7 @@ def attention(mask_type: AttnMaskType = AttnMaskType.causal, *, groups: int = 2,
         num_query_groups=groups,
         **{"attention_dropout": 0.0, **fields},
     )
-    return SDPAttention(config, 1, mask_type, "self", softmax_scale=scale)
+    return SDPAttention(config, 1, mask_type, "self", softmax_scale=scale, cp_comm_type=way)
 
 
 def inputs(groups: int = 2) -> list[torch.Tensor]:
@@ -270,8 +277,47 @@ def test_dropout_draws_from_megatrons_generator_unless_the_sequence_is_split(run
     }
 
 
-def over_ranks(case: str) -> list[torch.Tensor]:
-    """This rank's share of the output and of the gradients."""
+Case = tuple[AttnMaskType, torch.Tensor | None, dict[str, Any], tuple[int, ...]]
+# Mask type, mask, fields of the module and, where packed, the ends of the sequences. For two ranks, four and a ring.
+OVER_RANKS: dict[str, Case] = {name: (kind, mask, {}, ()) for name, (kind, mask, _) in CASES.items()} | {
+    "window": (AttnMaskType.causal, None, {"window_size": (3, 0)}, ()),
+    "soft cap": (AttnMaskType.causal, None, {"softcap": 0.7}, ()),
+    "sinks": (AttnMaskType.causal, None, {"sink": torch.tensor([0.5, -1.0, 2.0, 0.0])}, ()),
+    "all of them": (AttnMaskType.no_mask, None, {"window_size": (5, 2), "softcap": 0.7, "sink": torch.ones(N)}, ()),
+    "packed": (AttnMaskType.causal, None, {}, (8,)),
+    "packed, with a window and sinks": (
+        AttnMaskType.causal,
+        None,
+        {"window_size": (3, 0), "sink": torch.ones(N)},
+        (8,),
+    ),
+}
+WAYS = ("all_gather", "p2p", "a2a")
+
+
+def attend_case(case: str, places: torch.Tensor, *, groups: int, cp: int = 1, way: str | None = None) -> list[Any]:
+    """The output at `places` of the sequence and the gradients there; the sinks' gradient last, where there are any."""
+    mask_type, mask, fields, ends = OVER_RANKS[case]
+    fields = dict(fields)
+    softcap, sink = fields.pop("softcap", None), fields.pop("sink", None)
+    softmax_type = "vanilla" if sink is None else "learnable"
+    fields |= {"context_parallel_size": cp, "softmax_type": softmax_type, "use_cpu_initialization": True}
+    module = attention(mask_type, groups=groups, way=way, **fields)
+    module.softcap = softcap
+    if sink is not None:
+        with torch.no_grad():
+            module.softmax_offset.copy_(sink)
+    leaves = [x.detach()[places].requires_grad_() for x in inputs(groups)]
+    if mask is not None and mask.size(2) == S:
+        mask = mask[:, :, places]
+    tensors = [x[:, 0] for x in leaves] if ends else leaves
+    out = module(*tensors, mask, packed_seq_params=packed(*ends) if ends else None)
+    wanted = [*leaves, *([] if sink is None else [module.softmax_offset])]
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), wanted)]
+
+
+def over_ranks(groups: int) -> dict[tuple[str, str], list[Any]]:
+    """This rank's share of the output and of the gradients, for each case and way."""
     from megatron.core import parallel_state
 
     from nemo2.backend import get_backend
@@ -279,26 +325,61 @@ def over_ranks(case: str) -> list[torch.Tensor]:
     get_backend().install()
     cp, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     parallel_state.initialize_model_parallel(context_parallel_size=cp)
-    mask_type, mask, _ = CASES[case]
-    places = own_places(cp, rank)
-    leaves = [x.detach()[places].requires_grad_() for x in inputs()]
-    if mask is not None and mask.size(2) == S:
-        mask = mask[:, :, places]
-    out = attention(mask_type, context_parallel_size=cp)(*leaves, mask)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+    return {
+        (case, way): attend_case(case, own_places(case, cp, rank), groups=groups, cp=cp, way=way)
+        for case in OVER_RANKS
+        for way in WAYS
+    }
 
 
-def own_places(cp: int, rank: int) -> torch.Tensor:
-    chunks = torch.arange(S).chunk(2 * cp)
-    return torch.cat([chunks[rank], chunks[2 * cp - 1 - rank]])
+def own_places(case: str, cp: int, rank: int) -> torch.Tensor:
+    """Chunks `rank` and `2 * cp - 1 - rank` of each sequence."""
+    bounds = [0, *OVER_RANKS[case][3], S]
+    chunks = [torch.arange(start, end).chunk(2 * cp) for start, end in itertools.pairwise(bounds)]
+    return torch.cat([part for of_one in chunks for part in (of_one[rank], of_one[2 * cp - 1 - rank])])
 
 
-@pytest.mark.parametrize(("case", "cp"), [*((case, 2) for case in CASES), ("causal", 4)])
-def test_context_parallel_ranks_give_their_share_of_the_whole(run_on_ranks, case, cp):
-    mask_type, mask, _ = CASES[case]
-    leaves = inputs()
-    out = attention(mask_type)(*leaves, mask)
-    whole = [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
-    for rank, shares in enumerate(run_on_ranks(over_ranks, cp, case)):
-        for share, full in zip(shares, whole, strict=True):
-            torch.testing.assert_close(share, full[own_places(cp, rank)], rtol=1e-6, atol=2e-6)
+@pytest.mark.parametrize(("cp", "groups"), [(2, 2), (4, 4)])
+def test_context_parallel_ranks_give_their_share_of_the_whole(run_on_ranks, cp, groups):
+    answers = run_on_ranks(over_ranks, cp, groups)
+    for case, way in itertools.product(OVER_RANKS, WAYS):
+        whole = attend_case(case, torch.arange(S), groups=groups)
+        for rank, answer in enumerate(answers):
+            places = own_places(case, cp, rank)
+            for share, full in zip(answer[case, way][:4], whole[:4], strict=True):
+                assert (share - full[places]).norm() < 2e-6 * full.norm(), (case, way, rank)
+        if len(whole) == 5:  # the sinks' gradient, of which every rank has its queries' or its heads' part
+            total = sum(answer[case, way][4] for answer in answers)
+            assert (total - whole[4]).norm() < 2e-6 * whole[4].norm(), (case, way)
+
+
+@pytest.mark.parametrize(
+    ("way", "fields", "words"),
+    [
+        ("a2a", {"context_parallel_size": 4}, "num_query_groups = 2 must be a multiple of .* 1 \\* 4 = 4; use 'p2p'"),
+        ("a2a+p2p", {"context_parallel_size": 2}, "one of 'all_gather', 'p2p', 'a2a'"),
+    ],
+)
+def test_ways_that_cannot_be_gone_are_refused(way, fields, words):
+    with pytest.raises(ConfigError, match=words):
+        attention(way=way, **fields)
+
+
+def uncuttable() -> str:
+    from megatron.core import parallel_state
+
+    from nemo2.backend import get_backend
+    from nemo2.errors import DataError
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    tensors = [x.detach()[:8, 0] for x in inputs()]
+    with pytest.raises(DataError) as caught:
+        attention(context_parallel_size=2)(*tensors, None, packed_seq_params=packed(6, 16))
+    return str(caught.value)
+
+
+def test_a_pack_that_cannot_be_cut_is_refused(run_on_ranks):
+    for message in run_on_ranks(uncuttable, 2):
+        assert "2 of 2 sequences cannot be cut for context_parallel_size=2" in message
+        assert "the one at tokens 0 to 6 is 6 long" in message and "a multiple of 4 tokens" in message
