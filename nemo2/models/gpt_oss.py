@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, Optional, Union
 
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
-from megatron.core.transformer.enums import AttnBackend
 
 from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
-@configurable(
-    rotary_scaling_factor="yarn_rotary_scaling_factor",
-)
+@configurable(rotary_scaling_factor="yarn_rotary_scaling_factor")
 @dataclass
 class GPTOSSConfig(GPTConfig):
     """What both sizes share; widths, heads and experts' widths are the same."""
@@ -61,7 +58,6 @@ class GPTOSSConfig(GPTConfig):
     glu_linear_offset: float = 1.0
     activation_func_clamp_value: Optional[float] = 7.0
     bias_activation_fusion: bool = True
-    attention_backend: AttnBackend = AttnBackend.local
 
 
 @configurable
