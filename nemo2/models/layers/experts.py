@@ -29,7 +29,8 @@ class LocalExperts(SequentialMLP):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         for expert in self.local_experts:
-            bias: Any = expert.linear_fc2.bias
+            layer: Any = expert.linear_fc2
+            bias = layer.bias
             if bias is not None:
                 bias.sequence_parallel = False
                 bias.tensor_model_parallel = True

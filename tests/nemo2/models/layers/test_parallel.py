@@ -5,71 +5,15 @@ Weights drawn by one process are resharded into each layout. Losses and gradient
 they alone would not do: wrong gradients of single parameters of multi-latent attention hid behind them.
 """
 
-import dataclasses
 import functools
 import shutil
 from typing import Any
 
 import pytest
 import torch
+from model_samples import MODELS, SIZES, build
 
-BARE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "groups": 2, "ffn": 48, "vocab": 64, "seq": 16}
 RUN: dict[str, Any] = {"gbs": 4, "steps": 2, "calculate_per_token_loss": True}
-
-EXPERTS = {
-    "num_moe_experts": 4,
-    "moe_ffn_hidden_size": 24,
-    "moe_router_topk": 2,
-    "moe_token_dispatcher_type": "alltoall",
-    "moe_aux_loss_coeff": 1e-2,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "mixtral": EXPERTS | {"moe_grouped_gemm": True, "moe_z_loss_coeff": 1e-3},
-    "deepseek": EXPERTS
-    | {
-        "multi_latent_attention": True,
-        "num_query_groups": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 8,
-        "qk_head_dim": 8,
-        "qk_pos_emb_head_dim": 4,
-        "v_head_dim": 6,
-        "qk_layernorm": True,
-        "rope_type": "yarn",
-        "original_max_position_embeddings": 8,
-        "rotary_scaling_factor": 4.0,
-        "moe_layer_freq": [0, 1],
-        "moe_shared_expert_intermediate_size": 16,
-        "moe_router_score_function": "sigmoid",
-        "moe_router_num_groups": 2,
-        "moe_router_group_topk": 1,
-        "moe_router_enable_expert_bias": True,
-        "moe_router_load_balancing_type": "seq_aux_loss",
-        "moe_router_topk_scaling_factor": 2.5,
-        "moe_router_dtype": "fp32",
-    },
-    "gemma": {
-        "post_sublayer_layernorm": True,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-        "window_size": (5, 0),
-        "window_attn_skip_freq": 2,
-        "qk_layernorm": True,
-        "layernorm_zero_centered_gamma": True,
-        "bias_activation_fusion": False,
-    },
-    "gpt_oss": EXPERTS
-    | {
-        "moe_grouped_gemm": True,
-        "softmax_type": "learnable",
-        "window_size": (5, 0),
-        "window_attn_skip_freq": 2,
-        "add_bias_linear": True,
-        "activation_func_clamp_value": 0.5,
-        "glu_linear_offset": 1.0,
-        "bias_activation_fusion": False,
-    },
-}
 TP = {"tp": 2, "sequence_parallel": True}
 RING, HEADS = {"cp_comm_type": "p2p"}, {"cp_comm_type": "a2a"}
 # What a model is tried under: fields of `Settings`, the expert sizes, and under "config" fields of the model.
@@ -110,47 +54,11 @@ LAYOUTS_OF_FOUR: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bool, vp_stage: int | None) -> Any:
-    """A chunk of `model`; what TransformerConfig does not know is set on it, as GPTConfig has it."""
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-
-    from bench.bare_megatron import transformer_config
-    from nemo2.models.layers import cap_logits, layer_spec, mtp_block_spec
-
-    kind = MLATransformerConfig if MODELS[model].get("multi_latent_attention") else TransformerConfig
-    base = transformer_config(settings)
-    fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base) if field.init}
-    fields |= dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"))
-    fields |= {"expert_model_parallel_size": layout.get("ep", 1), "expert_tensor_parallel_size": layout.get("etp")}
-    fields |= MODELS[model] | layout.get("config", {})
-    known = {field.name for field in dataclasses.fields(kind)}
-    config: Any = kind(**{name: value for name, value in fields.items() if name in known})
-    for name in fields.keys() - known:
-        setattr(config, name, fields[name])
-    layers = layer_spec(config, vp_stage=vp_stage)
-    chunk = GPTModel(
-        config=config,
-        transformer_layer_spec=layers,
-        vocab_size=settings.vocab,
-        max_sequence_length=settings.seq,
-        pre_process=pre,
-        post_process=post,
-        share_embeddings_and_output_weights=False,
-        position_embedding_type="rope",
-        mtp_block_spec=mtp_block_spec(config, layers, vp_stage=vp_stage),
-        vp_stage=vp_stage,
-    )
-    if post and getattr(config, "final_logit_softcapping", None):
-        cap_logits(chunk.output_layer, config.final_logit_softcapping)
-    return chunk
-
-
 def batches(step: int) -> dict[str, torch.Tensor]:
     """Random tokens, of which the loss skips about a third."""
     from bench.bare_megatron import Settings, random_batches
 
-    batch = random_batches(Settings(**BARE, gbs=RUN["gbs"]))(step)
+    batch = random_batches(Settings(**SIZES, gbs=RUN["gbs"]))(step)
     keep = torch.rand(batch["tokens"].shape, generator=torch.Generator().manual_seed(step)) > 0.3
     return batch | {"loss_mask": keep.float()}
 
@@ -174,7 +82,7 @@ def train(model: str, layout: dict[str, Any], **files: str) -> dict[str, Any]:
 
     bare.start_parallel = start_parallel  # the bare loop's own knows no experts
     plain = {name: value for name, value in layout.items() if name not in ("ep", "etp", "config")}
-    settings = bare.Settings(**BARE | RUN | plain)
+    settings = bare.Settings(**SIZES | RUN | plain)
     return bare.train(settings, batches, build_model=functools.partial(build, model, settings, layout), **files)  # pyright: ignore[reportArgumentType]
 
 
