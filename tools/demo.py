@@ -57,8 +57,8 @@ def train_and_interrupt(command: str) -> int:
     process = subprocess.Popen(shlex.split(command), start_new_session=True)
     try:
         while (code := process.poll()) is None:
-            if steps := finished_steps():
-                time.sleep(5)  # so that there are steps to be lost and done again
+            # A few steps later, so that there are some to be lost and done again.
+            if (steps := finished_steps()) and last_logged_step() > max(steps):
                 process.send_signal(signal.SIGINT)
                 code = process.wait(timeout=120)
                 break
@@ -87,7 +87,7 @@ def run(command: str, *, capture: bool = False) -> str:
 def check(run_dir: Path, *, stopped_at: int, text: str) -> None:
     """Hold the run against what it is said to show."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    losses = {line["step"]: line["reduced_train_loss"] for line in lines if "reduced_train_loss" in line}
+    losses = read_losses(run_dir / "metrics.jsonl")
     validation = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
     first, last = min(losses), max(losses)
     claim(
@@ -101,13 +101,13 @@ def check(run_dir: Path, *, stopped_at: int, text: str) -> None:
         f"the validation loss falls: {', '.join(f'{value:.2f}' for value in values)}",
     )
     claim(last + 1 >= 200, f"{last + 1} steps are done")
-    before, after = (
-        max(step for step in losses if step < stopped_at),
-        min(step for step in losses if step >= stopped_at),
-    )
+    # The steps between the checkpoint and the interruption were lost, and done again by the resumed run.
+    lost = read_losses(run_dir / "metrics.redone.jsonl")
+    difference = max((abs(losses[step] - loss) for step, loss in lost.items()), default=float("nan"))
     claim(
-        abs(losses[after] - losses[before]) < 0.1 * losses[first] and sorted(losses) == list(losses),
-        f"the resumed run goes on where it was: loss {losses[before]:.2f} at step {before}, {losses[after]:.2f} at step {after}",
+        # To the last bit on a CPU; some GPU kernels add up in no fixed order.
+        stopped_at <= min(lost, default=-1) and difference < 1e-4,
+        f"the steps that were lost and done again ({', '.join(map(str, lost))}) differ in loss by {difference:g}",
     )
     words = re.findall(r"\b(?:def|self|return|import|if|for|in|None|class|not|raise|from|else|is)\b|[()=:.\[\]]", text)
     claim(len(words) > 20 and "def " in text, f"the text looks like Python: {len(words)} of its keywords and signs")
@@ -117,6 +117,16 @@ def finished_steps() -> set[int]:
     """Steps of the checkpoints that are whole: a checkpoint gets its name when it is."""
     found = (RUNS / NAME).glob("*/checkpoints/*/manifest.json")
     return {json.loads(path.read_text())["step"] for path in found if not path.parent.name.startswith(".")}
+
+
+def last_logged_step() -> int:
+    return max((step for path in (RUNS / NAME).glob("*/metrics.jsonl") for step in read_losses(path)), default=-1)
+
+
+def read_losses(path: Path) -> dict[int, float]:
+    """The training loss by step. A line that is being written is left out."""
+    lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return {line["step"]: line["reduced_train_loss"] for line in lines if "reduced_train_loss" in line}
 
 
 def claim(true: bool, what: str) -> None:
