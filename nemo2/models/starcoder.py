@@ -21,6 +21,7 @@ class StarcoderConfig(GPTConfig):
     """StarCoder: learned positions, one key-value head for all queries."""
 
     normalization: str = "LayerNorm"
+    # With the fusion below Megatron-Core computes the tanh approximation, which the released models use.
     activation_func: Callable = F.gelu
     add_bias_linear: bool = True
     seq_length: int = 8192
@@ -55,6 +56,7 @@ class Starcoder2Config(GPTConfig):
     """StarCoder 2: rotary positions."""
 
     normalization: str = "LayerNorm"
+    # With the fusion below the tanh approximation, as in StarCoder.
     activation_func: Callable = F.gelu
     add_bias_linear: bool = True
     seq_length: int = 16384

@@ -112,7 +112,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
 
         bare.start_parallel = start_parallel  # the bare loop's own knows no experts
         weights = str(Path(directory) / family.replace(" ", "_"))
-        where = {"save_weights_to": weights} if tp == 1 else {"load_weights_from": weights}
+        where: dict[str, Any] = {"save_weights_to": weights} if tp == 1 else {"load_weights_from": weights}
         results[family] = bare.train(settings, lambda step: batch, build_model=build, **where)["losses"]
     return results
 
