@@ -18,31 +18,22 @@ _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)
 
 
 class LocalExperts(SequentialMLP):
-    """The experts of this rank one after the other, with right gradients of their biases under sequence parallelism.
+    """The experts of this rank one after the other, called as Megatron-Core's `SequentialMLP`.
 
-    Megatron-Core marks the bias of every row-parallel layer as one that each tensor-parallel rank uses for a part of the
-    sequence, whose gradients are to be summed over those ranks. They hold other experts (0.16.1 and 0.19.2: the sum of
-    two experts' gradients went to both). 0.16.1 also takes it for a copy that only the first of those ranks counts in the
-    gradient norm.
+    Biases differ from there in three ways. Megatron-Core marks the bias of every row-parallel layer as one that each
+    tensor-parallel rank uses for a part of the sequence, whose gradients are to be summed over those ranks. They hold
+    other experts (0.16.1 and 0.19.2: the sum of two experts' gradients went to both). 0.16.1 also takes it for a copy that
+    only the first of those ranks counts in the gradient norm. And without expert parallelism it adds the bias in place to
+    a view, which autograd refuses.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         for expert in self.local_experts:
             layer: Any = expert.linear_fc2
-            bias = layer.bias
-            if bias is not None:
-                bias.sequence_parallel = False
-                bias.tensor_model_parallel = True
-
-
-class TorchGroupedMLP(LocalExperts):
-    """The experts of this rank, called as Megatron-Core's `SequentialMLP`.
-
-    Weights are stacked anew in each call, one copy of the experts; the products then run as one kernel each. Where torch
-    has no `grouped_mm` (before 2.10), or an expert's layers were replaced by others (adapters, say), the experts run one
-    after the other.
-    """
+            if layer.bias is not None:
+                layer.bias.sequence_parallel = False
+                layer.bias.tensor_model_parallel = True
 
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor
@@ -57,29 +48,49 @@ class TorchGroupedMLP(LocalExperts):
             `[tokens, hidden]`, this expert-tensor-parallel rank's part of the sum, weighted; and None, for the bias is in.
         """
         x, probs = permuted_local_hidden_states, permuted_probs
-        if not self._can_group() or x.size(0) == 0:
-            # Without tokens too: every expert must still be part of the graph, for the gradient's reduction waits for it.
-            return super().forward(x, tokens_per_expert, probs)
         if self.config.moe_apply_probs_on_input:
             x, probs = (probs.unsqueeze(-1) * x).to(x.dtype), torch.ones_like(probs)
+        return self._run(x, tokens_per_expert, probs.unsqueeze(-1)), None
+
+    def _run(self, x: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> Tensor:
+        """`probs` is `[tokens, 1]`. An expert without tokens runs too: the reduction of gradients waits for it."""
+        counts = tokens_per_expert.tolist()
+        outputs = []
+        for expert, tokens, weights in zip(self.local_experts, x.split(counts), probs.split(counts), strict=True):
+            layers: Any = expert
+            h, bias = layers.linear_fc1(tokens)
+            h = self._activate(h, bias, weights)
+            out, bias = layers.linear_fc2(h)
+            outputs.append(self._with_bias(out, bias, weights))
+        return torch.cat(outputs)
+
+    def _activate(self, h: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
+        h = activate(h if bias is None else h + bias, self.config)
+        return (h * weights).to(h.dtype)
+
+    def _with_bias(self, out: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
+        return out if bias is None else (out + bias * weights).to(out.dtype)
+
+
+class TorchGroupedMLP(LocalExperts):
+    """The experts of this rank as one product per layer.
+
+    Weights are stacked anew in each call, one copy of the experts; the products then run as one kernel each. Where torch
+    has no `grouped_mm` (before 2.10), or an expert's layers were replaced by others (adapters, say), the experts run one
+    after the other.
+    """
+
+    def _run(self, x: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> Tensor:
+        if not self._can_group() or x.size(0) == 0:
+            return super()._run(x, tokens_per_expert, probs)
         counts = tokens_per_expert.to(device=x.device, dtype=torch.int32)
         ends = counts.cumsum(0, dtype=torch.int32)
-        h = self._product(x, "linear_fc1", ends, counts)
-        h = activate(h, self.config)
-        h = (h * probs.unsqueeze(-1)).to(h.dtype)
-        out = _grouped_mm(h, self._stacked("linear_fc2", "weight").transpose(1, 2), offs=ends)
-        bias = self._bias("linear_fc2", counts, x.size(0))
-        if bias is not None:
-            out = (out + bias * probs.unsqueeze(-1)).to(out.dtype)
-        return out, None
+        h = self._product(x, "linear_fc1", ends)
+        h = self._activate(h, self._bias("linear_fc1", counts, x.size(0)), probs)
+        return self._with_bias(self._product(h, "linear_fc2", ends), self._bias("linear_fc2", counts, x.size(0)), probs)
 
-    def _product(self, x: Tensor, layer: str, ends: Tensor, counts: Tensor) -> Tensor:
-        out = _grouped_mm(x, self._stacked(layer, "weight").transpose(1, 2), offs=ends)
-        bias = self._bias(layer, counts, x.size(0))
-        return out if bias is None else out + bias
-
-    def _stacked(self, layer: str, name: str) -> Tensor:
-        return torch.stack([getattr(getattr(expert, layer), name) for expert in self.local_experts])
+    def _product(self, x: Tensor, layer: str, ends: Tensor) -> Tensor:
+        return _grouped_mm(x, self._stacked(layer, "weight").transpose(1, 2), offs=ends)
 
     def _bias(self, layer: str, counts: Tensor, num_tokens: int) -> Optional[Tensor]:
         """`[tokens, width]`, each token's expert's bias; None without biases."""
@@ -87,9 +98,11 @@ class TorchGroupedMLP(LocalExperts):
             return None
         return self._stacked(layer, "bias").repeat_interleave(counts, dim=0, output_size=num_tokens)
 
+    def _stacked(self, layer: str, name: str) -> Tensor:
+        return torch.stack([getattr(getattr(expert, layer), name) for expert in self.local_experts])
+
     def _can_group(self) -> bool:
-        plain = all(
+        return _grouped_mm is not None and all(
             type(expert.linear_fc1) is ColumnParallelLinear and type(expert.linear_fc2) is RowParallelLinear
             for expert in self.local_experts
         )
-        return _grouped_mm is not None and plain and not (self.config.fp8 or self.config.use_te_activation_func)

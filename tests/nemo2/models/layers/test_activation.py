@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations by their formulas, and soft caps of logits."""
+
+import math
+import pickle
+
+import torch
+
+from nemo2.models.layers import cap_logits, openai_gelu, quick_gelu, squared_relu
+
+X = torch.linspace(-3, 3, 13, dtype=torch.float64)
+
+
+def test_activations_are_their_formulas():
+    for x, relu, tanh, quick in zip(X.tolist(), squared_relu(X), openai_gelu(X), quick_gelu(X), strict=True):
+        assert relu == max(x, 0.0) ** 2
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+        assert math.isclose(tanh, 0.5 * x * (1 + math.tanh(inner)), abs_tol=1e-12)
+        assert math.isclose(quick, x / (1 + math.exp(-1.702 * x)), abs_tol=1e-12)
+
+
+class Output(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return 10 * x, None
+
+
+def test_logits_are_capped_and_the_layer_still_travels():
+    layer = Output()
+    cap_logits(layer, 5.0)
+    for capped in (layer, pickle.loads(pickle.dumps(layer))):
+        logits, bias = capped(X)
+        assert bias is None
+        torch.testing.assert_close(logits, 5.0 * torch.tanh(2 * X))
