@@ -6,6 +6,7 @@ arXiv:2405.21060 and the config.json of state-spaces/mamba2-* (130M to 2.7B); ar
 hybrid); arXiv:2504.03624, table 1 (Nemotron-H); arXiv:2508.14444, section 2 (Nano v2).
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Optional, Union
@@ -14,17 +15,21 @@ from megatron.core import parallel_state
 from megatron.core.activations import squared_relu
 from megatron.core.transformer import ModuleSpec
 
-from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.backend.extras import has, have_te
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
-def mamba_stack_spec() -> ModuleSpec:
-    """Megatron-Core's layers for hybrid models: Transformer Engine's, and Mamba's kernels."""
-    from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec as spec
+def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
+    """Megatron-Core's layers on a GPU that has Transformer Engine and Mamba's kernels, plain PyTorch ones elsewhere."""
+    if have_te() and has("mamba_ssm") and has("causal_conv1d"):
+        from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 
-    return spec
+        return mamba_stack_spec
+    from nemo2.models.mamba_layers import torch_stack_spec
+
+    return torch_stack_spec(config)
 
 
 @configurable
@@ -32,7 +37,7 @@ def mamba_stack_spec() -> ModuleSpec:
 class SSMConfig(GPTConfig):
     """A stack of Mamba 2 mixers, feed-forward blocks and attention.
 
-    Building one needs a GPU with Transformer Engine, mamba-ssm and causal-conv1d; configuring one does not.
+    Fast on a GPU with Transformer Engine, mamba-ssm and causal-conv1d; right, but slow, anywhere else.
     """
 
     share_embeddings_and_output_weights: bool = False
@@ -57,7 +62,8 @@ class SSMConfig(GPTConfig):
     deallocate_pipeline_outputs: bool = True
     bias_dropout_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
-    mamba_stack_spec: Union[ModuleSpec, Callable[[], ModuleSpec]] = mamba_stack_spec
+    mamba_stack_spec: Union[ModuleSpec, Callable[..., ModuleSpec]] = default_stack_spec
+    """The layers: a spec, or a function that returns one, of this config if it takes an argument."""
 
     def configure_model(
         self,
@@ -69,10 +75,9 @@ class SSMConfig(GPTConfig):
         """Builds this rank's part of the model; Megatron-Core's process groups must exist.
 
         Raises:
-            ConfigError: the kernels are not here, the pattern does not fit the number of layers, there are virtual
-                pipeline stages, or the vocabulary does not fit.
+            ConfigError: the pattern does not fit the number of layers, there are virtual pipeline stages, or the
+                vocabulary does not fit.
         """
-        refuse_without_kernels()
         if self.hybrid_override_pattern is not None and len(self.hybrid_override_pattern) != self.num_layers:
             raise ConfigError(
                 f"model.config.hybrid_override_pattern names {len(self.hybrid_override_pattern)} layers, and "
@@ -83,17 +88,14 @@ class SSMConfig(GPTConfig):
                 "Megatron-Core does not cut hybrid models into virtual pipeline stages: set "
                 "strategy.virtual_pipeline_model_parallel_size=None."
             )
-        from megatron.core.models.mamba import MambaModel as MegatronMambaModel
-
-        spec, pattern = self.mamba_stack_spec, self.hybrid_override_pattern
-        return MegatronMambaModel(
+        spec = self.mamba_stack_spec
+        if not isinstance(spec, ModuleSpec):
+            spec = spec(self) if inspect.signature(spec).parameters else spec()
+        return _hybrid_model(
             self,
-            mamba_stack_spec=spec if isinstance(spec, ModuleSpec) else spec(),
+            spec,
             vocab_size=self.padded_vocab_size(tokenizer),
             max_sequence_length=self.seq_length,
-            hybrid_attention_ratio=self.hybrid_attention_ratio,
-            hybrid_mlp_ratio=self.hybrid_mlp_ratio,
-            hybrid_override_pattern=pattern,  # pyright: ignore[reportArgumentType]  # None is its default
             fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
             parallel_output=self.parallel_output,
             share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
@@ -107,20 +109,22 @@ class SSMConfig(GPTConfig):
         )
 
 
-def refuse_without_kernels() -> None:
-    """
-    Raises:
-        ConfigError: what Megatron-Core's Mamba layers run on is not installed, or there is no GPU for it.
-    """
-    missing = [why_missing(name) for name in ("mamba_ssm", "causal_conv1d") if not has(name)]
-    if not have_te():
-        missing.append(why_missing("transformer_engine"))
-    if missing:
-        raise ConfigError(
-            "Mamba layers run on GPU kernels, and they can't be used here: "
-            + "; ".join(missing)
-            + ". Configure and check the recipe here, and train it on a GPU machine that has them."
-        )
+def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:
+    """Megatron-Core's model of a hybrid, under the name and with the arguments of the installed version."""
+    ratios: dict[str, Any] = {}
+    if config.hybrid_override_pattern is None:
+        ratios = {
+            "hybrid_attention_ratio": config.hybrid_attention_ratio,
+            "hybrid_mlp_ratio": config.hybrid_mlp_ratio,
+        }
+    pattern: dict[str, Any] = {"hybrid_override_pattern": config.hybrid_override_pattern}
+    try:
+        from megatron.core.models.hybrid.hybrid_model import HybridModel  # 0.19
+    except ImportError:
+        from megatron.core.models.mamba import MambaModel as MegatronMambaModel
+
+        return MegatronMambaModel(config, spec, **pattern, **ratios, **arguments)
+    return HybridModel(config, spec, hybrid_layer_pattern=config.hybrid_override_pattern, **ratios, **arguments)
 
 
 @configurable

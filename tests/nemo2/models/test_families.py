@@ -73,6 +73,13 @@ SHRUNK: dict[str, tuple[str, str, dict[str, Any]]] = {
     "StarCoder 2": ("starcoder", "Starcoder2Config3B", {"num_query_groups": 2}),
     "Baichuan 2": ("baichuan", "Baichuan2Config7B", {"num_query_groups": 4}),
     "ChatGLM": ("chatglm", "ChatGLM3Config6B", {"num_query_groups": 2}),
+    "Mamba 2": ("ssm", "BaseMambaConfig130M", {
+        "hybrid_override_pattern": "MM", "mamba_num_groups": 2, "mamba_head_dim": 8, "mamba_state_dim": 16,
+    }),
+    "Nemotron-H": ("ssm", "NemotronHConfig8B", {
+        "num_layers": 4, "hybrid_override_pattern": "M-M*", "num_query_groups": 2, "mamba_num_groups": 2,
+        "mamba_head_dim": 8, "mamba_state_dim": 16,
+    }),
 }  # fmt: skip
 
 # Whole experts, shared out over the tensor-parallel ranks, instead of a slice of each; biases allow nothing else.

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba 2 layers in plain PyTorch: right on any device, slow, and hungry for memory.
+
+For machines without mamba-ssm, causal-conv1d and Transformer Engine; Megatron-Core's own mixer can't even be imported
+without Triton. Parameters, their cut over tensor-parallel ranks and their names in checkpoints are those of its mixer.
+Letters: B batch, L length, H heads, P channels per head, G groups, N states.
+"""
+
+import dataclasses
+import math
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.ssm import mamba_block
+from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
+from megatron.core.ssm.mlp_layer import MLPLayer
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer import ModuleSpec, TransformerLayerSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
+
+from nemo2.backend import get_backend
+from nemo2.errors import ConfigError
+from nemo2.models.layers import TorchNorm
+from nemo2.models.layers.spec import _exchange, _replacements
+
+# 0.19 renamed it, and 0.16 knows only the old name.
+_Stack: Any = getattr(mamba_block, "HybridStack", None) or mamba_block.MambaStack
+_StackSubmodules: Any = getattr(mamba_block, "HybridStackSubmodules", None) or mamba_block.MambaStackSubmodules
+
+
+def selective_scan(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk: int = 128) -> Tensor:
+    """``y_t = c_t h_t`` of the recurrence ``h_t = exp(dt_t decay) h_(t-1) + dt_t b_t x_t``, as ``[B, L, H, P]``.
+
+    ``x`` ``[B, L, H, P]``, ``dt`` ``[B, L, H]``, ``decay`` ``[H]`` (negative), ``b`` and ``c`` ``[B, L, G, N]``, each group
+    for ``H / G`` heads. Within a chunk as masked attention, between chunks by their states: Dao and Gu 2024,
+    arXiv:2405.21060, section 6. Memory grows with ``L * chunk``.
+    """
+    length, heads = x.size(1), x.size(2)
+    b, c = (t.repeat_interleave(heads // t.size(2), dim=2) for t in (b, c))
+    # Steps of size zero at the end neither decay nor add.
+    x, dt, b, c = (F.pad(t, [0, 0] * (t.dim() - 2) + [0, -length % chunk]) for t in (x, dt, b, c))
+    x, dt, b, c = (t.unflatten(1, (-1, chunk)) for t in (x, dt, b, c))  # [B, chunks, chunk, H, ...]
+    inputs = x * dt.unsqueeze(-1)
+    log_decay = (dt * decay).cumsum(dim=2)  # since the chunk's start
+    apart = log_decay.unsqueeze(3) - log_decay.unsqueeze(2)  # [B, chunks, to, from, H]
+    causal = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
+    weights = apart.masked_fill(~causal[..., None], -torch.inf).exp()
+    within = torch.einsum("bztsh,bzthn,bzshn,bzshp->bzthp", weights, c, b, inputs)
+    to_end = (log_decay[:, :, -1:] - log_decay).exp()
+    added = torch.einsum("bzsh,bzshn,bzshp->bzhnp", to_end, b, inputs)
+    state, before = torch.zeros_like(added[:, 0]), []
+    for index in range(added.size(1)):
+        before.append(state)
+        state = state * log_decay[:, index, -1].exp()[..., None, None] + added[:, index]
+    between = torch.einsum("bzth,bzthn,bzhnp->bzthp", log_decay.exp(), c, torch.stack(before, dim=1))
+    return (within + between).flatten(1, 2)[:, :length]
+
+
+class GroupedRMSNorm(nn.Module):
+    """RMSNorm over groups of ``group_size`` channels; statistics in fp32."""
+
+    def __init__(self, hidden_size: int, *, group_size: int, device: torch.device, dtype: torch.dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.eps = 1e-5
+        self.group_size = group_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        grouped = x.float().unflatten(-1, (-1, self.group_size))
+        normed = grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + self.eps)
+        return normed.flatten(-2).to(x.dtype) * self.weight
+
+
+@dataclasses.dataclass
+class TorchMambaMixerSubmodules:
+    """The classes of the two projections."""
+
+    in_proj: type
+    out_proj: type
+
+
+class TorchMambaMixer(MegatronModule):
+    """A Mamba 2 mixer, with the parameters, the initial values and the checkpoint of Megatron-Core's.
+
+    Each tensor-parallel rank has whole groups with their heads. Input and output are ``[L, B, hidden_size]``, ``L`` cut
+    over the ranks under sequence parallelism.
+
+    Raises:
+        ConfigError: heads or groups that the ranks can't share, or context parallelism.
+    """
+
+    def __init__(self, config: Any, submodules: TorchMambaMixerSubmodules, d_model: int, pg_collection: Any, **_: Any):
+        super().__init__(config)
+        tp, groups, states = pg_collection.tp.size(), config.mamba_num_groups, config.mamba_state_dim
+        heads = config.mamba_num_heads or 2 * d_model // config.mamba_head_dim
+        inner = heads * config.mamba_head_dim
+        _check(config, heads, tp)
+        self.tp_group = pg_collection.tp
+        self.heads, self.groups = heads // tp, groups // tp
+        self.inner, self.states = inner // tp, groups // tp * states
+        common = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
+        self.in_proj = submodules.in_proj(
+            d_model,
+            2 * inner + 2 * groups * states + heads,  # z x b c dt
+            init_method=config.init_method,
+            gather_output=False,
+            skip_bias_add=False,
+            tp_comm_buffer_name="fc1",
+            **common,
+        )
+        self.out_proj = submodules.out_proj(
+            inner,
+            d_model,
+            init_method=config.output_layer_init_method,
+            input_is_parallel=True,
+            skip_bias_add=True,
+            tp_comm_buffer_name="fc2",
+            **common,
+        )
+        device, dtype = get_backend().device, config.params_dtype
+        channels = self.inner + 2 * self.states
+        generators: Any = get_cuda_rng_tracker()
+        with generators.fork():
+            self.conv1d = nn.Conv1d(
+                channels, channels, kernel_size=4, groups=channels, padding=3, device=device, dtype=dtype
+            )
+            steps = torch.exp(torch.empty(self.heads, device=device).uniform_(math.log(0.001), math.log(0.1)))
+            # The inverse of softplus.
+            self.dt_bias = nn.Parameter((steps + torch.log(-torch.expm1(-steps))).to(dtype))
+            self.A_log = nn.Parameter(torch.empty(self.heads, device=device).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(self.heads, device=device))
+        self.norm = GroupedRMSNorm(self.inner, group_size=self.inner // self.groups, device=device, dtype=dtype)
+        for parameter in (*self.conv1d.parameters(), *self.norm.parameters(), self.dt_bias, self.A_log, self.D):
+            setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  # pyright knows no such attribute
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        inference_context: Any = None,
+        *,
+        inference_params: Any = None,
+        packed_seq_params: Any = None,
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """
+        Raises:
+            ConfigError: packed sequences, or a cache of states, which only the kernels have.
+        """
+        if packed_seq_params is not None or inference_context is not None or inference_params is not None:
+            raise ConfigError(
+                "Mamba layers without mamba-ssm know neither packed sequences nor a cache of states: pad instead of "
+                "packing, and generate without a cache."
+            )
+        projected, _ = self.in_proj(hidden_states)
+        z, xbc, dt = projected.transpose(0, 1).split([self.inner, self.inner + 2 * self.states, self.heads], dim=-1)
+        xbc = F.silu(self.conv1d(xbc.transpose(1, 2))[..., : xbc.size(1)]).transpose(1, 2)
+        x, b, c = xbc.float().split([self.inner, self.states, self.states], dim=-1)
+        x, b, c = (t.unflatten(-1, (n, -1)) for t, n in ((x, self.heads), (b, self.groups), (c, self.groups)))
+        steps = F.softplus(dt.float() + self.dt_bias.float())
+        y = selective_scan(x, steps, -self.A_log.float().exp(), b, c) + x * self.D.float()[:, None]
+        gated = (y.flatten(-2) * F.silu(z.float())).to(projected.dtype)
+        return self.out_proj(self.norm(gated.transpose(0, 1).contiguous()))
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: Any = None) -> dict[str, Any]:
+        """As Megatron-Core's: what is concatenated in one tensor is saved part by part, so that ranks may change."""
+        own = make_sharded_tensors_for_checkpoint(
+            {
+                **{name: getattr(self, name) for name in ("A_log", "dt_bias", "D")},
+                **self.conv1d.state_dict(prefix="conv1d.", keep_vars=True),
+                **self.norm.state_dict(prefix="norm.", keep_vars=True),
+            },
+            prefix,
+            dict.fromkeys(("A_log", "dt_bias", "D", "conv1d.weight", "conv1d.bias", "norm.weight"), 0),
+            sharded_offsets,
+        )
+        for name in ("in_proj", "out_proj"):
+            own |= getattr(self, name).sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
+        parts = {"x": self.inner, "B": self.states, "C": self.states}
+        for name in ("conv1d.weight", "conv1d.bias"):
+            own[prefix + name] = _in_parts(own[prefix + name], parts)
+        own[f"{prefix}in_proj.weight"] = _in_parts(
+            own[f"{prefix}in_proj.weight"], {"z": self.inner, **parts, "dt": self.heads}
+        )
+        return own
+
+
+def _check(config: Any, heads: int, tp: int) -> None:
+    groups = config.mamba_num_groups
+    if heads % groups or groups % tp:
+        raise ConfigError(
+            f"Mamba layers of {heads} heads in model.config.mamba_num_groups={groups} groups can't be shared by "
+            f"tensor_model_parallel_size={tp}: it must divide the groups, and the groups the heads."
+        )
+    if config.context_parallel_size > 1:
+        raise ConfigError(
+            f"strategy.context_parallel_size={config.context_parallel_size}: Mamba layers without mamba-ssm see whole "
+            "sequences only; set it to 1, or train on a GPU with mamba-ssm and causal-conv1d."
+        )
+
+
+def _in_parts(tensor: ShardedTensor, sizes: dict[str, int]) -> ShardedTensorFactory:
+    """A tensor that is saved as several, each cut over the ranks by itself, under keys that end in the parts' names."""
+    bare = tensor.without_data()
+
+    def build(key: str, data: Tensor, replica_id: Any, flattened_range: Any) -> Any:
+        whole = dataclasses.replace(
+            bare, key=key, data=data, dtype=data.dtype, replica_id=replica_id, flattened_range=flattened_range
+        )
+        parts, start = [], 0
+        for name, size in sizes.items():
+            for part in whole.narrow(0, start, size):
+                part.key = f"{key}.{name}"
+                parts.append(part)
+            start += size
+        return parts
+
+    def merge(parts: Any) -> Tensor:
+        return torch.cat(list(parts))
+
+    assert tensor.data is not None
+    return ShardedTensorFactory(tensor.key, tensor.data, build, merge, tensor.replica_id)
+
+
+class TorchHybridStack(_Stack):
+    """Megatron-Core's stack of mixers, feed-forward blocks and attention, with a final norm in plain PyTorch."""
+
+    def __init__(self, config: Any, *args: Any, post_layer_norm: bool = True, **kwargs: Any):
+        super().__init__(config, *args, post_layer_norm=False, **kwargs)
+        self.post_layer_norm = post_layer_norm
+        if self.post_process and post_layer_norm:
+            self.final_norm = TorchNorm(config, config.hidden_size, eps=config.layernorm_epsilon)
+
+
+def torch_stack_spec(config: Any) -> ModuleSpec:
+    """The layers of a hybrid model that need neither Transformer Engine nor Mamba's kernels.
+
+    Parameters have the names that Transformer Engine's layers give them in checkpoints.
+    """
+    layer: Any = _exchange(get_gpt_layer_local_spec(normalization=config.normalization), _replacements(config))
+    whole = layer.submodules
+    names = whole.sharded_state_dict_keys_map
+    attention = TransformerLayerSubmodules(
+        input_layernorm=whole.input_layernorm,
+        self_attention=whole.self_attention,
+        self_attn_bda=whole.self_attn_bda,
+        sharded_state_dict_keys_map=names,
+    )
+    mlp = TransformerLayerSubmodules(
+        pre_mlp_layernorm=whole.pre_mlp_layernorm,
+        mlp=whole.mlp,
+        mlp_bda=whole.mlp_bda,
+        sharded_state_dict_keys_map=names,
+    )
+    bias_dropout_add: Any = get_bias_dropout_add  # a function where the annotation says module
+    projections = TorchMambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
+    mixer = MambaLayerSubmodules(
+        norm=TorchNorm,
+        mixer=ModuleSpec(module=TorchMambaMixer, submodules=projections),
+        mamba_bda=bias_dropout_add,
+        sharded_state_dict_keys_map={"norm.": "mixer.in_proj.layer_norm_"},
+    )
+    return ModuleSpec(
+        module=TorchHybridStack,
+        submodules=_StackSubmodules(
+            mamba_layer=ModuleSpec(module=MambaLayer, submodules=mixer),
+            attention_layer=dataclasses.replace(layer, submodules=attention),
+            mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp),
+        ),
+    )

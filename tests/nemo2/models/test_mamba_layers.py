@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba 2 in plain PyTorch against its recurrence, step by step."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nemo2.errors import ConfigError
+
+SIZES: dict[str, Any] = {
+    "num_layers": 1,
+    "hybrid_override_pattern": "M",
+    "hidden_size": 16,
+    "ffn_hidden_size": 16,
+    "mamba_head_dim": 8,
+    "mamba_num_groups": 2,
+    "mamba_state_dim": 4,
+    "vocab_size": 32,
+    "seq_length": 12,
+}
+
+
+def recurrence(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Equation 1 of arXiv:2405.21060 with a scalar decay per head, one step after the other."""
+    heads = x.size(2)
+    b, c = (t.repeat_interleave(heads // t.size(2), dim=2) for t in (b, c))
+    state = torch.zeros(x.size(0), heads, b.size(-1), x.size(-1), dtype=x.dtype)
+    outputs = []
+    for t in range(x.size(1)):
+        kept = (dt[:, t] * decay).exp()[..., None, None]
+        state = kept * state + b[:, t].unsqueeze(-1) * (dt[:, t, :, None] * x[:, t]).unsqueeze(-2)
+        outputs.append((c[:, t].unsqueeze(-1) * state).sum(-2))
+    return torch.stack(outputs, dim=1)
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(12, 4), (13, 4), (5, 8), (8, 1)])
+def test_the_scan_in_chunks_is_the_recurrence(length: int, chunk: int) -> None:
+    from nemo2.models.mamba_layers import selective_scan
+
+    torch.manual_seed(0)
+    x = torch.randn(2, length, 4, 3, dtype=torch.float64, requires_grad=True)
+    dt = torch.rand(2, length, 4, dtype=torch.float64, requires_grad=True)
+    decay = -torch.rand(4, dtype=torch.float64) * 4
+    b, c = (torch.randn(2, length, 2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    ours, theirs = selective_scan(x, dt, decay, b, c, chunk=chunk), recurrence(x, dt, decay, b, c)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    weights = torch.randn_like(ours)
+    for mine, reference in zip(
+        torch.autograd.grad((ours * weights).sum(), (x, dt, b, c)),
+        torch.autograd.grad((theirs * weights).sum(), (x, dt, b, c)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-11)
+
+
+def test_a_strong_decay_over_a_long_chunk_stays_finite() -> None:
+    from nemo2.models.mamba_layers import selective_scan
+
+    x = torch.ones(1, 256, 1, 1, requires_grad=True)
+    dt, decay, one = torch.full((1, 256, 1), 10.0), torch.tensor([-16.0]), torch.ones(1, 256, 1, 1)
+    y = selective_scan(x, dt, decay, one, one)
+    y.sum().backward()
+    assert y.isfinite().all() and x.grad is not None and x.grad.isfinite().all()
+
+
+def model_and_formula() -> tuple[Tensor, Tensor]:
+    """Logits of one mixer between embedding and output layer, and the same from arXiv:2405.21060, figure 6."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+    from nemo2.models.ssm import NemotronHConfig8B
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    model = NemotronHConfig8B(**SIZES).configure_model(None)
+    tokens = torch.arange(24).view(2, 12)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        weights = dict(model.state_dict())
+
+        def of(name: str) -> Tensor:
+            return weights[f"decoder.layers.0.{name}"]
+
+        def norm(x: Tensor, weight: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+
+        x = weights["embedding.word_embeddings.weight"][tokens]
+        z, xbc, dt = (norm(x, of("norm.weight")) @ of("mixer.in_proj.weight").T).split([32, 48, 4], dim=-1)
+        before = F.pad(xbc, (0, 0, 3, 0))
+        kernel = of("mixer.conv1d.weight")[:, 0]
+        xbc = F.silu(sum(before[:, k : k + 12] * kernel[:, k] for k in range(4)) + of("mixer.conv1d.bias"))
+        inner, b, c = xbc.split([32, 8, 8], dim=-1)
+        heads = inner.unflatten(-1, (4, 8))
+        step = F.softplus(dt + of("mixer.dt_bias"))
+        y = recurrence(heads, step, -of("mixer.A_log").exp(), b.unflatten(-1, (2, 4)), c.unflatten(-1, (2, 4)))
+        y = ((y + heads * of("mixer.D")[:, None]).flatten(2) * F.silu(z)).unflatten(-1, (2, 16))
+        y = norm(y, of("mixer.norm.weight").view(2, 16)).flatten(2)
+        x = x + y @ of("mixer.out_proj.weight").T
+        logits = norm(x, weights["decoder.final_norm.weight"]) @ weights["output_layer.weight"].T
+        return model(tokens, None, None), logits
+
+
+def test_a_mixer_computes_what_the_paper_says(run_on_ranks: Any) -> None:
+    ours, theirs = run_on_ranks(model_and_formula, 1)[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def refusals() -> list[str]:
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+    from nemo2.models.ssm import NemotronHConfig8B
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    said = []
+    for changes in (
+        {"hybrid_override_pattern": "MM"},
+        {"mamba_num_groups": 3},
+        {"context_parallel_size": 2},
+    ):
+        try:
+            NemotronHConfig8B(**{**SIZES, **changes}).configure_model(None)
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+def test_what_cannot_be_built_is_refused_in_words(run_on_ranks: Any) -> None:
+    pattern, groups, context = run_on_ranks(refusals, 1)[0]
+    assert "names 2 layers, and num_layers=1" in pattern
+    assert "4 heads in model.config.mamba_num_groups=3 groups" in groups
+    assert "context_parallel_size=2" in context
