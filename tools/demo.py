@@ -15,7 +15,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = Path("demo_run")
@@ -29,6 +32,7 @@ LOSS_LEFT = 0.6
 
 def main() -> None:
     os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is ended
     # As in an activated environment, without asking the user to activate it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     started = time.monotonic()
@@ -53,9 +57,7 @@ def main() -> None:
 
 def train_and_interrupt(command: str) -> int:
     """Start `command`, interrupt it once a checkpoint is finished; returns the checkpoint's step."""
-    print(f"$ {command}", flush=True)
-    process = subprocess.Popen(shlex.split(command), start_new_session=True)
-    try:
+    with started(command) as process:
         while (code := process.poll()) is None:
             # A few steps later, so that there are some to be lost and done again.
             if (steps := finished_steps()) and last_logged_step() > max(steps):
@@ -64,10 +66,7 @@ def train_and_interrupt(command: str) -> int:
                 break
             time.sleep(0.5)
         else:
-            raise SystemExit(f"demo: the run ended with exit code {code} before its first checkpoint")
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            raise SystemExit(f"demo: the run ended with exit code {code} before it could be interrupted")
     if code != 130:
         raise SystemExit(f"demo: an interrupted run should end with exit code 130, this one ended with {code}")
     return max(steps | finished_steps())
@@ -75,13 +74,26 @@ def train_and_interrupt(command: str) -> int:
 
 def run(command: str, *, capture: bool = False) -> str:
     """Run `command` and show its output; returns it if it is captured. A failure ends the demo."""
-    print(f"$ {command}", flush=True)
-    done = subprocess.run(shlex.split(command), stdout=subprocess.PIPE if capture else None, text=True)
+    with started(command, stdout=subprocess.PIPE if capture else None, text=True) as process:
+        output, _ = process.communicate()
     if capture:
-        print(done.stdout, flush=True)
-    if done.returncode:
-        raise SystemExit(f"demo: the command above ended with exit code {done.returncode}")
-    return done.stdout or ""
+        print(output, flush=True)
+    if process.returncode:
+        raise SystemExit(f"demo: the command above ended with exit code {process.returncode}")
+    return output or ""
+
+
+@contextmanager
+def started(command: str, **options: Any) -> Iterator[subprocess.Popen]:
+    """`command`, shown and started; ended with its own processes if the demo is."""
+    print(f"$ {command}", flush=True)
+    process = subprocess.Popen(shlex.split(command), **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=120)
 
 
 def check(run_dir: Path, *, stopped_at: int, text: str) -> None:
