@@ -241,11 +241,14 @@ class GPTModel(pl.LightningModule):
         labels: Optional[Tensor] = None,
         decoder_input: Optional[Tensor] = None,
         packed_seq_params: Any = None,
+        loss_mask: Optional[Tensor] = None,
     ) -> Tensor:
         """Per-token loss ``[batch, sequence]`` with labels, logits ``[batch, sequence, vocabulary / tp]`` without.
 
-        On a pipeline stage that is not the last, hidden states ``[sequence, batch, hidden]``.
+        On a pipeline stage that is not the last, hidden states ``[sequence, batch, hidden]``. ``loss_mask`` is for
+        multi-token prediction, whose further losses leave out what it does; None counts every token.
         """
+        further = {} if loss_mask is None else {"loss_mask": loss_mask}
         return self.module(
             input_ids,
             position_ids,
@@ -253,6 +256,7 @@ class GPTModel(pl.LightningModule):
             decoder_input=decoder_input,
             labels=labels,
             packed_seq_params=packed_seq_params,
+            **further,
         )
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:

@@ -74,13 +74,18 @@ def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | Non
     Returns the per-token loss ``[batch, sequence]`` on the last pipeline stage, hidden states
     ``[sequence, batch, hidden]`` elsewhere. A batch without labels gives the logits.
     """
-    packed = {"packed_seq_params": batch["packed_seq_params"]} if batch.get("packed_seq_params") is not None else {}
+    optional: dict[str, Any] = {}
+    if batch.get("packed_seq_params") is not None:
+        optional["packed_seq_params"] = batch["packed_seq_params"]
+    if getattr(getattr(model, "config", None), "mtp_num_layers", None):
+        # The losses of further tokens are made inside the model, which must know what to leave out.
+        optional["loss_mask"] = batch.get("loss_mask")
     return model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
         attention_mask=batch.get("attention_mask"),
         labels=batch.get("labels"),
-        **packed,
+        **optional,
     )
 
 

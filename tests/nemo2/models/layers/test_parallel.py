@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_samples import MODELS, SIZES, build
+from model_samples import SIZES, build
 
 RUN: dict[str, Any] = {"gbs": 4, "steps": 2, "calculate_per_token_loss": True}
 TP = {"tp": 2, "sequence_parallel": True}
@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gemma": {"tp2 sp": TP, "cp2 heads": {"cp": 2, "config": HEADS}},
     "gpt_oss": {"tp2 sp ep2": TP | {"ep": 2, "etp": 1}, "cp2 ring": {"cp": 2, "config": RING}},
+    "mtp": {"tp2 sp": TP},
 }
 MORE_LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "mixtral": {
@@ -41,6 +42,7 @@ MORE_LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "deepseek": {"tp2 sp": TP, "ep2": {"ep": 2}, "cp2": {"cp": 2}, "pp2": {"pp": 2}},
     "gemma": {"tp2": {"tp": 2}, "cp2 ring": {"cp": 2, "config": RING}, "pp2": {"pp": 2}},
     "gpt_oss": {"cp2 heads": {"cp": 2, "config": HEADS}, "ep2": {"ep": 2}},
+    "mtp": {"tp2": {"tp": 2}, "pp2": {"pp": 2}},
 }
 LAYOUTS_OF_FOUR: dict[str, dict[str, dict[str, Any]]] = {
     "mixtral": {
@@ -51,6 +53,7 @@ LAYOUTS_OF_FOUR: dict[str, dict[str, dict[str, Any]]] = {
     "deepseek": {"tp2 sp pp2": TP | {"pp": 2}, "cp2 ring tp2 sp ep2": TP | {"cp": 2, "ep": 2, "config": RING}},
     "gpt_oss": {"cp4 ring": {"cp": 4, "config": RING}, "tp2 cp2 ring": {"tp": 2, "cp": 2, "config": RING}},
     "gemma": {"cp4 ring": {"cp": 4, "config": RING}, "tp2 sp cp2": TP | {"cp": 2}},
+    "mtp": {"tp2 sp pp2": TP | {"pp": 2}},
 }
 
 
@@ -80,7 +83,11 @@ def train(model: str, layout: dict[str, Any], **files: str) -> dict[str, Any]:
         torch.manual_seed(settings.seed)
         tensor_parallel.model_parallel_cuda_manual_seed(settings.seed)
 
-    bare.start_parallel = start_parallel  # the bare loop's own knows no experts
+    def weights(chunks: list[Any]) -> dict[str, Any]:
+        # 0.16 cannot describe a last stage with an embedding of its own without a dictionary to put groups into.
+        return {f"model{index}": chunk.sharded_state_dict(metadata={}) for index, chunk in enumerate(chunks)}
+
+    bare.start_parallel, bare.weights = start_parallel, weights  # the bare loop's own know no experts
     plain = {name: value for name, value in layout.items() if name not in ("ep", "etp", "config")}
     settings = bare.Settings(**SIZES | RUN | plain)
     return bare.train(settings, batches, build_model=functools.partial(build, model, settings, layout), **files)  # pyright: ignore[reportArgumentType]
@@ -131,18 +138,18 @@ def check(run_on_ranks: Any, folder: Any, model: str, layouts: dict[str, Any], r
         assert result["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-5), name
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", LAYOUTS)
 def test_two_ranks_train_as_one(run_on_ranks, tmp_path, model):
     check(run_on_ranks, tmp_path, model, LAYOUTS[model], 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MORE_LAYOUTS)
 def test_two_ranks_train_as_one_in_further_layouts(run_on_ranks, tmp_path, model):
     check(run_on_ranks, tmp_path, model, MORE_LAYOUTS[model], 2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", LAYOUTS_OF_FOUR)
 def test_four_ranks_train_as_one(run_on_ranks, tmp_path, model):
     check(run_on_ranks, tmp_path, model, LAYOUTS_OF_FOUR[model], 4)
