@@ -209,6 +209,44 @@ def _split_sizes_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
     return maybe_move_tensor_to_cpu
 
 
+def _gathered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A gather of shares of different lengths, as one of equal ones: filled up before, cut after."""
+
+    @functools.wraps(original)
+    def gather(
+        input_: torch.Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return original(input_, group, output_split_sizes, use_global_buffer)
+        sizes = [int(size) for size in output_split_sizes]
+        parts = original(_filled_up(input_, max(sizes)), group).chunk(len(sizes))
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    return gather
+
+
+def _scattered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same for a reduce-scatter into shares of different lengths."""
+
+    @functools.wraps(original)
+    def reduce_scatter(
+        input_: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return original(input_, group, input_split_sizes, use_global_buffer)
+        sizes = [int(size) for size in input_split_sizes]
+        parts = [_filled_up(part, max(sizes)) for part in input_.split(sizes)]
+        return original(torch.cat(parts), group)[: sizes[group.rank()]]
+
+    return reduce_scatter
+
+
+def _filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
+    """`x` with zero rows behind it; at least one row, for there are collectives that refuse none."""
+    missing = max(length, 1) - x.size(0)
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+
+
 def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
     """Megatron reads `fp8=False`, its own default, as a request for FP8 (`fp8 is not None`)."""
 
@@ -245,6 +283,7 @@ def megatron_patches() -> tuple[Patch, ...]:
     from nemo2.backend.results_queue import getter, results_queue
 
     rng, optimizer = "megatron.core.tensor_parallel.random", "megatron.core.optimizer"
+    mappings, uneven = "megatron.core.tensor_parallel.mappings", "gloo refuses shares of different lengths"
     moe, te_absent = "megatron.core.transformer.moe.moe_utils", "taken for present although it is only a stand-in"
     files = "megatron.core.dist_checkpointing.strategies.filesystem_async"
     spawns = "the first save would spawn a process that imports the entry script again"
@@ -263,6 +302,10 @@ def megatron_patches() -> tuple[Patch, ...]:
             replacement=_split_sizes_as_numpy,
             wraps=True,
             why="all_to_all_single refuses split sizes that are tensors",
+        ),
+        Patch(target=f"{mappings}:_gather_along_first_dim", replacement=_gathered_evenly, wraps=True, why=uneven),
+        Patch(
+            target=f"{mappings}:_reduce_scatter_along_first_dim", replacement=_scattered_evenly, wraps=True, why=uneven
         ),
         Patch(target=f"{moe}:te_general_gemm", replacement=None, may_be_absent=True, why="0.16 asks for it unseen"),
         Patch(target="megatron.core.transformer.multi_latent_attention:HAVE_TE", replacement=False, why=te_absent),

@@ -97,6 +97,16 @@ def moe_problems(config: Any) -> list[str]:
             f"expert_model_parallel_size > 1: with 1, Megatron-Core sums the experts' gradients over the wrong ranks. "
             f"Leave expert_tensor_parallel_size unset (it is then {tp}), or share the experts out."
         )
+    if tp > 1 and not config.sequence_parallel:
+        problems.append(
+            f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} needs sequence_parallel=True: "
+            "Megatron-Core's dispatchers send each tensor-parallel rank's own part of the sequence."
+        )
+    if getattr(config, "add_bias_linear", False) and (tp if etp is None else etp) > 1:
+        problems.append(
+            f"num_moe_experts={config.num_moe_experts} with add_bias_linear=True needs expert_tensor_parallel_size=1: "
+            "each rank that holds a part of an expert would add the whole bias."
+        )
     if config.moe_token_dispatcher_type == "flex":
         problems.append(
             "moe_token_dispatcher_type='flex' needs the kernels of DeepEP or HybridEP on GPUs; use 'alltoall'."

@@ -101,3 +101,26 @@ def test_grouped_products_are_those_of_single_experts(distances, case):
 def test_an_experts_layer_that_was_wrapped_is_still_called(distances):
     assert distances["adapter works"][0] > 1e-2
     assert max(distances["adapter"]) == 0.0
+
+
+def exchange(sizes: list[int]) -> list[list[float]]:
+    """What a rank has of everybody's rows, and the gradient that comes back to its own."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    rank, group = torch.distributed.get_rank(), parallel_state.get_tensor_model_parallel_group()
+    own = torch.full((sizes[rank], 2), 1.0 + rank, requires_grad=True)
+    whole = tensor_parallel.gather_from_sequence_parallel_region(own, group=group, output_split_sizes=sizes)
+    (gradient,) = torch.autograd.grad((whole * torch.arange(1.0, 1 + len(whole))[:, None]).sum(), own)
+    return [whole[:, 0].tolist(), gradient[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("sizes", [[3, 1], [0, 2], [2, 2], [0, 0]])
+def test_ranks_with_different_numbers_of_tokens_exchange_them(run_on_ranks, sizes):
+    rows = [1.0] * sizes[0] + [2.0] * sizes[1]
+    places = [2.0 * place for place in range(1, 1 + len(rows))]  # from both ranks
+    answers = run_on_ranks(exchange, 2, sizes)
+    assert answers == [[rows, places[: sizes[0]]], [rows, places[sizes[0] :]]]

@@ -51,7 +51,10 @@ LAYOUTS_OF_FOUR: dict[str, dict[str, dict[str, Any]]] = {
         "cp2 tp2 sp ep4": TP | {"cp": 2, "ep": 4, "etp": 1},
     },
     "deepseek": {"tp2 sp pp2": TP | {"pp": 2}, "cp2 ring tp2 sp ep2": TP | {"cp": 2, "ep": 2, "config": RING}},
-    "gpt_oss": {"cp4 ring": {"cp": 4, "config": RING}, "tp2 cp2 ring": {"tp": 2, "cp": 2, "config": RING}},
+    "gpt_oss": {
+        "cp4 ring": {"cp": 4, "config": RING},
+        "tp2 sp cp2 ring ep2": TP | {"cp": 2, "ep": 2, "etp": 1, "config": RING},
+    },
     "gemma": {"cp4 ring": {"cp": 4, "config": RING}, "tp2 sp cp2": TP | {"cp": 2}},
     "mtp": {"tp2 sp pp2": TP | {"pp": 2}},
 }

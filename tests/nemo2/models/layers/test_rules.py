@@ -29,7 +29,15 @@ def test_what_works_breaks_no_rule():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sequence_parallel": False}, "tensor_model_parallel_size=2 needs sequence_parallel=True"),
+        (
+            {"sequence_parallel": False, "num_moe_experts": None},
+            "True with tensor_model_parallel_size=2 needs sequence_",
+        ),
+        (
+            {"sequence_parallel": False, "multi_latent_attention": False},
+            "num_moe_experts=4 with tensor_model_parallel_s",
+        ),
+        ({"add_bias_linear": True}, "add_bias_linear=True needs expert_tensor_parallel_size=1"),
         ({"cp_comm_type": "a2a+p2p"}, "one of 'all_gather', 'p2p', 'a2a'"),
         (
             {"cp_comm_type": "a2a", "num_attention_heads": 6},
@@ -55,6 +63,6 @@ def test_one_sentence_for_each_broken_rule(change, words):
 
 def test_all_of_them_are_told_at_once():
     wrong = SimpleNamespace(**FINE | {"sequence_parallel": False, "moe_token_dispatcher_type": "flex"})
-    with pytest.raises(ConfigError, match="sequence_parallel=True.*\n.*'flex'"):
+    with pytest.raises(ConfigError, match="latent.*sequence_parallel=True.*\n.*sequence_parallel=True.*\n.*'flex'"):
         refuse(layer_problems(wrong))
     refuse([])
