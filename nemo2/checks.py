@@ -43,7 +43,12 @@ class Facts:
 
 
 def check_recipe(
-    recipe: Any, *, devices: Optional[int] = None, nodes: Optional[int] = None, local: bool = False
+    recipe: Any,
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    local: bool = False,
+    chosen: bool = True,
 ) -> None:
     """Refuse a recipe that can't run, before it is launched.
 
@@ -52,17 +57,23 @@ def check_recipe(
         devices: Processes per node that will be launched. None: the trainer's.
         nodes: Nodes that will be launched. None: the trainer's.
         local: It will run on this machine: its files and devices are looked at too.
+        chosen: Somebody asked for ``devices`` on this machine. False: they are the recipe's, laid out for another one.
 
     Raises:
         ConfigError: with all broken rules, one paragraph each.
     """
-    problems = find_problems(recipe, devices=devices, nodes=nodes, local=local)
+    problems = find_problems(recipe, devices=devices, nodes=nodes, local=local, chosen=chosen)
     if problems:
         raise ConfigError("\n".join(problems))
 
 
 def find_problems(
-    recipe: Any, *, devices: Optional[int] = None, nodes: Optional[int] = None, local: bool = False
+    recipe: Any,
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    local: bool = False,
+    chosen: bool = True,
 ) -> list[str]:
     """All broken rules, as `check_recipe` would raise them; empty if there are none."""
     from nemo2.config.checks import problems as unserialisable
@@ -72,6 +83,8 @@ def find_problems(
     if trainer is None:
         return found
     found += _launch_problems(trainer, devices=devices, nodes=nodes, local=local)
+    if local and not chosen:
+        found += _too_many_for_this_machine(devices)
     try:
         facts = _facts(recipe, trainer, devices=devices, nodes=nodes)
     except ConfigError as error:
@@ -295,6 +308,18 @@ def _launch_problems(trainer: Any, *, devices: Optional[int], nodes: Optional[in
             )
         except ConfigError as error:
             yield str(error)
+
+
+def _too_many_for_this_machine(devices: Optional[int]) -> Iterator[str]:
+    import torch
+
+    cores = os.cpu_count() or 1
+    if devices is not None and devices > cores and not torch.cuda.is_available():
+        yield (
+            f"trainer.devices={devices}: this recipe is laid out for {devices} GPUs, and this machine has none, and {cores} CPU "
+            f"core{'s' if cores > 1 else ''}. Run it where the GPUs are; to try a shrunken one here on CPU processes, say how "
+            f"many (`--devices {min(2, cores)}`, or devices={min(2, cores)} in launch())."
+        )
 
 
 def _file_problems(recipe: Any) -> Iterator[str]:

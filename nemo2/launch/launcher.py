@@ -102,12 +102,13 @@ def launch(
             'rank: put the launch under `if __name__ == "__main__":`.'
         )
     recipe = copy.deepcopy(recipe)
+    chosen = devices is not None
     devices, nodes, name = apply_shape(recipe, devices=devices, nodes=nodes, name=name)
     local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
     if check:
         from nemo2.checks import check_recipe
 
-        check_recipe(recipe, devices=devices, nodes=nodes, local=local)
+        check_recipe(recipe, devices=devices, nodes=nodes, local=local, chosen=chosen)
     started = time.monotonic()
     title = safe_name(name)
     experiment_id = f"{title}_{time.time_ns()}"

@@ -121,3 +121,14 @@ def test_parallel_sizes_of_the_checks_are_those_of_the_strategy():
     strategy = recipe().trainer.strategy
     sizes = [name for name in dir(strategy) if name.endswith("_parallel_size") and not name.startswith("encoder")]
     assert len(sizes) == len([field for field in dataclasses.fields(Layout) if field.name != "sp"])
+
+
+def test_a_recipe_for_more_gpus_than_a_machine_has_cores_asks_for_a_choice(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    recipe = recipes.get("llama3_8b").pretrain_recipe()
+    with pytest.raises(
+        ConfigError, match=r"trainer\.devices=8: .* this machine has none, and 2 CPU cores.*--devices 2"
+    ):
+        check_recipe(recipe, devices=8, local=True, chosen=False)
+    check_recipe(recipe, devices=8, local=True, chosen=True)
+    check_recipe(recipe, devices=8, local=False, chosen=False)
