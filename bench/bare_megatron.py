@@ -173,8 +173,10 @@ def start_parallel(settings: Settings) -> None:
         virtual_pipeline_model_parallel_size=settings.vp,
         context_parallel_size=settings.cp,
     )
-    torch.manual_seed(settings.seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(settings.seed)
+    # Stages draw different weights, as Megatron-LM's _set_random_seed has it.
+    seed = settings.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
 def transformer_config(settings: Settings) -> TransformerConfig:

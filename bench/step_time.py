@@ -45,6 +45,8 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker, repeats=arguments.repeats, steps=arguments.steps)
         return
+    if arguments.repeats < 2 or arguments.steps < 7:
+        parser.error("medians need at least --repeats 2 and --steps 7, of which the first 5 steps are not counted")
     rows = [measure(case, repeats=arguments.repeats, steps=arguments.steps) for case in arguments.cases]
     print(f"{'case':6} {'ranks':>5} {'bare ms':>9} {'ours ms':>9} {'ratio':>7} {'spread':>15} {'bare/bare':>10}")
     for row in rows:

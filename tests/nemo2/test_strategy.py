@@ -19,10 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def bare(
     *, tp: int = 1, pp: int = 1, vp: int | None = None, sp: bool = False, distributed: bool = False, layers: int = 2
 ):
-    import torch
-    from megatron.core import parallel_state, tensor_parallel
-
-    from bench.bare_megatron import Settings, build_gpt, train
+    from bench.bare_megatron import Settings, train
 
     model = small_runs.MODEL
     settings = Settings(
@@ -43,23 +40,8 @@ def bare(
         use_distributed_optimizer=distributed,
         lr=1e-2,
     )
-    seeded = []
-
-    def build(pre_process: bool, post_process: bool, vp_stage: int | None) -> Any:
-        if not seeded:  # stages draw different weights, as Megatron-LM's _set_random_seed has it
-            seed = settings.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
-            torch.manual_seed(seed)
-            tensor_parallel.model_parallel_cuda_manual_seed(seed)
-            seeded.append(True)
-        return build_gpt(settings, pre_process, post_process, vp_stage)
-
     schedule = small_runs.cosine(STEPS)
-    return train(
-        settings,
-        small_runs.global_batch,
-        build_model=build,
-        lr_at=lambda step: schedule.lr_at(step, settings.lr),
-    )
+    return train(settings, small_runs.global_batch, lr_at=lambda step: schedule.lr_at(step, settings.lr))
 
 
 def ours(
