@@ -19,36 +19,15 @@ import yaml
 
 from nemo2.checkpoint.directory import finished
 from nemo2.errors import DataError
+from nemo2.pictures.lines import Series, line_chart
+from nemo2.pictures.page import cards, figures, page
+from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
 from nemo2.run_dir.records import METRICS_FILE, read_metrics, series, write_text
-from nemo2.run_dir.svg import STYLE, Series, line_chart, standalone
 
 REPORT_FILE = "report.html"
 CURVE_FILE = "loss_curve.svg"
 CURVE_PICTURE = "loss_curve.png"
-
-_PAGE_STYLE = """
-:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--line:#e1e4e8;--ink:#1f2328;--soft:#6a737d}
-@media(prefers-color-scheme:dark){:root{--page:#14171b;--card:#1c2026;--line:#2f353d;--ink:#e6e8eb;--soft:#9aa4af}}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,sans-serif}
-main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
-h1{font-size:26px;margin:0}h2{font-size:17px;margin:36px 0 12px}
-.sub{color:var(--soft);margin:2px 0 22px;overflow-wrap:anywhere}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
-.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
-.card b{display:block;font-size:21px;font-variant-numeric:tabular-nums}.card span{color:var(--soft);font-size:13px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:14px}.charts .wide{grid-column:1/-1}
-figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 10px 4px}
-figcaption{font-weight:600;padding:0 6px 4px}figure svg{width:100%;height:auto;display:block}
-.tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}
-table{border-collapse:collapse;width:100%;font-size:14px}td,th{padding:4px 8px;border-bottom:1px solid var(--line)}
-th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:anywhere}td.number{text-align:right;font-variant-numeric:tabular-nums}
-td:first-child{color:var(--soft);white-space:nowrap}.plain td:first-child{color:inherit;white-space:normal}
-details{margin:10px 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
-summary{cursor:pointer;padding:8px 14px;font-weight:600}
-pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.45}
-@media(max-width:520px){.charts{grid-template-columns:1fr}}
-"""
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -72,7 +51,6 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     effective = _load(directory / "effective_config.yaml", yaml.safe_load)
     environment = _load(directory / "environment.json", json.loads)
     sections = [
-        f"<h1>{escape(_title(directory))}</h1><p class='sub'>{escape(str(directory.absolute()))}</p>",
         _cards(records, effective),
         "<h2>Curves</h2>",
         _charts(records),
@@ -85,12 +63,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
         _file_details(directory, "effective_config.yaml", "Effective configuration"),
         _file_details(directory, "recipe.json", "Recipe"),
     ]
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>{escape(_title(directory))}</title><style>{_PAGE_STYLE}{STYLE}</style></head>"
-        f"<body><main>{''.join(sections)}</main></body></html>\n"
-    )
+    return page(_title(directory), *sections, subtitle=str(directory.absolute()))
 
 
 def _title(directory: Path) -> str:
@@ -105,7 +78,7 @@ def _loss_series(records: list[dict[str, Any]]) -> list[Series]:
 
 
 def _charts(records: list[dict[str, Any]]) -> str:
-    figures = [("Loss", line_chart("loss over steps", _loss_series(records), y_label="loss"), True)]
+    charts = [("Loss", line_chart("loss over steps", _loss_series(records), y_label="loss"), True)]
     for name, title, unit in (
         ("lr", "Learning rate", "learning rate"),
         ("grad_norm", "Gradient norm", "norm"),
@@ -117,12 +90,8 @@ def _charts(records: list[dict[str, Any]]) -> str:
         if points:
             noisy = name not in ("lr",)
             chart = line_chart(title, [Series(name="", points=points, smooth=noisy)], y_label=unit, width=520)
-            figures.append((title, chart, False))
-    body = "".join(
-        f"<figure class='{'wide' if wide else ''}'><figcaption>{title}</figcaption>{chart}</figure>"
-        for title, chart, wide in figures
-    )
-    return f"<div class='charts'>{body}</div>"
+            charts.append((title, chart, False))
+    return figures(charts)
 
 
 def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:
@@ -133,27 +102,24 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:
     samples = series(records, "consumed_samples")
     sequence = (effective.get("data") or {}).get("seq_length")
     planned = (effective.get("trainer") or {}).get("max_steps")
-    cards = []
+    shown = []
     if losses:
         done = losses[-1][0] + 1
         of = f"of {planned:,}" if isinstance(planned, int) and planned > 0 else "done"
-        cards.append((f"{done:,}", f"steps {of}"))
-        cards.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
+        shown.append((f"{done:,}", f"steps {of}"))
+        shown.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
     if validation:
         step, best = min(validation, key=lambda point: (math.isnan(point[1]), point[1]))
-        cards.append((f"{best:.4g}", f"best validation loss, step {step:,}"))
+        shown.append((f"{best:.4g}", f"best validation loss, step {step:,}"))
     if timings:
-        cards.append((f"{median(timings):.3g} s", "per step, median"))
+        shown.append((f"{median(timings):.3g} s", "per step, median"))
     if speeds:
-        cards.append((short_number(median(speeds)), "tokens per second, median"))
+        shown.append((short_number(median(speeds)), "tokens per second, median"))
     if samples:
         consumed = samples[-1][1]
         tokens = f", {short_number(consumed * sequence)} tokens" if isinstance(sequence, int) else ""
-        cards.append((short_number(consumed), f"samples{tokens}"))
-    body = "".join(
-        f"<div class='card'><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in cards
-    )
-    return f"<div class='cards'>{body}</div>"
+        shown.append((short_number(consumed), f"samples{tokens}"))
+    return cards(shown)
 
 
 def _settings(effective: Mapping[str, Any]) -> str:

@@ -12,8 +12,9 @@ import yaml
 
 from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import DataError
+from nemo2.pictures.lines import Series, line_chart, running_median, thin_out
+from nemo2.pictures.svg import nice_ticks, standalone
 from nemo2.run_dir.report import write_report
-from nemo2.run_dir.svg import Series, line_chart, nice_ticks, running_median, standalone, thin_out
 
 
 @pytest.fixture

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as SVG text: no plotting library, readable on light and dark pages, the values under the pointer.
-
-A chart is a string that can stand in an HTML page or, with `standalone`, in a file of its own. Colours are CSS
-variables so that a page can set them; the file brings its own for light and dark.
-"""
+"""Line charts as SVG text: no plotting library, readable on light and dark pages, the values under the pointer."""
 
 import math
 from collections.abc import Sequence
@@ -11,22 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
+from nemo2.pictures.svg import nice_ticks, tick_text
+
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 92, 30, 44
 _MAX_POINTS = 800
 _MAX_TARGETS = 240
 _SMOOTH_FROM = 60
-
-STYLE = """
-.chart{--ink:#1f2328;--soft:#6a737d;--grid:#e4e7eb;--a:#0b6bcb;--b:#c2410c;font:12px system-ui,-apple-system,sans-serif}
-@media(prefers-color-scheme:dark){.chart{--ink:#e6e8eb;--soft:#9aa4af;--grid:#2f353d;--a:#63b3ff;--b:#ff9d66}}
-.chart text{fill:var(--soft)}.chart .label{font-weight:600}
-.chart .grid{stroke:var(--grid);stroke-width:1}.chart .axis{stroke:var(--soft);stroke-width:1}
-.chart .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.chart .raw{stroke-width:1;opacity:.35}
-.chart .s0{stroke:var(--a)}.chart .s1{stroke:var(--b)}.chart text.s0{fill:var(--a);stroke:none}
-.chart text.s1{fill:var(--b);stroke:none}.chart circle.s0{fill:var(--a)}.chart circle.s1{fill:var(--b)}
-.chart .hit{fill:transparent}.chart .hit:hover{fill:var(--soft);fill-opacity:.14}
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,30 +67,6 @@ def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: s
     parts += _end_labels(labels, scale.right + 8)
     parts += _targets(series, scale)
     return "".join(parts) + "</svg>"
-
-
-def standalone(chart: str) -> str:
-    """``chart`` as the text of an ``.svg`` file: its own style, and a background that follows the viewer's theme."""
-    background = "svg{background:#fff}@media(prefers-color-scheme:dark){svg{background:#14171b}}"
-    return chart.replace(">", f"><style>{background}{STYLE}</style>", 1) + "\n"
-
-
-def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) -> list[float]:
-    """Round numbers that span ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten.
-
-    For values the first and last lie on or outside the range; with ``whole`` (step numbers) all lie inside it.
-    """
-    if high <= low:
-        low, high = low - (abs(low) or 1) * 0.05, high + (abs(high) or 1) * 0.05
-    rough = (high - low) / count
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, step)
-        first, last = math.ceil(low / step), math.floor(high / step)
-    else:
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
 
 
 def running_median(points: Sequence[tuple[float, float]], *, share: float = 0.03) -> list[tuple[float, float]]:
@@ -216,17 +179,3 @@ def _targets(series: Sequence[Series], scale: _Scale) -> list[str]:
             f'height="{HEIGHT - TOP - BOTTOM}"><title>{text}</title></rect>'
         )
     return parts
-
-
-def tick_text(value: float) -> str:
-    """A number for an axis: ``0.0003`` as ``3e-04``, ``12000`` as ``12k``."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1e4:
-        for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if size >= limit:
-                return f"{value / limit:.6g}{suffix}"
-    if size < 1e-3:
-        return f"{value:.3g}"
-    return f"{value:.6g}"

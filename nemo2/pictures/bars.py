@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacked bars: what a whole is made of, one bar per stage, rank or variant."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_text
+
+_LABEL, _RIGHT, _TOP, _ROW = 150, 76, 34, 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar: its parts by name, in the order they are stacked; none is negative."""
+
+    name: str
+    parts: Mapping[str, float]
+    note: str = ""
+    """Shown under the pointer, over the whole bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A line across all bars, such as a GPU's memory; bars that pass it have their total in another colour."""
+
+    name: str
+    value: float
+
+
+def stacked_bars(
+    title: str,
+    bars: Sequence[Bar],
+    *,
+    unit: str,
+    limit: Optional[Limit] = None,
+    width: int = 820,
+    text: Callable[[float], str] = tick_text,
+) -> Canvas:
+    """Horizontal bars over one axis that starts at zero.
+
+    Args:
+        title: The accessible name.
+        bars: From top to bottom. A part has the same colour in all bars; up to eight are told apart.
+        unit: What the axis counts.
+        limit: None: no line.
+        width: Of the picture, in pixels.
+        text: How values are written, with their unit if they should have one.
+    """
+    names = list(dict.fromkeys(name for bar in bars for name in bar.parts))
+    fills = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
+    label = min(_LABEL, 20 + max((text_width(bar.name) for bar in bars), default=0))
+    longest = max([sum(bar.parts.values()) for bar in bars] + ([limit.value] if limit else []), default=0) or 1
+    ticks = nice_ticks(0, longest)
+    rows, per_row = _legend_rows(names, width)
+    top = _TOP + 20 * (rows - 1)
+    bottom = top + _ROW * len(bars)
+    canvas = Canvas(width, bottom + 46, title=title)
+    for index in range(rows):
+        legend(canvas, 8, 16 + 20 * index, [(fills[name], name) for name in per_row[index]])
+    across = (width - label - _RIGHT) / ticks[-1]
+    for tick in ticks:
+        x = label + tick * across
+        canvas.line(x, top, x, bottom)
+        canvas.text(x, bottom + 16, tick_text(tick), anchor="middle")
+    canvas.text((label + width - _RIGHT) / 2, bottom + 36, unit, anchor="middle")
+    for row, bar in enumerate(bars):
+        y, x, total = top + row * _ROW, float(label), sum(bar.parts.values())
+        canvas.text(label - 8, y + 18, bar.name, "ink", anchor="end", tip=bar.note)
+        for name, value in bar.parts.items():
+            note = f"{bar.name}: {name} {text(value)} of {text(total)}" + (f"\n{bar.note}" if bar.note else "")
+            canvas.rect(x, y + 4, value * across, _ROW - 8, fills[name], tip=note)
+            x += value * across
+        over = limit is not None and total > limit.value
+        canvas.text(x + 6, y + 18, text(total), "bad" if over else "soft", strong=over)
+    if limit is not None:
+        x = label + limit.value * across
+        canvas.line(x, top - 4, x, bottom + 2, "bad", dashed=True)
+        canvas.text(min(x, width - 8), top - 8, limit.name, "bad", anchor="end" if x > width * 0.6 else "start")
+    return canvas
+
+
+def _legend_rows(names: list[str], width: int) -> tuple[int, list[list[str]]]:
+    rows: list[list[str]] = [[]]
+    used = 8.0
+    for name in names:
+        needed = 35 + text_width(name)
+        if rows[-1] and used + needed > width - 140:
+            rows.append([])
+            used = 8.0
+        rows[-1].append(name)
+        used += needed
+    return len(rows), rows

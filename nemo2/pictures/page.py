@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTML page, complete in itself: readable from a disk, in light and dark, with no script and nothing to load.
+
+A page is a title and sections; a section is text that the functions here make: `figure`, `table`, `cards`, `paragraph`.
+They escape what they are given; pictures (`nemo2.pictures.svg`) go in as they are.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from nemo2.pictures.svg import STYLE
+
+PAGE_STYLE = """
+:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--line:#e1e4e8;--ink:#1f2328;--soft:#6a737d}
+@media(prefers-color-scheme:dark){:root{--page:#14171b;--card:#1c2026;--line:#2f353d;--ink:#e6e8eb;--soft:#9aa4af}}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
+h1{font-size:26px;margin:0}h2{font-size:17px;margin:36px 0 12px}
+.sub{color:var(--soft);margin:2px 0 22px;overflow-wrap:anywhere}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
+.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
+.card b{display:block;font-size:21px;font-variant-numeric:tabular-nums}.card span{color:var(--soft);font-size:13px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:14px}.charts .wide{grid-column:1/-1}
+figure{margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 10px 4px}
+.charts figure{margin:0}
+figcaption{font-weight:600;padding:0 6px 4px}figure svg{width:100%;height:auto;display:block}
+figure .scroll{overflow-x:auto}figure .natural svg{width:auto;max-width:none}
+.tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}
+table{border-collapse:collapse;width:100%;font-size:14px}td,th{padding:4px 8px;border-bottom:1px solid var(--line)}
+th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:anywhere}
+td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
+td:first-child{color:var(--soft);white-space:nowrap}.plain td:first-child{color:inherit;white-space:normal}
+details{margin:10px 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
+summary{cursor:pointer;padding:8px 14px;font-weight:600}
+pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.45}
+@media(max-width:520px){.charts{grid-template-columns:1fr}}
+"""
+
+
+def page(title: str, *sections: str, subtitle: str = "") -> str:
+    """The page as text; ``sections`` are HTML."""
+    below = f"<p class='sub'>{escape(subtitle)}</p>" if subtitle else ""
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{PAGE_STYLE}{STYLE}</style></head>"
+        f"<body><main><h1>{escape(title)}</h1>{below}{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    return f"<h2>{escape(title)}</h2>{''.join(parts)}"
+
+
+def paragraph(words: str) -> str:
+    return f"<p>{escape(words)}</p>"
+
+
+def figure(picture: str, caption: str, *, natural_size: bool = False) -> str:
+    """A picture with its caption, as wide as the page; with ``natural_size`` it scrolls instead of shrinking."""
+    inner = f"<div class='scroll natural'>{picture}</div>" if natural_size else picture
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{inner}</figure>"
+
+
+def figures(pictures: Iterable[tuple[str, str, bool]]) -> str:
+    """Captions and pictures side by side where the page is wide enough; the last of each says whether it takes a row."""
+    body = "".join(
+        f"<figure class='{'wide' if wide else ''}'><figcaption>{escape(caption)}</figcaption>{picture}</figure>"
+        for caption, picture, wide in pictures
+    )
+    return f"<div class='charts'>{body}</div>"
+
+
+def cards(values: Iterable[tuple[str, str]]) -> str:
+    """Figures worth a glance: a value and what it is."""
+    body = "".join(
+        f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in values
+    )
+    return f"<div class='cards'>{body}</div>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Numbers stand on the right, with separated thousands; everything else as its text."""
+    rows = [list(row) for row in rows]
+    right = [bool(rows) and all(isinstance(row[column], int | float) for row in rows) for column in range(len(head))]
+    names = "".join(f"<th{_align(number)}>{escape(name)}</th>" for name, number in zip(head, right, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{_align(number)}>{_cell(value)}</td>' for value, number in zip(row, right, strict=True))}</tr>"
+        for row in rows
+    )
+    return f"<table class='plain'><tr>{names}</tr>{body}</table>"
+
+
+def _align(number: bool) -> str:
+    return " class='number'" if number else ""
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value)
+    return (
+        f"{value:,}" if isinstance(value, int) else escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+    )

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit of pictures: well-formed, escaped, true to the numbers, nothing from elsewhere."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from nemo2.pictures import Bar, Canvas, Limit, Point, scatter_chart, stacked_bars, standalone
+from nemo2.pictures.page import cards, figure, page, paragraph, section, table
+from nemo2.pictures.svg import STYLE, stack, text_width
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "<script>alert('&')</script>\""
+
+
+def drawn(canvas: Canvas) -> ElementTree.Element:
+    return ElementTree.fromstring(canvas.render())
+
+
+def rects(root: ElementTree.Element, fill: str) -> list[dict[str, float]]:
+    found = [one for one in root.iter(f"{SVG}rect") if fill in one.attrib["class"].split()]
+    return [{name: float(one.attrib[name]) for name in ("x", "y", "width", "height")} for one in found]
+
+
+def test_words_are_escaped_everywhere():
+    canvas = Canvas(100, 50, title=HOSTILE, description=HOSTILE)
+    canvas.rect(0, 0, 10, 10, tip=HOSTILE)
+    canvas.text(0, 10, HOSTILE, tip=HOSTILE)
+    canvas.circle(1, 1, 1, tip=HOSTILE)
+    root = ElementTree.fromstring(standalone(canvas.render()))
+    assert root.attrib["aria-label"] == HOSTILE and root.attrib["role"] == "img"
+    assert [one.text for one in root.iter(f"{SVG}title")] == [HOSTILE] * 4
+    text = page(HOSTILE, section(HOSTILE, paragraph(HOSTILE), cards([(HOSTILE, HOSTILE)])), subtitle=HOSTILE)
+    text += figure(canvas.render(), HOSTILE) + table([HOSTILE], [[HOSTILE]])
+    assert "<script" not in text
+
+
+def test_every_fill_a_picture_may_name_is_in_the_stylesheet_for_both_themes():
+    light, dark = STYLE.split("@media(prefers-color-scheme:dark)")
+    for name in ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "ink", "soft", "card", "grid", "bad"):
+        assert f"--{name}:" in light and f"--{name}:" in dark and f".picture .{name}{{" in STYLE
+
+
+def test_bars_are_as_long_as_their_values_and_stand_end_to_end():
+    chart = drawn(
+        stacked_bars("m", [Bar(name="s0", parts={"a": 10, "b": 30}), Bar(name="s1", parts={"b": 15})], unit="GB")
+    )
+    # The first rectangle of each fill is the legend's swatch.
+    (_, first), (_, second, other) = rects(chart, "c0"), rects(chart, "c1")
+    assert second["width"] == pytest.approx(3 * first["width"], abs=0.2)
+    assert other["width"] == pytest.approx(1.5 * first["width"], abs=0.2)
+    assert second["x"] == pytest.approx(first["x"] + first["width"], abs=0.2) and other["x"] == first["x"]
+
+
+def test_a_bar_over_the_limit_is_marked_and_one_below_is_not():
+    bars = [Bar(name="fits", parts={"a": 70.0}), Bar(name="does not", parts={"a": 90.0})]
+    chart = drawn(stacked_bars("m", bars, unit="GB", limit=Limit(name="80 GB", value=80)))
+    marked = [one.text for one in chart.iter(f"{SVG}text") if "bad" in one.attrib["class"].split()]
+    assert marked == ["90", "80 GB"] or marked == ["80 GB", "90"]
+
+
+def test_points_are_placed_by_value_and_the_frontier_joins_only_what_nothing_beats():
+    points = [Point(x=1, y=9), Point(x=2, y=5), Point(x=3, y=7), Point(x=4, y=1)]
+    chart = drawn(scatter_chart("p", points, x_label="GB", y_label="s", frontier=True))
+    centres = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in chart.iter(f"{SVG}circle")]
+    assert centres[1][0] - centres[0][0] == pytest.approx(centres[2][0] - centres[1][0], abs=0.2)
+    assert centres[0][1] < centres[2][1] < centres[1][1] < centres[3][1]
+    lines = [one.attrib for one in chart.iter(f"{SVG}line") if one.attrib["class"] == "accent"]
+    ends = [tuple(round(float(line[name]), 1) for name in ("x1", "y1", "x2", "y2")) for line in lines]
+    assert ends == [(*centres[0], *centres[1]), (*centres[1], *centres[3])]
+
+
+def test_charts_without_values_still_say_what_they_are():
+    assert "no values of s" in scatter_chart("p", [], x_label="GB", y_label="s").render()
+    drawn(stacked_bars("m", [], unit="GB"))
+
+
+def test_stacked_pictures_lie_below_each_other():
+    one, other = Canvas(100, 40, title="one"), Canvas(200, 60, title="other")
+    both = stack([one, other], title="both", gap=10)
+    assert (both.width, both.height) == (200, 110) and "translate(0 50)" in both.render()
+
+
+def test_a_page_stands_alone():
+    text = page("t", figure(stacked_bars("m", [Bar(name="s", parts={"a": 1})], unit="GB").render(), "c"))
+    assert not re.search(r"""(src|href)\s*=|url\(|@import""", text)
+
+
+def test_numbers_of_a_table_stand_right_with_separated_thousands():
+    text = table(["name", "bytes"], [["a", 1234567], ["b", 2.5]])
+    assert "<td class='number'>1,234,567</td>" in text and "<td>a</td>" in text
+
+
+def test_the_width_of_words_grows_with_them():
+    assert text_width("mmmm") > text_width("iiii") and text_width("mm", size=24) == 2 * text_width("mm")
