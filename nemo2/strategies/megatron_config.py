@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy writes into the configurations of the model, the optimizer and the gradient buffers, and what it refuses.
+
+One value may stand in several configurations. Where the user set it in one of them, that one decides; where he set it in
+two, differently, it is an error that names both.
+"""
+
+import logging
+from dataclasses import fields
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from nemo2.config.explicit import explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.parallel.layout import Layout, ParallelismConfig
+from nemo2.precision import MegatronMixedPrecision
+
+_log = logging.getLogger(__name__)
+
+
+def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
+    if isinstance(ddp, DistributedDataParallelConfig):
+        return ddp
+    if ddp == "megatron":
+        # NeMo's default; gradients that aren't finite stop the run where they arise.
+        return DistributedDataParallelConfig(check_for_nan_in_grad=True)
+    if ddp == "pytorch":
+        raise ConfigError(
+            "strategy.ddp='pytorch': Megatron-Core's optimizer needs Megatron-Core's gradient buffers. Use 'megatron' or a "
+            "DistributedDataParallelConfig here; for a model without Megatron parallelism use Lightning's strategy='ddp'."
+        )
+    raise ConfigError(
+        f"strategy.ddp={ddp!r}: must be 'megatron' or a DistributedDataParallelConfig, not {type(ddp).__name__}."
+    )
+
+
+def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig, layout: Layout) -> None:
+    """The strategy's sizes are the model's: a model can't be cut one way and run another.
+
+    Raises:
+        ConfigError: the user set the model's own field to something else.
+    """
+    explicit = explicit_fields(config)
+    for field in fields(parallelism):
+        value = getattr(parallelism, field.name)
+        if not hasattr(config, field.name):
+            continue
+        current = getattr(config, field.name)
+        if field.name in explicit and current not in (value, None):
+            raise ConfigError(
+                f"model.config.{field.name}={current} contradicts strategy.{field.name}={value}: parallel sizes are set on "
+                "the strategy, which writes them into the model. Remove model.config's."
+            )
+        setattr(config, field.name, value)
+    if config.pipeline_model_parallel_size == 1:
+        config.pipeline_dtype = None  # pyright: ignore[reportAttributeAccessIssue]
+        config.virtual_pipeline_model_parallel_size = None
+    if config.microbatch_group_size_per_vp_stage is None:
+        config.microbatch_group_size_per_vp_stage = config.pipeline_model_parallel_size
+    _order_messages(config, layout, explicit)
+    # Derived fields and Megatron-Core's own checks, for the sizes it now has.
+    try:
+        config.__post_init__()
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"Megatron-Core refuses this model and layout ({layout.describe()}): {error}") from error
+
+
+def align_distributed_optimizer(
+    optimizer_config: Any, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
+) -> None:
+    """One switch in two configurations: whichever was set explicitly decides for both."""
+    if optimizer_config is None:
+        return
+    theirs = "use_distributed_optimizer" in explicit_fields(optimizer_config)
+    ours = "use_distributed_optimizer" in explicit_ddp
+    optimizer, ddp = optimizer_config.use_distributed_optimizer, ddp_config.use_distributed_optimizer
+    if theirs and ours and optimizer != ddp:
+        raise ConfigError(
+            f"optim.config.use_distributed_optimizer={optimizer} contradicts strategy.ddp_config.use_distributed_optimizer="
+            f"{ddp}: it is one switch. Remove one of them, or make them agree."
+        )
+    value = ddp if ours and not theirs else optimizer
+    optimizer_config.use_distributed_optimizer = ddp_config.use_distributed_optimizer = value
+    if not value and ddp_config.overlap_param_gather:
+        if "overlap_param_gather" in explicit_ddp:
+            raise ConfigError(
+                "strategy.ddp_config.overlap_param_gather=True needs the distributed optimizer, whose parameters it gathers: "
+                "set optim.config.use_distributed_optimizer=True, or overlap_param_gather=False."
+            )
+        ddp_config.overlap_param_gather = False
+
+
+def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, precision: MegatronMixedPrecision) -> None:
+    """With dynamic loss scaling, infinite gradients are how the scale is found (Megatron-LM's arguments.py does so too)."""
+    dtypes = precision.dtype_config
+    if dtypes.fp16 and dtypes.loss_scale is None and ddp_config.check_for_nan_in_grad:
+        ddp_config.check_for_nan_in_grad = False
+        _log.info(
+            "strategy.ddp_config.check_for_nan_in_grad is off: under fp16's dynamic loss scaling the scaler handles "
+            "gradients that aren't finite (trainer.plugins.fp16_loss_scale=... makes the scale static)."
+        )
+
+
+def keep_gradients_in_fp32(config: TransformerConfig) -> None:
+    """Megatron-Core's fused cross-entropy returns its gradient in bf16, whatever the model's dtype (calculate_gradients in
+    fusions/fused_cross_entropy.py): not in a model that was asked to be fp32, unless the user turned it on."""
+    fused = getattr(config, "cross_entropy_loss_fusion", False)
+    if fused and config.params_dtype is torch.float32 and "cross_entropy_loss_fusion" not in explicit_fields(config):
+        config.cross_entropy_loss_fusion = False
+
+
+def refuse_what_is_gone(**arguments: Any) -> None:
+    """An error for each argument whose meaning Megatron-Core has dropped, or that nemo2 has another way for."""
+    why = {
+        "moe_extended_tp": "Megatron-Core has dropped it; cut experts with expert_tensor_parallel_size",
+        "encoder_tensor_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
+        "encoder_pipeline_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
+        "fsdp": "this version shards the optimizer's state only (optim.config.use_distributed_optimizer=True)",
+        "lazy_init": "models are built once, in their place; leave it unset",
+        "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter, used or not; leave it unset",
+    }
+    problems = [f"strategy.{name}={arguments[name]!r}: {reason}." for name, reason in why.items() if arguments[name]]
+    if problems:
+        raise ConfigError(" ".join(problems))
+
+
+def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozenset[str]) -> None:
+    """Two interleaved stages exchange messages right only when these overlap: otherwise each rank posts two sends to
+    the same peer in an order that the peer doesn't expect, and trains on the wrong activations without a word
+    (Megatron-LM's arguments.py refuses it for this reason; the core alone does not).
+    """
+    if layout.pp != 2 or not layout.vp or layout.vp == 1 or config.overlap_p2p_comm:
+        return
+    if "overlap_p2p_comm" in explicit:
+        raise ConfigError(
+            f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
+            "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
+            "or use more stages."
+        )
+    config.overlap_p2p_comm, config.batch_p2p_comm = True, False

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step under Lightning's loops: the schedule's forward and backward, the optimizer, what is logged."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Literal, Optional
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from nemo2.errors import ConfigError
+from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.parallel.hooks import CallbackConnector
+from nemo2.parallel.megatron_parallel import MegatronParallel
+from nemo2.run_dir.progress import ProgressPrinter, make_progress
+from nemo2.strategies.world import WorldStrategy, data_parallel_size
+
+
+class SteppingStrategy(WorldStrategy):
+    """Training, validation, test and prediction steps through `MegatronParallel`. Made to be subclassed."""
+
+    megatron_parallel: Optional[MegatronParallel]
+    megatron_callbacks: CallbackConnector
+    replace_progress_bar: bool
+    progress_interval: int
+    _own_names: set[str]
+    """Metrics that `_log_unless_the_module_did` has logged."""
+
+    def connect(self, model: pl.LightningModule) -> None:
+        super().connect(model)
+        refuse_what_the_step_does_itself(model.trainer)
+
+    def _replace_progress_bar(self, trainer: pl.Trainer) -> None:
+        """Our bar or line where Lightning put its default; a bar of the user's own stays."""
+        bar = trainer.progress_bar_callback
+        if type(bar) not in (TQDMProgressBar, RichProgressBar):
+            return
+        progress = make_progress(trainer)
+        if isinstance(progress, ProgressPrinter):
+            progress = ProgressPrinter(log_interval=self.progress_interval)
+        trainer.callbacks[trainer.callbacks.index(bar)] = progress  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _take_over_backward(self, loop: _TrainingEpochLoop) -> None:
+        # The schedule runs forward and backward in one go: Lightning's own zero_grad would wipe the gradients out.
+        loop.automatic_optimization._skip_backward = True
+
+    def _register(self, *objects: Any) -> None:
+        self.megatron_callbacks.add(*(item for item in objects if item is not None))
+
+    @contextmanager
+    def tensor_init_context(self, empty_init: Optional[bool] = None) -> Generator[None, None, None]:
+        """Megatron-Core places its own parameters."""
+        yield
+
+    def model_to_device(self) -> None:
+        """The chunks were put on the device before they were wrapped."""
+
+    def batch_to_device(self, batch: Any, device: Optional[torch.device] = None, dataloader_idx: int = 0) -> Any:
+        """A step's share stays where it is: the data step moves one micro-batch at a time."""
+        return batch
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """Micro-batches are the accumulation."""
+        return True
+
+    def training_step(self, batch: Any, batch_idx: Optional[int] = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward over this rank's share of a global batch. Returns the reduced loss."""
+        assert self.megatron_parallel is not None
+        self.megatron_parallel.zero_grad_buffer()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self.megatron_parallel.training_step(
+            batch, step_i=self.trainer.global_step, **self._batch_shape("train")
+        )
+        self._last_loss = loss
+        return loss
+
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The closure runs the step's forward and backward; then the update, then what is logged."""
+        loss = closure()
+        trainer = self.trainer
+        _call_hooks(trainer, "on_after_backward")
+        _call_hooks(trainer, "on_before_optimizer_step", optimizer)
+        if not isinstance(optimizer, MegatronOptimizer):
+            _give_gradients(optimizer)
+        optimizer.step()
+        self._log_step(optimizer)
+        return loss
+
+    def _log_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Metrics under NeMo's names, on the steps that Lightning logs; the others cost nothing."""
+        trainer, module = self.trainer, self.lightning_module
+        step = trainer.global_step + 1
+        if module is None or (
+            step % max(1, trainer.log_every_n_steps)  # pyright: ignore[reportAttributeAccessIssue]
+            and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        ):
+            return
+        metrics: dict[str, Any] = {
+            "reduced_train_loss": self._last_loss.float(),
+            "global_step": float(trainer.global_step),
+            "step": float(trainer.global_step),
+            "lr": float(optimizer.param_groups[0]["lr"]),
+        }
+        if isinstance(optimizer, MegatronOptimizer):
+            if optimizer.grad_norm is not None:
+                metrics["grad_norm"] = float(optimizer.grad_norm)
+            if optimizer.num_zeros_in_grad is not None:
+                metrics["num_zeros_in_grad"] = float(optimizer.num_zeros_in_grad)
+            if optimizer.config.fp16:
+                metrics["loss_scale"] = float(optimizer.mcore_optimizer.get_loss_scale())
+        if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
+            size = self.data_sampler.current_global_batch_size
+            metrics |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}
+        for name, value in metrics.items():
+            module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
+
+    def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
+        """Reduced loss of one global batch, None if the module's step returns none; logged as ``val_loss``, the mean over
+        batches."""
+        assert self.megatron_parallel is not None and self.lightning_module is not None
+        loss = self.megatron_parallel.validation_step(
+            batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
+        )
+        self._log_unless_the_module_did("val_loss", loss, prog_bar=True)
+        return loss
+
+    def test_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
+        assert self.megatron_parallel is not None and self.lightning_module is not None
+        loss = self.megatron_parallel.test_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
+        self._log_unless_the_module_did("test_loss", loss)
+        return loss
+
+    def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], **options: Any) -> None:
+        """The mean over batches under ``name``, if there is one and the module's own step hasn't logged it: Lightning
+        refuses a second."""
+        assert self.lightning_module is not None
+        if loss is None:
+            return
+        key = f"{self.lightning_module._current_fx_name}.{name}"
+        if name not in self._own_names and key in (self.trainer._results or {}):
+            return
+        self._own_names.add(name)
+        self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=1, **options)
+
+    def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the module's ``predict_step`` (or ``forward_step``) gave: tensors of several micro-batches concatenated, others
+        in a list. None on ranks that don't hold the last pipeline stage."""
+        assert self.megatron_parallel is not None
+        return self.megatron_parallel.predict_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
+
+    def _batch_shape(self, stage: Literal["train", "eval"]) -> dict[str, int]:
+        """Micro-batches and their shape, from the data sampler; without one a loader's item is one micro-batch."""
+        sampler = self.data_sampler
+        if sampler is None:
+            return {}
+        if stage == "train":
+            sampler.update_num_microbatches()
+            num_microbatches = sampler.num_microbatches
+        else:
+            num_microbatches = sampler.global_batch_size // (sampler.micro_batch_size * data_parallel_size())
+        shape = {"num_microbatches": num_microbatches, "micro_batch_size": sampler.micro_batch_size}
+        shape["seq_length"] = sampler.seq_len
+        if sampler.decoder_seq_len is not None:
+            shape["decoder_seq_length"] = sampler.decoder_seq_len
+        return shape
+
+    def on_validation_start(self) -> None:
+        if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.megatron_parallel.pause_param_gather()
+
+    def on_validation_end(self) -> None:
+        if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.megatron_parallel.resume_param_gather()
+            # Lightning puts all chunks into evaluation mode, and the modules it knows, those of the first, back.
+            for chunk in list(self.megatron_parallel)[1:]:
+                chunk.train()
+
+    def on_train_end(self) -> None:
+        if self.megatron_parallel is not None:
+            self.megatron_parallel.force_param_sync()
+
+
+def refuse_what_the_step_does_itself(trainer: pl.Trainer) -> None:
+    """Lightning's own clipping and accumulation would have no effect.
+
+    Raises:
+        ConfigError: they were asked for.
+    """
+    if trainer.gradient_clip_val:
+        raise ConfigError(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: Megatron-Core clips inside its optimizer step. Set "
+            f"optim.config.clip_grad={trainer.gradient_clip_val} and leave trainer.gradient_clip_val unset."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: with MegatronStrategy a step's micro-batches "
+            "are the accumulation. Raise data.global_batch_size, and leave accumulate_grad_batches at 1."
+        )
+
+
+def _batch_idx(args: tuple, kwargs: dict[str, Any]) -> int:
+    return int(kwargs.get("batch_idx", args[0] if args else 0) or 0)
+
+
+def _call_hooks(trainer: pl.Trainer, name: str, *arguments: Any) -> None:
+    from lightning.pytorch.trainer import call
+
+    call._call_callback_hooks(trainer, name, *arguments)
+    call._call_lightning_module_hook(trainer, name, *arguments)
+
+
+def _give_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Megatron-Core gathers gradients in buffers of its own; a torch optimizer looks for them in ``.grad``."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = getattr(parameter, "main_grad", None)
+            if gradient is not None:
+                parameter.grad = gradient.to(parameter.dtype)

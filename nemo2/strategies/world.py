@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ground a strategy stands on: the world of ranks, Megatron-Core's groups, random streams, and each rank's data."""
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies.ddp import DDPStrategy
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from nemo2.backend import get_backend
+from nemo2.errors import ConfigError
+from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
+from nemo2.parallel.layout import Layout
+from nemo2.precision import MegatronMixedPrecision
+
+_log = logging.getLogger(__name__)
+DEFAULT_SEED = 1234
+"""Megatron-LM's default; ``lightning.seed_everything`` sets another."""
+
+
+class WorldStrategy(DDPStrategy):
+    """Lightning's hooks before there is a model: processes, process groups, loaders. Made to be subclassed."""
+
+    trainer: pl.Trainer
+    layout: Layout
+    data_sampler: Optional[Any]
+    """Cuts batches by data-parallel rank. None: the data module's, or none at all."""
+    use_te_rng_tracker: bool = False
+    _make_groups: bool = True
+    _groups: dict[str, Any]
+    """Further arguments of Megatron-Core's ``initialize_model_parallel``."""
+
+    def _configure_launcher(self) -> None:
+        """One process launches nobody. With Lightning's launcher, which starts the script anew, it could not run in a
+        notebook."""
+        if self.num_processes * self.num_nodes > 1:
+            super()._configure_launcher()
+
+    def setup_environment(self) -> None:
+        """Device, world, Megatron-Core's groups, random streams, the batch calculator."""
+        world_size = self.num_nodes * self.num_processes
+        self._check_world(world_size)
+        if isinstance(self.precision_plugin, MegatronMixedPrecision):
+            self.precision_plugin.check_hardware()
+        backend = get_backend()
+        backend.install()
+        backend.set_device(self.local_rank)
+        super().setup_environment()
+        if self._make_groups:
+            if getattr(self, "_grouped", self.layout) != self.layout:
+                destroy_model_parallel()
+            initialize_model_parallel(self.layout, timeout=self._timeout, **self._groups)
+            self._grouped = self.layout
+        self._connect_data_sampler()
+        seed_random_streams(_seed(), te_rng_tracker=self.use_te_rng_tracker)
+
+    def _check_world(self, world_size: int) -> None:
+        """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""
+        launched = int(os.environ.get("WORLD_SIZE", world_size))
+        environment = self.cluster_environment
+        if environment is not None and environment.creates_processes_externally and launched != world_size:
+            raise ConfigError(
+                f"trainer.num_nodes * trainer.devices = {self.num_nodes} * {self.num_processes} = {world_size}, and the launcher "
+                f"started {launched} process{'es' if launched > 1 else ''}: set trainer.devices and trainer.num_nodes to what is "
+                "launched, or launch that many (`--devices`, ntasks_per_node)."
+            )
+        self.layout.data_parallel_size(world_size)
+
+    def _get_process_group_backend(self) -> str:
+        return self._process_group_backend or get_backend().process_group_backend
+
+    def _connect_data_sampler(self) -> None:
+        trainer = self._trainer_of_module()
+        datamodule = getattr(trainer, "datamodule", None)
+        self.data_sampler = self.data_sampler or getattr(datamodule, "data_sampler", None)
+        if self.data_sampler is None:
+            return
+        self.data_sampler.connect(trainer)
+        self.data_sampler.setup(self.cluster_environment.global_rank())  # pyright: ignore[reportOptionalMemberAccess]
+        # Our sampler knows the data-parallel ranks; Lightning's would cut by global rank.
+        trainer._accelerator_connector.use_distributed_sampler = False
+
+    def _trainer_of_module(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """For plain loaders that Lightning cuts: replicas are the data-parallel ones."""
+        from megatron.core import parallel_state
+
+        return {
+            "num_replicas": parallel_state.get_data_parallel_world_size(),
+            "rank": parallel_state.get_data_parallel_rank(),
+        }
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if self.data_sampler is None:
+            _warn_of_equal_data(dataloader, self.trainer)
+            return _with_own_generator(dataloader)
+        stage = str(getattr(self.trainer.state.stage, "value", "") or "")
+        mode = {"train": "train", "validate": "validation", "sanity_check": "validation", "test": "test"}.get(
+            stage, "train"
+        )
+        mode = getattr(dataloader, "mode", mode)
+        loader = self.data_sampler.transform_dataloader(dataloader, consumed_samples=self.consumed_samples, mode=mode)
+        return _with_own_generator(loader)
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples that training has consumed, those before a resume included; 0 without a Megatron data sampler."""
+        return self.data_sampler.consumed_samples if self.data_sampler is not None else 0
+
+
+def collective_timeout() -> timedelta:
+    """How long a collective may take: NeMo's environment variable, else torch's 30 minutes."""
+    seconds = os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
+    return timedelta(seconds=int(seconds)) if seconds else timedelta(minutes=30)
+
+
+def data_parallel_size() -> int:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_data_parallel_world_size()
+
+
+def _with_own_generator(dataloader: Any) -> Any:
+    """A loader draws a number each time it is iterated. On a CPU torch's own generator feeds dropout too, and a resumed run
+    iterates at other steps than an uninterrupted one."""
+    if isinstance(dataloader, DataLoader) and dataloader.generator is None:
+        dataloader.generator = torch.Generator().manual_seed(_seed())
+    return dataloader
+
+
+def _warn_of_equal_data(dataloader: Any, trainer: pl.Trainer) -> None:
+    """Without a data sampler and with Lightning's switched off, nobody cuts a plain loader."""
+    plain = isinstance(dataloader, DataLoader) and isinstance(dataloader.sampler, (SequentialSampler, RandomSampler))
+    if plain and not trainer._accelerator_connector.use_distributed_sampler and data_parallel_size() > 1:
+        _log.warning(
+            "trainer.use_distributed_sampler=False, and the data has neither a data_sampler nor a distributed sampler: all %d "
+            "data-parallel replicas train on the same samples. Set trainer.use_distributed_sampler=True, or give the data "
+            "module a MegatronDataSampler.",
+            data_parallel_size(),
+        )
+
+
+def _seed() -> int:
+    return int(os.environ.get("PL_GLOBAL_SEED", DEFAULT_SEED))
