@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Optional, Union
@@ -281,12 +281,12 @@ class GPTModel(pl.LightningModule):
     @cached_property
     def training_loss_reduction(self) -> MaskedTokenLossReduction:
         """How per-token losses become the number that is optimised and logged: the mean over unmasked tokens."""
-        return MaskedTokenLossReduction()
+        return MaskedTokenLossReduction(per_token=self.config.calculate_per_token_loss)
 
     @cached_property
     def validation_loss_reduction(self) -> MaskedTokenLossReduction:
         """As :attr:`training_loss_reduction`, for validation."""
-        return MaskedTokenLossReduction(validation_step=True)
+        return MaskedTokenLossReduction(validation_step=True, per_token=self.config.calculate_per_token_loss)
 
 
 def _default_optimizer() -> Any:
@@ -298,6 +298,17 @@ def _default_optimizer() -> Any:
 
 
 _announced: set[str] = set()
+
+
+@contextmanager
+def unannounced() -> Iterator[None]:
+    """Configurations made inside keep what this machine decides to themselves: they are looked at, not run."""
+    before = _announced.copy()
+    _announced.update(get_backend().config_overrides())
+    try:
+        yield
+    finally:
+        _announced.intersection_update(before)
 
 
 def _announce(adjustments: dict[str, Adjustment]) -> None:

@@ -34,7 +34,8 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     The first pipeline stage keeps ``tokens`` and ``position_ids``, the last one ``labels`` and ``loss_mask``, and every
     stage ``attention_mask`` where the data brings one; whatever else the loader gives stays behind. A key this stage
     does not keep is None. With ``use_mtp`` (multi-token prediction) the last stage needs the tokens too. With context
-    parallelism each tensor becomes ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order.
+    parallelism each tensor becomes ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order, and the last stage
+    also gets ``num_valid_tokens_in_ub``, the tokens that the mask keeps in the whole micro-batch.
 
     A batch with ``cu_seqlens`` (``[1, n]`` or ``[n]``; entries from ``cu_seqlens_argmin``, or from the first negative one,
     are padding) holds packed sequences: it comes back with ``packed_seq_params`` and without an attention mask, on every
@@ -63,9 +64,10 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
         else None
         for key, needed in keep.items()
     }
-    if batch.get("cu_seqlens") is not None:
-        return _packed(kept, batch)
-    return _share_of_the_sequence(kept)
+    # Counted while the sequences are whole: what a context-parallel rank's share of the loss weighs.
+    count = {} if kept["loss_mask"] is None else {"num_valid_tokens_in_ub": kept["loss_mask"].sum()}
+    share = _packed(kept, batch) if batch.get("cu_seqlens") is not None else _share_of_the_sequence(kept)
+    return share | (count if parallel_state.get_context_parallel_world_size() > 1 else {})
 
 
 def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | None]) -> Tensor:

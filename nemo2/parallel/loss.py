@@ -37,23 +37,34 @@ class MaskedTokenLossReduction(MegatronLossReduction):
     The reported loss is the mean over *all* kept tokens of the global batch: sums and counts are added over micro-batches
     and over the data- and context-parallel ranks before they are divided.
 
+    What is differentiated is the same in every layout: the mean over the kept tokens of each micro-batch, or with
+    ``per_token`` of the whole global batch.
+
     Args:
         validation_step: The reduction of a validation step.
         val_drop_last: Kept for NeMo's signature. Padded validation samples carry a zero mask, so they never count and
             there is nothing to drop.
+        per_token: The model's ``calculate_per_token_loss``: Megatron-Core divides once, at the end of the step.
     """
 
     REPORT = "loss_sum_and_token_count"
 
-    def __init__(self, validation_step: bool = False, val_drop_last: bool = True) -> None:
+    def __init__(self, validation_step: bool = False, val_drop_last: bool = True, per_token: bool = False) -> None:
         super().__init__()
         self.validation_step = validation_step
         self.val_drop_last = val_drop_last
+        self.per_token = per_token
 
     def forward(self, batch: dict[str, Tensor], forward_out: Tensor) -> tuple[Tensor, Tensor, Report]:
-        """``forward_out`` [batch, sequence]: loss per token; ``batch["loss_mask"]`` the same shape, 1 keeps a token."""
+        """``forward_out`` [batch, sequence]: loss per token; ``batch["loss_mask"]`` the same shape, 1 keeps a token.
+
+        With context parallelism both are this rank's share of the sequences, and ``batch["num_valid_tokens_in_ub"]`` is
+        the number of kept tokens in all of it.
+        """
         loss_sum, num_tokens = masked_token_loss(forward_out, batch["loss_mask"])
         report = torch.stack([loss_sum.detach(), num_tokens.to(loss_sum.dtype)])
+        if not self.per_token and batch.get("num_valid_tokens_in_ub") is not None:
+            loss_sum = loss_sum * _weight_of_share(num_tokens, batch["num_valid_tokens_in_ub"])
         return loss_sum, num_tokens, {self.REPORT: report}
 
     def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
@@ -121,6 +132,15 @@ def masked_token_loss(loss_per_token: Tensor, loss_mask: Tensor) -> tuple[Tensor
     mask = loss_mask.reshape(-1).float()
     loss_sum = torch.sum(loss_per_token.reshape(-1).float() * mask)
     return loss_sum, mask.sum().detach().to(torch.int)
+
+
+def _weight_of_share(num_tokens: Tensor, of_whole: Tensor) -> Tensor:
+    """Megatron-Core divides a rank's loss by the rank's own tokens and averages over the context-parallel ranks. A mask
+    keeps more tokens in one rank's share than in another's: the share must then weigh by its tokens, or gradients are those
+    of another loss (single ones were off by 14 % with two ranks and a third of the tokens masked)."""
+    from megatron.core import parallel_state
+
+    return num_tokens * parallel_state.get_context_parallel_world_size() / of_whole.clamp(min=1)
 
 
 def _all_reduce_over_data_and_context(value: Tensor) -> None:

@@ -67,3 +67,24 @@ def test_predictions_are_joined_along_the_batch_where_they_are_tensors():
     assert collect.reduce(reports).tolist() == [1.0, 1.0, 2.0, 2.0]
     assert collect.reduce([collect(None, "a")[2], collect(None, "b")[2]]) == ["a", "b"]
     assert collect.reduce([]) is None
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_shares_of_a_sequence_weigh_by_the_tokens_their_mask_keeps(monkeypatch, per_token):
+    """Megatron-Core divides each share by its own tokens and averages; or, per token, divides the sum by all tokens."""
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 2)
+    losses, masks = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 9.0]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    reduction = MaskedTokenLossReduction(per_token=per_token)
+    shares = [
+        reduction({"loss_mask": mask, "num_valid_tokens_in_ub": masks.sum()}, loss)
+        for loss, mask in zip(losses, masks, strict=True)
+    ]
+    if per_token:
+        differentiated = sum(loss for loss, _, _ in shares) / sum(tokens for _, tokens, _ in shares)
+    else:
+        differentiated = sum(loss / tokens for loss, tokens, _ in shares) / 2
+    assert float(differentiated) == pytest.approx((1 + 2 + 3 + 9) / 4)
+    reports = [report[MaskedTokenLossReduction.REPORT].tolist() for *_, report in shares]
+    assert reports == [[6.0, 3.0], [9.0, 1.0]]
