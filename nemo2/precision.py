@@ -282,7 +282,7 @@ class MegatronMixedPrecision(Precision):
         if not has("transformer_engine"):
             raise ConfigError(f"trainer.plugins.{wanted}={value!r}: {why_missing('transformer_engine')}.")
         recipe = config.fp8_recipe if config.fp8 else config.fp4_recipe
-        needed = _CAPABILITY[recipe]
+        needed = REQUIRED_CAPABILITY[recipe]
         have = torch.cuda.get_device_capability()
         if have < needed:
             raise ConfigError(
@@ -292,4 +292,5 @@ class MegatronMixedPrecision(Precision):
 
 
 # Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.
-_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+REQUIRED_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+"""The compute capability that each fp8 and fp4 recipe needs."""
