@@ -267,6 +267,16 @@ def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _data_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
+    """The buffer of a loaded shard; its factory is a default argument, taken before any was replaced."""
+
+    @functools.wraps(original)
+    def init_data(self: Any, device: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, _CPU if _means_cuda(device) else device, *args, **kwargs)
+
+    return init_data
+
+
 def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
     """Megatron 0.19 asks for NVIDIA's resiliency extension by default, which is for GPU machines."""
 
@@ -321,6 +331,12 @@ def megatron_patches() -> tuple[Patch, ...]:
         Patch(target=f"{optimizer}.distrib_optimizer:HAVE_APEX_OR_TE", replacement=True, why=adam),
         Patch(target=f"{optimizer}.distrib_optimizer:USING_APEX_OPTIMIZER", replacement=True, why=adam),
         Patch(target=f"{files}:{getter}", replacement=results_queue, why=spawns),
+        Patch(
+            target="megatron.core.dist_checkpointing.mapping:ShardedTensor.init_data",
+            replacement=_data_on_cpu,
+            wraps=True,
+            why="ranks that share the reading of a checkpoint exchange what they read through GPU memory",
+        ),
         Patch(
             target="megatron.core.dist_checkpointing.strategies.torch:get_async_strategy",
             replacement=_mcore_writes_in_the_background,

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
-from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest
+from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError
 
@@ -32,6 +32,8 @@ class Search:
     """Where a checkpoint was looked for, and what was found; for the message."""
 
     looked_at: list[Path] = field(default_factory=list)
+    left_out: dict[Path, str] = field(default_factory=dict)
+    """What looks like a checkpoint and can't be used, with the reason."""
     found: Optional[Path] = None
     manifest: Optional[Manifest] = None
 
@@ -86,7 +88,15 @@ class AutoResume:
             return None
         search = self._resumable(trainer)
         looked = ", ".join(str(path) for path in search.looked_at)
+        if search.left_out:
+            _say(f"Left out: {_list(search.left_out)}.")
         if search.found is None:
+            if search.left_out:
+                raise CheckpointError(
+                    f"There are checkpoints to resume from, and none of them is usable: {_list(search.left_out)} (looked in "
+                    f"{looked}). Nothing is started from the beginning beside them: repair or remove them, or give the run "
+                    "another log.name."
+                )
             if not self.resume_ignore_no_checkpoint:
                 raise CheckpointError(
                     f"resume.resume_if_exists=True, and there is no finished checkpoint to resume from (looked in {looked}). To "
@@ -103,6 +113,7 @@ class AutoResume:
             )
         if training:
             _refuse_weights_only(search.found, search.manifest)
+        _allow_falling_back(trainer)
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
@@ -137,6 +148,17 @@ def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
         )
 
 
+def _allow_falling_back(trainer: pl.Trainer) -> None:
+    """A checkpoint that was found, not named, may turn out damaged when it is read: then the one before it will do."""
+    io = getattr(trainer.strategy, "checkpoint_io", None)
+    if hasattr(io, "fall_back"):
+        io.fall_back = True  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _list(left_out: dict[Path, str]) -> str:
+    return "; ".join(f"{path} ({reason})" for path, reason in list(left_out.items())[:5])
+
+
 def _newest(directories: list[Path]) -> Search:
     search = Search(looked_at=directories)
     for directory in directories:
@@ -144,6 +166,7 @@ def _newest(directories: list[Path]) -> Search:
             candidates = [(directory, read_manifest(directory))]
         else:
             candidates = finished(directory)
+            search.left_out |= unusable(directory)
         for path, manifest in candidates:
             if manifest is not None and (search.manifest is None or manifest.step > search.manifest.step):
                 search.found, search.manifest = path, manifest

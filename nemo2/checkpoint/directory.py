@@ -4,16 +4,18 @@
 ``<name>/weights`` holds Megatron-Core's distributed checkpoint, ``<name>/context`` what rebuilds model, tokenizer and data,
 and ``<name>/manifest.json`` says what was written. A checkpoint is written under a hidden temporary name beside its own
 and renamed when it is whole: **the rename is the commit**, so a directory under a checkpoint's name is a finished one, and
-whatever a crash leaves behind carries a name nobody looks for.
+whatever a crash leaves behind carries a name nobody looks for. The manifest has the size and the SHA-256 of every file, so
+that what a disk did to them afterwards is noticed before they are loaded.
 """
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -27,7 +29,9 @@ LAST_SUFFIX = "-last"
 _TEMPORARY = ".unfinished-"
 _TRASH = ".trash-"
 _REPLACED = ".replaced-"
-MANIFEST_VERSION = 1
+_DAMAGED = ".damaged-"
+MANIFEST_VERSION = 2
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(kw_only=True)
@@ -45,6 +49,8 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of every file, by its path inside the checkpoint."""
+    hashes: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of every file; {} in a checkpoint of a version that took none."""
     saved_at: float = 0.0
     """Seconds since the epoch."""
     version: int = MANIFEST_VERSION
@@ -61,8 +67,11 @@ def temporary_name(target: Path, attempt: Optional[str] = None) -> Path:
     return target.with_name(f"{_TEMPORARY}{attempt or uuid.uuid4().hex[:8]}-{target.name}")
 
 
-def publish(temporary: Path, target: Path, manifest: Manifest) -> None:
+def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[Mapping[str, str]] = None) -> None:
     """Write the manifest, flush everything to disk and rename: after this the checkpoint exists. One process calls it.
+
+    Args:
+        hashes: SHA-256 by path inside the checkpoint, of files whose writers have taken it. The others are read for it.
 
     Raises:
         CheckpointError: something else has taken the name meanwhile.
@@ -70,6 +79,8 @@ def publish(temporary: Path, target: Path, manifest: Manifest) -> None:
     manifest.files = {
         str(path.relative_to(temporary)): path.stat().st_size for path in sorted(temporary.rglob("*")) if path.is_file()
     }
+    known = hashes or {}
+    manifest.hashes = {name: known.get(name) or sha256(temporary / name) for name in manifest.files}
     manifest.saved_at = time.time()
     path = temporary / MANIFEST
     path.write_text(json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
@@ -130,17 +141,70 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
 
 
 def problems(checkpoint: Path) -> list[str]:
-    """Why a checkpoint can't be loaded, as far as file names and sizes tell; empty if nothing is wrong."""
+    """Why a checkpoint can't be loaded, as far as file names and sizes tell; empty if nothing is wrong.
+
+    ``context/`` doesn't count: training goes on without it, see `missing_context`.
+    """
     manifest = read_manifest(checkpoint)
     if manifest is None:
         return [f"{MANIFEST} is missing"]
+    return [problem for name in manifest.files if _loaded(name) and (problem := _misses(checkpoint, name, manifest))]
+
+
+def missing_context(checkpoint: Path) -> list[str]:
+    """What is wrong with ``context/``, as `problems` says it."""
+    manifest = read_manifest(checkpoint)
+    names = [] if manifest is None else [name for name in manifest.files if not _loaded(name)]
+    return [problem for name in names if manifest is not None and (problem := _misses(checkpoint, name, manifest))]
+
+
+def changed(checkpoint: Path, names: Optional[Collection[str]] = None) -> list[str]:
+    """Which of these files (None: all that are loaded) differ from what was written, by their hashes. Reads them whole."""
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        return []
     found = []
-    for name, size in manifest.files.items():
-        file = checkpoint / name
-        if not file.is_file():
-            found.append(f"{name} is missing")
-        elif file.stat().st_size != size:
-            found.append(f"{name} has {file.stat().st_size} bytes, and {size} were written")
+    for name, digest in manifest.hashes.items():
+        if name in names if names is not None else _loaded(name):
+            try:
+                same = sha256(checkpoint / name) == digest
+            except OSError as error:
+                found.append(f"{name} can't be read ({error.strerror or error})")
+            else:
+                if not same:
+                    found.append(f"{name} has changed since it was written (its SHA-256 differs)")
+    return found
+
+
+def sha256(path: Path | str) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Give a damaged checkpoint a name that nobody looks for; returns it. It is kept, for whoever can repair it."""
+    target = checkpoint.with_name(f"{_DAMAGED}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
+    os.rename(checkpoint, target)
+    return target
+
+
+def unusable(directory: Path) -> dict[Path, str]:
+    """What looks like a checkpoint directly in ``directory`` and isn't a finished one, with the reason."""
+    found = {}
+    for path in _entries(directory):
+        if path.name.startswith("."):
+            if path.name.startswith(_DAMAGED):
+                found[path] = "was found damaged, and set aside"
+            continue
+        try:
+            if read_manifest(path) is None and (path / WEIGHTS_PATH).is_dir():
+                found[path] = f"{MANIFEST} is missing"
+        except CheckpointError:
+            found[path] = f"{MANIFEST} can't be read"
     return found
 
 
@@ -168,6 +232,19 @@ def step_in_name(path: Path) -> Optional[int]:
     """The step that NeMo's file names carry (``...-step=120-...``); None without one."""
     match = re.search(r"step=(\d+)", path.name)
     return int(match.group(1)) if match else None
+
+
+def _loaded(name: str) -> bool:
+    return not name.startswith(f"{CONTEXT_PATH}/")
+
+
+def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:
+    file, size = checkpoint / name, manifest.files[name]
+    if not file.is_file():
+        return f"{name} is missing"
+    if file.stat().st_size != size:
+        return f"{name} has {file.stat().st_size} bytes, and {size} were written"
+    return None
 
 
 def _orphaned(path: Path) -> bool:

@@ -6,6 +6,7 @@ result counts, and what goes with it.
 """
 
 import inspect
+import logging
 import os
 import shutil
 import uuid
@@ -24,11 +25,28 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from nemo2.checkpoint.directory import MANIFEST, WEIGHTS_PATH, Manifest, problems, publish, remove, temporary_name
+from nemo2.checkpoint.directory import (
+    MANIFEST,
+    WEIGHTS_PATH,
+    Manifest,
+    changed,
+    finished,
+    missing_context,
+    problems,
+    publish,
+    read_manifest,
+    remove,
+    set_aside,
+    temporary_name,
+)
+from nemo2.checkpoint.lock import holds
+from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, ConfigError
 
 StorageOptions = dict[str, Any]
+_log = logging.getLogger(__name__)
+_WORDS = 400
 
 
 @configurable
@@ -40,11 +58,13 @@ class MegatronCheckpointIO(CheckpointIO):
         load_directly_on_device: Kept for NeMo's signature; Megatron-Core reads into the tensors it is given.
         async_save: Write in the background; training goes on after the copy. The checkpoint exists once
             `maybe_finalize_save_checkpoint` has found the writing done on every rank.
-        torch_dist_multiproc: Writer processes per rank. None: Megatron-Core's choice (2).
+        torch_dist_multiproc: Files per rank, written side by side. None: Megatron-Core's choice (2).
         assume_constant_structure: The state's structure never changes: plan the writing once.
         parallel_save: Replicas share the writing, each a part.
         parallel_save_within_dp: Share it within a data-parallel group only.
         parallel_load: Replicas share the reading and send each other what they read.
+        verify: Compare every file's SHA-256 with the manifest before loading, a share of the files per rank.
+        save_timeout_seconds: Give a background save up that takes longer. None: never.
     """
 
     def __init__(
@@ -57,6 +77,8 @@ class MegatronCheckpointIO(CheckpointIO):
         parallel_save: bool = True,
         parallel_save_within_dp: bool = False,
         parallel_load: bool = True,
+        verify: bool = True,
+        save_timeout_seconds: Optional[float] = None,
     ) -> None:
         if save_ckpt_format != "torch_dist":
             raise ConfigError(
@@ -70,6 +92,11 @@ class MegatronCheckpointIO(CheckpointIO):
         self.parallel_save = parallel_save
         self.parallel_save_within_dp = parallel_save_within_dp
         self.parallel_load = parallel_load
+        self.verify = verify
+        self.save_timeout_seconds = save_timeout_seconds
+        self.fall_back = False
+        """Whether `choose` may take an older checkpoint for a damaged one; `AutoResume` decides."""
+        self._verified: set[Path] = set()
         self._queue: Optional[AsyncCallsQueue] = None
         self._validated = False
 
@@ -94,19 +121,21 @@ class MegatronCheckpointIO(CheckpointIO):
         options = storage_options or {}
         target = Path(path)
         temporary = temporary_name(target, _agree(uuid.uuid4().hex[:8]))
-        finish = self._finisher(temporary, target, options)
         try:
             self._prepare(temporary, target)
-            request = self._write(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
+            request, writing = self._plan(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
+            if not self.async_save:
+                request.execute_sync()
         except (Exception, CheckpointException) as error:
             if _is_rank_zero():
                 shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"Saving {target} failed: {_reason(error)}. Nothing of it was kept; earlier checkpoints are untouched."
+                f"Saving {target} failed: {reason_of(error)}. Nothing of it was kept; earlier checkpoints are untouched."
             ) from error
-        if request is None:
+        finish = self._finisher(temporary, target, options, writing)
+        if not self.async_save:
             finish()
             return
         request.add_finalize_fn(finish)
@@ -127,30 +156,36 @@ class MegatronCheckpointIO(CheckpointIO):
         if problem:
             raise CheckpointError(problem)
 
-    def _write(self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]) -> Any:
+    def _plan(
+        self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]
+    ) -> tuple[Any, WatchedSaveStrategy]:
+        """Megatron-Core's request for the writing, which is then done here or in the background."""
         arguments: dict[str, Any] = {
             "validate_access_integrity": not self._validated,
-            "async_sharded_save": self.async_save,
+            "async_sharded_save": True,
             "content_metadata": content_metadata,
         }
-        if self.async_save and "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
+        if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
             arguments["async_strategy"] = "mcore"  # the other choice needs nvidia-resiliency-ext
-        request = dist_checkpointing.save(checkpoint, str(weights), self._save_strategy(), **arguments)
-        self._validated = True  # the same structure every time
-        return request
-
-    def _save_strategy(self) -> Any:
-        from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-
-        writers: dict[str, Any] = (
-            {} if self.torch_dist_multiproc is None else {"thread_count": self.torch_dist_multiproc}
-        )
-        strategy = TorchDistSaveShardedStrategy(
-            "torch_dist", 1, cached_metadata=self.assume_constant_structure, **writers
-        )
+        writing = self._writing()
+        strategy: Any = writing
         if self.parallel_save:
-            return FullyParallelSaveStrategyWrapper(strategy, self._save_group(), self.assume_constant_structure)
-        return strategy
+            strategy = FullyParallelSaveStrategyWrapper(writing, self._save_group(), self.assume_constant_structure)
+        with no_results_server():
+            request = dist_checkpointing.save(checkpoint, str(weights), strategy, **arguments)
+        self._validated = True  # the same structure every time
+        return request, writing
+
+    def _writing(self) -> WatchedSaveStrategy:
+        files: dict[str, Any] = {} if self.torch_dist_multiproc is None else {"thread_count": self.torch_dist_multiproc}
+        return WatchedSaveStrategy(
+            "torch_dist",
+            1,
+            cached_metadata=self.assume_constant_structure,
+            background=self.async_save,
+            timeout_seconds=self.save_timeout_seconds,
+            **files,
+        )
 
     def _save_group(self) -> Any:
         if not self.parallel_save_within_dp:
@@ -159,16 +194,19 @@ class MegatronCheckpointIO(CheckpointIO):
 
         return parallel_state.get_data_parallel_group(with_context_parallel=True)
 
-    def _finisher(self, temporary: Path, target: Path, options: StorageOptions) -> Callable[[], None]:
+    def _finisher(
+        self, temporary: Path, target: Path, options: StorageOptions, writing: WatchedSaveStrategy
+    ) -> Callable[[], None]:
         manifest: Manifest = options["manifest"]
 
         def finish() -> None:
             problem = None
+            hashes = _gathered({f"{WEIGHTS_PATH}/{name}": digest for name, digest in writing.hashes.items()})
             if _is_rank_zero():
                 try:
                     if options.get("write_context") is not None:
                         options["write_context"](temporary)
-                    publish(temporary, target, manifest)
+                    publish(temporary, target, manifest, hashes)
                 except Exception as error:  # whatever it is: the other ranks wait for the verdict
                     reason = error.strerror if isinstance(error, OSError) else None
                     problem = f"Publishing {target} failed: {reason or error!r}."
@@ -191,7 +229,16 @@ class MegatronCheckpointIO(CheckpointIO):
         """
         if self._queue is None or not self._queue.get_num_unfinalized_calls():
             return False
-        return bool(self._queue.maybe_finalize_async_calls(blocking=blocking))
+        try:
+            return bool(self._queue.maybe_finalize_async_calls(blocking=blocking))
+        except (Exception, CheckpointException) as error:
+            self._queue = None
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"Saving in the background failed: {reason_of(error)}. It has left nothing under a checkpoint's name; earlier "
+                "checkpoints are untouched."
+            ) from error
 
     def abandon(self) -> None:
         """Forget background saves that aren't published; no other rank is asked."""
@@ -235,7 +282,7 @@ class MegatronCheckpointIO(CheckpointIO):
             )
         except (Exception, CheckpointException) as error:
             raise CheckpointError(
-                f"{checkpoint} can't be loaded into this model: {_reason(error)}. Check that model.config, the tokenizer "
+                f"{checkpoint} can't be loaded into this model: {reason_of(error)}. Check that model.config, the tokenizer "
                 "(vocabulary size) and the optimizer are those it was saved with."
             ) from error
         return loaded[0] if isinstance(loaded, tuple) else loaded
@@ -243,8 +290,52 @@ class MegatronCheckpointIO(CheckpointIO):
     def check(self, checkpoint: Path) -> None:
         """Refuse a checkpoint that isn't there or isn't whole, with the same error on every rank."""
         problem = _agree(_unreadable(checkpoint) if _is_rank_zero() else None)
+        if not problem and self.verify and checkpoint not in self._verified:
+            found = self._changed(checkpoint)
+            problem = _damaged(checkpoint, found) if found else None
         if problem:
             raise CheckpointError(problem)
+        self._verified.add(checkpoint)
+
+    def choose(self, checkpoint: Path) -> Path:
+        """``checkpoint``, or, where it is damaged and `fall_back` allows it, the newest whole one before it. Every rank calls
+        it. A damaged one in a directory that this run may write to is set aside, so that neither the next run nor retention
+        takes it for a good one.
+
+        Raises:
+            CheckpointError: it isn't whole, and there is no other.
+        """
+        checkpoint = _agree(checkpoint)
+        while True:
+            try:
+                self.check(checkpoint)
+            except CheckpointError as error:
+                older = _agree(_before(checkpoint) if _is_rank_zero() and self.fall_back else None)
+                if older is None:
+                    raise
+                if _is_rank_zero():
+                    where = f" It is now {set_aside(checkpoint).name}." if holds(checkpoint.parent) else ""
+                    _log.warning("%s%s Falling back to %s.", error, where, older)
+                checkpoint = older
+            else:
+                if _is_rank_zero() and (lost := missing_context(checkpoint)):
+                    _log.warning(
+                        "%s: %s. Training goes on without; `generate` and `export` need it.",
+                        checkpoint,
+                        "; ".join(lost[:3]),
+                    )
+                return checkpoint
+
+    def _changed(self, checkpoint: Path) -> list[str]:
+        """What differs from the manifest's hashes, each rank having read its share of the files; the same on every rank."""
+        manifest = read_manifest(checkpoint)
+        if manifest is None:
+            return []
+        names = sorted((name for name in manifest.hashes), key=lambda name: -manifest.files.get(name, 0))
+        found = changed(
+            checkpoint, [name for name in names[_rank() :: _world_size()] if not name.startswith("context/")]
+        )
+        return _agree([problem for part in _all_gathered(found) for problem in part])
 
     def _load_strategy(self, weights: str) -> Any:
         from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
@@ -267,14 +358,28 @@ def _unreadable(checkpoint: Path) -> Optional[str]:
     try:
         if (checkpoint / MANIFEST).is_file():
             found = problems(checkpoint)
-            return (
-                f"{checkpoint} is damaged: {'; '.join(found[:5])}. Resume from another checkpoint." if found else None
-            )
+            return _damaged(checkpoint, found) if found else None
     except CheckpointError as error:
         return str(error)
     if not dist_checkpointing.check_is_distributed_checkpoint(str(weights_dir(checkpoint))):
         return f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
     return None
+
+
+def _damaged(checkpoint: Path, found: list[str]) -> str:
+    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"{checkpoint} is damaged: {'; '.join(found[:5])}{more}. Resume from another checkpoint."
+
+
+def _before(checkpoint: Path) -> Optional[Path]:
+    """The newest other finished checkpoint beside this one that can be resumed."""
+    others = [
+        path for path, manifest in finished(checkpoint.parent) if path != checkpoint and not manifest.weights_only
+    ]
+    steps = dict(finished(checkpoint.parent))
+    own = steps[checkpoint].step if checkpoint in steps else None
+    earlier = [path for path in others if own is None or steps[path].step <= own]
+    return earlier[-1] if earlier else None
 
 
 def weights_dir(checkpoint: Path) -> Path:
@@ -283,19 +388,28 @@ def weights_dir(checkpoint: Path) -> Path:
     return inside if inside.is_dir() else checkpoint
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """One line; of what several ranks report, the first rank's."""
     if isinstance(error, CheckpointException):
         if not error.failures:
             return "on another rank, which says why"
         rank, failure = min(error.failures.items())
         error = failure[0] if isinstance(failure, tuple) else failure
-        return f"on rank {rank}, {_reason(error)}"
-    return " ".join(str(error).split()).rstrip(".") or repr(error)
+        return f"on rank {rank}, {reason_of(error)}"
+    words = " ".join(str(error).split()).rstrip(".") or repr(error)
+    return words if len(words) <= _WORDS else f"{words[:_WORDS]} ..."
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def _is_rank_zero() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    return _rank() == 0
 
 
 def _agree(value: Any) -> Any:
@@ -305,3 +419,16 @@ def _agree(value: Any) -> Any:
     box = [value]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def _all_gathered(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    values = [value] * _world_size()
+    if _world_size() > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def _gathered(part: dict[str, str]) -> dict[str, str]:
+    """The ranks' parts as one."""
+    return {name: digest for one in _all_gathered(part) for name, digest in one.items()}

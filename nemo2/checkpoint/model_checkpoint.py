@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished, remove, without_last
+from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
+from nemo2.errors import CheckpointError, ConfigError
 from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -108,15 +109,47 @@ class ModelCheckpoint(Checkpoint):
         self.last_model_path = ""
         self._last_saved_step = -1
         self._last_saved_at = 0.0
+        self._lock: Optional[DirectoryLock] = None
 
     # ------------------------------------------------------------------------------------------------------ when
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
-        if stage == "fit" and trainer.is_global_zero:
+        if stage != "fit":
+            return
+        self._lock_directory(trainer)
+        if trainer.is_global_zero:
             for path in clean_up(Path(self.dirpath)):
                 _say(f"Deleted {path.name}, left by an interrupted save.")
+
+    def _lock_directory(self, trainer: pl.Trainer) -> None:
+        """One run per directory: rank 0 takes the lock, and every rank hears if it couldn't."""
+        assert self.dirpath is not None
+        problem = None
+        if trainer.is_global_zero and self._lock is None:
+            try:
+                self._lock = DirectoryLock(self.dirpath).acquire()
+            except (CheckpointError, OSError) as error:
+                problem = (
+                    str(error)
+                    if isinstance(error, CheckpointError)
+                    else f"Can't write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
+                )
+        problem = trainer.strategy.broadcast(problem)
+        if problem:
+            raise CheckpointError(problem)
+
+    def _unlock_directory(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._unlock_directory()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._unlock_directory()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._last_saved_at = time.monotonic()

@@ -131,8 +131,14 @@ class CheckpointingStrategy(SteppingStrategy):
         return {"optimizer": optimizers[0].sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))}
 
     def load_checkpoint(self, checkpoint_path: Union[str, Path], weights_only: Optional[bool] = None) -> dict[str, Any]:
-        """Read a checkpoint into this rank's cut of the model and, when fitting, of the optimizer."""
-        return self._read(Path(checkpoint_path), optimizer=self.trainer.state.fn == TrainerFn.FITTING)
+        """Read a checkpoint into this rank's cut of the model and, when fitting, of the optimizer.
+
+        A damaged one that `AutoResume` found, rather than was given, is passed over for the one before it.
+        """
+        path = Path(checkpoint_path)
+        if isinstance(self.checkpoint_io, MegatronCheckpointIO):
+            path = self.checkpoint_io.choose(path)
+        return self._read(path, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
 
     def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
         from nemo2.checkpoint.directory import read_manifest

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from nemo2.checkpoint import directory
-from nemo2.checkpoint.directory import Manifest, clean_up, finished, problems, publish, read_manifest, temporary_name
+from nemo2.checkpoint.directory import (
+    Manifest,
+    changed,
+    clean_up,
+    finished,
+    missing_context,
+    problems,
+    publish,
+    read_manifest,
+    set_aside,
+    temporary_name,
+    unusable,
+)
 from nemo2.errors import CheckpointError
 
 
@@ -149,6 +161,48 @@ def test_damage_is_seen_by_names_and_sizes(tmp_path, damage, expected):
     checkpoint = saved(tmp_path / "step=3", 3)
     damage(checkpoint)
     assert problems(checkpoint) == [expected]
+
+
+def test_a_flipped_bit_is_seen_by_the_hash_and_not_by_the_size(tmp_path):
+    checkpoint = saved(tmp_path / "step=3", 3)
+    assert changed(checkpoint) == []
+    (checkpoint / "weights" / "part").write_text("step 2")
+    assert problems(checkpoint) == []
+    assert changed(checkpoint) == ["weights/part has changed since it was written (its SHA-256 differs)"]
+    assert changed(checkpoint, names=["weights/other"]) == []
+
+
+def test_hashes_that_the_writers_took_are_believed_and_the_others_are_taken(tmp_path):
+    temporary = written(tmp_path / "step=3", 3)
+    (temporary / "weights" / "other").write_text("abc")
+    publish(temporary, tmp_path / "step=3", manifest(3), {"weights/part": "given"})
+    read = read_manifest(tmp_path / "step=3")
+    assert read is not None
+    assert read.hashes == {
+        "weights/part": "given",
+        # The test vector of FIPS 180-2 for "abc".
+        "weights/other": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    }
+
+
+def test_a_lost_context_is_not_damage(tmp_path):
+    temporary = written(tmp_path / "step=3", 3)
+    (temporary / "context").mkdir()
+    (temporary / "context" / "model.json").write_text("{}")
+    publish(temporary, tmp_path / "step=3", manifest(3))
+    (tmp_path / "step=3" / "context" / "model.json").unlink()
+    assert problems(tmp_path / "step=3") == []
+    assert missing_context(tmp_path / "step=3") == ["context/model.json is missing"]
+
+
+def test_what_is_set_aside_is_neither_found_nor_cleaned_up_but_told(tmp_path):
+    saved(tmp_path / "step=1", 1)
+    aside = set_aside(saved(tmp_path / "step=3", 3))
+    assert [read.step for _, read in finished(tmp_path)] == [1]
+    assert clean_up(tmp_path) == []
+    assert unusable(tmp_path) == {aside: "was found damaged, and set aside"}
+    (tmp_path / "step=1" / "manifest.json").unlink()
+    assert unusable(tmp_path)[tmp_path / "step=1"] == "manifest.json is missing"
 
 
 def test_an_unreadable_manifest_names_the_file_and_where_to_look_next(tmp_path):

@@ -166,6 +166,12 @@ def _damaged(checkpoint: Path, damage: str) -> Path:
         shards = sorted((copy / "weights").glob("*.distcp"))
         if damage == "truncated":
             os.truncate(shards[-1], shards[-1].stat().st_size // 2)
+        elif damage == "flipped":
+            _flip_a_bit(shards[-1])
+        elif damage == "flipped common":
+            # Megatron-Core 0.19 keeps the common state with the tensors.
+            common = copy / "weights" / "common.pt"
+            _flip_a_bit(common if common.exists() else shards[0])
         elif damage == "missing":
             shards[-1].unlink()
         elif damage == "manifest":
@@ -179,7 +185,15 @@ def _damaged(checkpoint: Path, damage: str) -> Path:
     return copy
 
 
+def _flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 DAMAGES = {
+    "flipped": r"flipped is damaged: weights/\S+\.distcp has changed since it was written \(its SHA-256 differs\)",
+    "flipped common": r"is damaged: weights/\S+ has changed since it was written",
     "truncated": r"truncated is damaged: weights/\S+\.distcp has \d+ bytes, and \d+ were written.*another checkpoint",
     "missing": r"missing is damaged: weights/\S+\.distcp is missing",
     "manifest": r"manifest\.json can't be read.*damaged",
@@ -264,7 +278,7 @@ def failing_writer(directory: str) -> tuple[str, list[str]]:
                 tensor_model_parallel_size=2,
             )
     torch.distributed.barrier()
-    return str(caught.value), sorted(path.name for path in Path(directory).iterdir())
+    return str(caught.value), sorted(path.name for path in Path(directory).iterdir() if path.name != ".lock")
 
 
 def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_on_ranks, tmp_path):

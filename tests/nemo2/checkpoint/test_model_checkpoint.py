@@ -167,7 +167,7 @@ def schedules(directory: str) -> dict[str, list[str]]:
             callbacks=[keep],
             trainer={"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
         )
-        found[name] = sorted(path.name for path in folder.iterdir())
+        found[name] = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
     return found
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run per directory: a lock that the kernel takes back when its holder ends, however it ends.
+
+A POSIX record lock on ``.lock``. Unlike ``flock`` it isn't inherited by the processes a rank forks, and it works over NFS
+(version 4, or version 3 with a lock manager). The file says who holds it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.errors import CheckpointError
+
+LOCK_FILE = ".lock"
+_log = logging.getLogger(__name__)
+_held: dict[Path, "DirectoryLock"] = {}
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_POLL_SECONDS = 0.2
+
+
+class DirectoryLock:
+    """The right to write checkpoints into ``directory``, held by this process. Taking it twice in one process is fine.
+
+    Args:
+        directory: Exists, or is created.
+        wait_seconds: How long to wait for a holder that is just ending.
+    """
+
+    def __init__(self, directory: Path | str, *, wait_seconds: float = 5.0) -> None:
+        self.directory = Path(directory)
+        self.wait_seconds = wait_seconds
+        self._descriptor: Optional[int] = None
+        self._count = 0
+
+    def acquire(self) -> "DirectoryLock":
+        """Take the lock; returns the one to release, which is another object if this process holds it already.
+
+        Raises:
+            CheckpointError: another run holds it; the message says which.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        key = self.directory.resolve()
+        if key in _held:
+            _held[key]._count += 1
+            return _held[key]
+        descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        deadline = time.monotonic() + self.wait_seconds
+        while not self._try(descriptor):
+            if time.monotonic() >= deadline:
+                owner = _describe(os.pread(descriptor, 4096, 0))
+                os.close(descriptor)
+                raise CheckpointError(
+                    f"Another run is writing to {self.directory}: {owner}. Two runs would delete each other's checkpoints. "
+                    "Wait for it, stop it, or give this run another log.name or log.version."
+                )
+            time.sleep(_POLL_SECONDS)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(_owner()).encode(), 0)
+        self._descriptor, self._count = descriptor, 1
+        _held[key] = self
+        return self
+
+    def release(self) -> None:
+        """Give it back, once for every `acquire`."""
+        self._count -= 1
+        if self._count > 0 or self._descriptor is None:
+            return
+        _held.pop(self.directory.resolve(), None)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def _try(self, descriptor: int) -> bool:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                _log.warning(
+                    "%s is on a file system without locks: nothing keeps a second run from writing there too.",
+                    self.directory,
+                )
+                return True
+            return False
+        return True
+
+
+def holds(directory: Path) -> bool:
+    """Whether this process holds the lock of ``directory``."""
+    return directory.resolve() in _held
+
+
+def _owner() -> dict[str, Any]:
+    job = os.environ.get("SLURM_JOB_ID")
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        **({"job": job} if job else {}),
+    }
+
+
+def _describe(content: bytes) -> str:
+    try:
+        owner = json.loads(content)
+        job = f", job {owner['job']}" if "job" in owner else ""
+        return f"process {owner['pid']} on {owner['host']}{job}, since {owner['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "a process that hasn't said which"

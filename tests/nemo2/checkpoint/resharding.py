@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved in one layout, loaded in another: the pairs, and what is compared. `tools/reshard.py` runs all of them.
+
+Each source trains three steps, saves, and trains ten more: the uninterrupted run. Each target loads what was saved, saves
+it again before its first step, and trains the same ten. The two checkpoints are read whole, with torch's own reader of the
+format and without Megatron-Core, and compared tensor by tensor: parameters, both moments of Adam, fp32 main parameters.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import small_runs
+
+STOP, STEPS = 3, 13
+MODEL = {"num_layers": 4, "num_query_groups": 4}
+MOE = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 64,
+    "moe_aux_loss_coeff": 0.0,
+    "moe_token_dispatcher_type": "alltoall",
+    "add_bias_linear": False,
+}
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+_SHORT = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A layout as it is written here: ``Cut(4, "tp2 pp2 sp")``; ``do`` is the distributed optimizer."""
+
+    world: int
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text or 'dp'} on {self.world}"
+
+    @property
+    def distributed(self) -> bool:
+        return "do" in self.text.split()
+
+    def strategy(self) -> dict[str, Any]:
+        words = self.text.split()
+        options: dict[str, Any] = {"sequence_parallel": True} if "sp" in words else {}
+        for word in words:
+            name = word.rstrip("0123456789")
+            if name in _SHORT:
+                options[_SHORT[name]] = int(word.removeprefix(name))
+        return options
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``exact``: the same layout, with dropout; losses and all else are to be equal to the last bit."""
+
+    saved: Cut
+    loaded: Cut
+    moe: bool = False
+    exact: bool = False
+
+    def __str__(self) -> str:
+        kind = "MoE" if self.moe else "dense"
+        return f"{kind}: {self.saved} -> {self.loaded}{', dropout' if self.exact else ''}"
+
+    @property
+    def source(self) -> tuple[Cut, bool, bool]:
+        return self.saved, self.moe, self.exact
+
+
+def _pairs() -> list[Pair]:
+    one = Cut(1)
+    dense = [
+        (one, Cut(2, "tp2")),
+        (one, Cut(2, "pp2 vp2")),
+        (one, Cut(4, "do")),
+        (Cut(2, "tp2"), Cut(2, "pp2")),
+        (Cut(2, "pp2"), Cut(2, "tp2 sp")),
+        (Cut(2, "cp2"), Cut(2, "tp2")),
+        (Cut(2, "do"), one),
+        (Cut(2, "do"), Cut(4, "do")),
+        (Cut(2, ""), Cut(2, "do")),
+        (Cut(2, "do"), Cut(2, "")),
+        (Cut(4, "tp2 pp2"), Cut(4, "do")),
+        (Cut(4, "do"), Cut(4, "tp2 pp2")),
+        (Cut(4, "tp4"), Cut(4, "pp4")),
+        (Cut(4, "pp4"), Cut(4, "cp2 do")),
+        (Cut(2, "pp2 vp2"), Cut(4, "tp2 cp2 sp")),
+        (Cut(2, "pp2 vp2"), Cut(4, "pp4")),
+        (Cut(4, "tp2 do"), Cut(4, "pp2 do")),
+        (Cut(4, "tp2 cp2 sp"), one),
+    ]
+    experts = [
+        (one, Cut(2, "ep2")),
+        (Cut(2, "ep2"), one),
+        (Cut(4, "ep4 do"), Cut(2, "ep2 do")),
+        (Cut(4, "pp2 ep2"), Cut(4, "tp2 ep2 sp")),
+        (Cut(2, "tp2 etp1 ep2 sp"), Cut(2, "tp2 etp2 sp")),
+        (Cut(2, "tp2 etp2 sp"), Cut(4, "ep4")),
+        (Cut(2, "ep2 do"), Cut(4, "pp2 ep2 do")),
+        (Cut(2, "pp2"), Cut(4, "ep4 do")),
+    ]
+    same = [Cut(2, "do"), Cut(2, "tp2 sp"), Cut(2, "pp2 vp2"), Cut(2, "cp2"), Cut(4, "tp2 pp2 sp")]
+    return [
+        *(Pair(saved, loaded) for saved, loaded in dense),
+        *(Pair(saved, loaded, moe=True) for saved, loaded in experts),
+        *(Pair(cut, cut, exact=True) for cut in same),
+        Pair(Cut(2, "ep2 do"), Cut(2, "ep2 do"), moe=True, exact=True),
+    ]
+
+
+PAIRS = _pairs()
+
+
+@dataclass
+class Outcome:
+    """What a pair gave. ``loss`` is the largest relative difference over the ten steps."""
+
+    pair: str
+    loss: float
+    exact: bool
+    parameters: int = 0
+    moments: int = 0
+    different: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        same = self.parameters > 8 and self.moments >= 2 * self.parameters and not self.different
+        return same and (self.loss == 0.0 if self.exact else self.loss <= 1e-6)
+
+
+def save(cut: Cut, moe: bool, exact: bool, directory: str) -> list[float]:
+    """Train, save at `STOP` into ``directory/step=3``, train on; the losses after the save."""
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    keep = ModelCheckpoint(
+        dirpath=directory, filename="{step}", every_n_train_steps=STOP, save_top_k=-1, save_last=False, verbose=False
+    )
+    return _fit(cut, moe, exact, callbacks=[keep])["losses"][STOP:]
+
+
+def load(cut: Cut, moe: bool, exact: bool, directory: str, again: str) -> list[float]:
+    """Load ``directory/step=3``, save it to ``again`` as it is now cut, train on; the losses."""
+    import lightning.pytorch as pl
+
+    class SaveAgain(pl.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            assert trainer.global_step == STOP
+            trainer.save_checkpoint(again)
+
+    return _fit(cut, moe, exact, callbacks=[SaveAgain()], ckpt_path=f"{directory}/step={STOP}")["losses"]
+
+
+def _fit(cut: Cut, moe: bool, exact: bool, **options: Any) -> dict[str, Any]:
+    small_runs.release()
+    config = MODEL | (MOE if moe else {}) | (DROPOUT if exact else {})
+    model = small_runs.build_llama(
+        distributed=cut.distributed, schedule=small_runs.cosine(STEPS, warmup_steps=2), lr=3e-3, **config
+    )
+    return small_runs.fit(model, small_runs.TokenData(size=128), max_steps=STEPS, **cut.strategy(), **options)
+
+
+def compare(pair: Pair, directory: str, again: str, expected: list[float], losses: list[float]) -> Outcome:
+    """In one process, without process groups: the files of both checkpoints and both runs' losses."""
+    assert len(expected) == len(losses) == STEPS - STOP, (expected, losses)
+    saved, loaded = whole_tensors(Path(directory) / f"step={STOP}"), whole_tensors(Path(again))
+    worst = max(abs(a - b) / abs(a) for a, b in zip(expected, losses, strict=True))
+    outcome = Outcome(str(pair), worst, pair.exact)
+    for name in sorted(saved.keys() | loaded.keys()):
+        if name not in saved or name not in loaded:
+            outcome.different.append(f"{name} is only in {'the saved' if name in saved else 'the loaded'} one")
+        elif not _equal(saved[name], loaded[name]):
+            outcome.different.append(name)
+        elif name.startswith("optimizer."):
+            outcome.moments += name.startswith(("optimizer.state.exp_avg.", "optimizer.state.exp_avg_sq."))
+        else:
+            outcome.parameters += 1
+    return outcome
+
+
+def whole_tensors(checkpoint: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint by its name in the file, whole, read by torch."""
+    import torch
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    reader = dcp.FileSystemReader(checkpoint / "weights")
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
+
+
+def _equal(a: Any, b: Any) -> bool:
+    import torch
+
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
