@@ -7,10 +7,10 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup fmt check test docs demo clean
+.PHONY: help setup fmt check test docs demo parity parity-quick clean
 
 help: ## what there is
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(READY) ## install what the others need into .venv
 
@@ -38,6 +38,12 @@ fmt: $(READY) ## format, and fix what ruff can fix
 
 docs: $(READY) ## run every example of the README, the docs and the notebook
 	@$(BIN)/python -m pytest -q tests/docs
+
+parity: $(READY) ## train every layout against one process (docs/parity.md); a call that was stopped is gone on with
+	@$(BIN)/python -m tools.parity
+
+parity-quick: $(READY) ## the few of these layouts that the tests run too
+	@$(BIN)/python -m tools.parity --quick
 
 clean: ## remove the environment and everything that was built; runs stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache

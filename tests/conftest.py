@@ -65,8 +65,8 @@ def run_on_ranks(_rank_server: Any) -> Callable[..., list[Any]]:
     ranks of one gloo world, and returns what each returned, in order of rank. With `init_process_group=False` only the
     environment of torchrun is set (RANK, WORLD_SIZE, MASTER_ADDR ...). `env` adds variables.
 
-    Functions, arguments and results travel by pickle. Inside `fn`, `import bench.<name>` works too. Raises `RankFailed`
-    with the traceback of the rank that failed first; no process outlives the call.
+    Functions, arguments and results travel by pickle. Inside `fn`, `import bench.<name>` and `import tools.<name>` work
+    too. Raises `RankFailed` with the traceback of the rank that failed first; no process outlives the call.
     """
 
     def run(
@@ -201,11 +201,12 @@ def _anonymous_main() -> Iterator[None]:
 
 
 def _modules_of_this_checkout() -> dict[str, str]:
-    """Where a rank finds the test modules, by the names they have in this process, and `bench.<name>`."""
+    """Where a rank finds the test modules, by the names they have in this process, and those of bench/ and tools/."""
     home = f"{ROOT / 'tests'}{os.sep}"
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    bench = {f"bench.{path.stem}": str(path) for path in (ROOT / "bench").glob("*.py")}
-    return bench | {name: file for name, file in files if file and file.startswith(home)}
+    files_of_ours = [*(ROOT / "bench").glob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    ours = {".".join(path.relative_to(ROOT).with_suffix("").parts): str(path) for path in files_of_ours}
+    return ours | {name: file for name, file in files if file and file.startswith(home)}
 
 
 def _free_port() -> int:

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the parity table, as data: a model, a layout, and the settings the layout is run with.
+
+A row that must be refused names the words of the refusal; it is part of the table like any other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tools.parity.measure import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    layout: str
+    """What the table calls it."""
+    ranks: int
+    run: Run
+    quick: bool = False
+    """Also in the default test run."""
+    refused: str | None = None
+    """Words of the `ConfigError` that must come instead of a run."""
+
+    @property
+    def name(self) -> str:
+        """Unique, and short enough to type: ``llama: TP 2 + SP``."""
+        precision = "" if self.run.precision == "32" else f" {self.run.precision.removesuffix('-mixed')}"
+        return f"{self.run.model}{precision}: {self.layout}"
+
+
+def _row(ranks: int, model: str, layout: str, **settings: Any) -> Row:
+    options = {name: settings.pop(name) for name in ("quick", "refused") if name in settings}
+    strategy: dict[str, Any] = {
+        _NAMES[name] if name in _NAMES else name: value for name, value in settings.pop("cut", {}).items()
+    }
+    return Row(layout=layout, ranks=ranks, run=Run(model=model, strategy=strategy, **settings), **options)
+
+
+_NAMES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "sp": "sequence_parallel",
+}
+TP2 = {"tp": 2, "sp": True}
+TP4 = {"tp": 4, "sp": True}
+RING, GATHER, HEADS = {"cp_comm_type": "p2p"}, {"cp_comm_type": "all_gather"}, {"cp_comm_type": "a2a"}
+# Several buckets per model, so that reductions really run beside the backward pass.
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 5000}
+OVERLAP_GRADS = {"overlap_grad_reduce": True, "bucket_size": 5000}
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp", "layernorm"]}
+BF16 = {"precision": "bf16-mixed"}
+
+TWO = [
+    _row(2, "llama", "DP 2"),
+    _row(2, "llama", "DP 2, overlapped reduction", ddp=OVERLAP_GRADS),
+    _row(2, "llama", "DP 2, ZeRO-1", zero=True),
+    _row(2, "llama", "DP 2, ZeRO-1 overlapped", zero=True, ddp=OVERLAP, quick=True),
+    _row(2, "llama", "DP 2, micro-batches of 2", zero=True, micro_batch_size=2),
+    _row(2, "llama", "TP 2", cut={"tp": 2}),
+    _row(2, "llama", "TP 2 + SP", cut=TP2, quick=True),
+    _row(2, "llama", "PP 2", cut={"pp": 2}),
+    _row(2, "llama", "PP 2 x VP 2", cut={"pp": 2, "vp": 2}, quick=True),
+    _row(
+        2,
+        "llama",
+        "PP 2, uneven: 3 layers and 1",
+        cut={"pp": 2, "num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1},
+    ),
+    _row(2, "llama", "PP 2, layout Et\\|tttL", cut={"pp": 2, "pipeline_model_parallel_layout": "Et|tttL"}),
+    _row(
+        2,
+        "llama",
+        "PP 2, embedding and loss count as layers",
+        cut={
+            "pp": 2,
+            "account_for_embedding_in_pipeline_split": True,
+            "account_for_loss_in_pipeline_split": True,
+        },
+    ),
+    _row(2, "llama", "CP 2, all-gather", cut={"cp": 2}, config=GATHER),
+    _row(2, "llama", "CP 2, ring", cut={"cp": 2}, config=RING, quick=True),
+    _row(2, "llama", "CP 2, heads shared out (a2a)", cut={"cp": 2}, config=HEADS),
+    _row(2, "llama", "TP 2 + SP, full recomputation", cut=TP2, config=FULL),
+    _row(2, "llama", "TP 2 + SP, selective recomputation", cut=TP2, config=SELECTIVE),
+    _row(2, "llama", "PP 2, full recomputation", cut={"pp": 2}, config=FULL),
+    _row(2, "llama", "CP 2 ring, selective recomputation", cut={"cp": 2}, config=RING | SELECTIVE),
+    _row(2, "llama, mean over tokens", "DP 2, ZeRO-1", zero=True),
+    _row(2, "llama, mean over tokens", "TP 2 + SP", cut=TP2),
+    _row(2, "llama, mean over tokens", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "llama, sgd", "DP 2", ddp=OVERLAP_GRADS),
+    _row(2, "llama, sgd", "TP 2 + SP", cut=TP2),
+    _row(2, "llama, sgd", "PP 2", cut={"pp": 2}),
+    _row(2, "llama, dropout", "TP 2", cut={"tp": 2}),
+    _row(2, "llama, packed", "DP 2, ZeRO-1", zero=True),
+    _row(2, "llama, packed", "TP 2 + SP", cut=TP2),
+    _row(2, "llama, packed", "PP 2", cut={"pp": 2}),
+    _row(2, "llama, packed", "CP 2, all-gather", cut={"cp": 2}, config=GATHER),
+    _row(2, "llama, packed", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "gpt, tied", "DP 2, ZeRO-1", zero=True),
+    _row(2, "gpt, tied", "TP 2 + SP", cut=TP2),
+    _row(2, "gpt, tied", "PP 2", cut={"pp": 2}, quick=True),
+    _row(2, "gpt, tied", "PP 2 x VP 2", cut={"pp": 2, "vp": 2}),
+    _row(2, "gpt, tied", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "mixtral", "DP 2, every expert on every rank", zero=True),
+    _row(2, "mixtral", "EP 2, all-to-all", cut={"ep": 2}, quick=True),
+    _row(2, "mixtral", "EP 2, all-gather dispatch", cut={"ep": 2}, config={"moe_token_dispatcher_type": "allgather"}),
+    _row(2, "mixtral", "EP 2, grouped products", cut={"ep": 2}, config={"moe_grouped_gemm": True}, zero=True),
+    _row(2, "mixtral", "TP 2 + SP, experts cut too (ETP 2)", cut=TP2),
+    _row(2, "mixtral", "TP 2 + SP, EP 2, ETP 1", cut=TP2 | {"ep": 2, "etp": 1}),
+    _row(2, "mixtral", "PP 2", cut={"pp": 2}),
+    _row(2, "mixtral", "CP 2 ring", cut={"cp": 2}, config=RING),
+    _row(2, "mixtral", "CP 2 ring, EP 2", cut={"cp": 2, "ep": 2}, config=RING),
+    _row(2, "deepseek", "DP 2, ZeRO-1", zero=True),
+    _row(2, "deepseek", "TP 2 + SP", cut=TP2),
+    _row(2, "deepseek", "TP 2 + SP, EP 2, ETP 1", cut=TP2 | {"ep": 2, "etp": 1}, quick=True),
+    _row(2, "deepseek", "EP 2", cut={"ep": 2}),
+    _row(
+        2,
+        "deepseek",
+        "EP 2, shared experts beside the dispatch",
+        cut={"ep": 2},
+        config={"moe_shared_expert_overlap": True},
+    ),
+    _row(2, "deepseek", "PP 2", cut={"pp": 2}),
+    _row(2, "deepseek", "PP 2 x VP 2", cut={"pp": 2, "vp": 2}),
+    _row(2, "deepseek", "CP 2, all-gather", cut={"cp": 2}, config=GATHER),
+    _row(2, "deepseek", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "deepseek", "CP 2, heads shared out (a2a)", cut={"cp": 2}, config=HEADS),
+    _row(2, "deepseek", "TP 2 without SP", cut={"tp": 2}, refused="needs sequence_parallel=True"),
+    _row(2, "deepseek, multi-token", "TP 2 + SP", cut=TP2),
+    _row(2, "deepseek, multi-token", "PP 2", cut={"pp": 2}),
+    _row(2, "deepseek, multi-token", "EP 2", cut={"ep": 2}),
+    _row(2, "deepseek, multi-token", "CP 2", cut={"cp": 2}, refused="mtp_num_layers=1 with context_parallel_size=2"),
+]
+FOUR = [
+    _row(4, "llama", "DP 4, ZeRO-1 overlapped", zero=True, ddp=OVERLAP),
+    _row(
+        4,
+        "llama",
+        "DP 4, ZeRO-1 in 2 instances",
+        zero=True,
+        cut={"num_distributed_optimizer_instances": 2},
+        ddp=OVERLAP,
+    ),
+    _row(4, "llama", "TP 4 + SP", cut=TP4),
+    _row(4, "llama", "PP 4", cut={"pp": 4}),
+    _row(4, "llama, 8 layers", "PP 4 x VP 2", cut={"pp": 4, "vp": 2}),
+    _row(
+        4,
+        "llama",
+        "PP 4, stages of their own for embedding and loss",
+        cut={"pp": 4, "pipeline_model_parallel_layout": "E|tt|tt|L"},
+    ),
+    _row(4, "llama", "CP 4, ring", cut={"cp": 4}, config=RING),
+    _row(4, "llama", "CP 4, all-gather", cut={"cp": 4}, config=GATHER),
+    _row(4, "llama", "TP 2 + SP, DP 2, ZeRO-1 overlapped", cut=TP2, zero=True, ddp=OVERLAP),
+    _row(4, "llama", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+    _row(4, "llama", "TP 2 + SP, PP 2 x VP 2", cut=TP2 | {"pp": 2, "vp": 2}),
+    _row(4, "llama", "PP 2 x VP 2, DP 2, ZeRO-1 overlapped", cut={"pp": 2, "vp": 2}, zero=True, ddp=OVERLAP),
+    _row(4, "llama", "CP 2 ring, TP 2 + SP", cut=TP2 | {"cp": 2}, config=RING),
+    _row(4, "llama", "CP 2 all-gather, PP 2", cut={"cp": 2, "pp": 2}, config=GATHER),
+    _row(4, "llama", "CP 2 ring, DP 2, ZeRO-1", cut={"cp": 2}, config=RING, zero=True),
+    _row(4, "llama, sgd", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+    _row(4, "llama, packed", "CP 2 ring, TP 2 + SP", cut=TP2 | {"cp": 2}, config=RING),
+    _row(4, "gpt, tied", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+    _row(4, "gpt, tied", "PP 4", cut={"pp": 4}),
+    _row(4, "gpt, tied", "PP 2 x VP 2, DP 2, ZeRO-1 overlapped", cut={"pp": 2, "vp": 2}, zero=True, ddp=OVERLAP),
+    _row(4, "mixtral", "EP 4", cut={"ep": 4}),
+    _row(4, "mixtral", "EP 2, DP 2 of experts, ZeRO-1", cut={"ep": 2}, zero=True, ddp=OVERLAP),
+    _row(4, "mixtral", "EP 2, PP 2", cut={"ep": 2, "pp": 2}),
+    _row(4, "mixtral", "TP 2 + SP, EP 2, ETP 2", cut=TP2 | {"ep": 2}),
+    _row(4, "mixtral", "TP 2 + SP, EP 4, ETP 1, ZeRO-1", cut=TP2 | {"ep": 4, "etp": 1}, zero=True),
+    _row(4, "mixtral", "CP 2 ring, TP 2 + SP, EP 4, ETP 1", cut=TP2 | {"cp": 2, "ep": 4, "etp": 1}, config=RING),
+    _row(4, "deepseek", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+    _row(4, "deepseek", "CP 2 ring, TP 2 + SP, EP 2, ETP 1", cut=TP2 | {"cp": 2, "ep": 2, "etp": 1}, config=RING),
+    _row(
+        4,
+        "deepseek",
+        "EP 2, PP 2, shared experts beside the dispatch",
+        cut={"ep": 2, "pp": 2},
+        config={"moe_shared_expert_overlap": True},
+    ),
+    _row(4, "deepseek, multi-token", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+]
+EIGHT = [
+    _row(8, "llama", "DP 8, ZeRO-1 overlapped", zero=True, ddp=OVERLAP),
+    _row(8, "llama", "TP 2 + SP, PP 2, DP 2, ZeRO-1 overlapped", cut=TP2 | {"pp": 2}, zero=True, ddp=OVERLAP),
+    _row(8, "llama", "TP 2 + SP, PP 2 x VP 2, DP 2, ZeRO-1", cut=TP2 | {"pp": 2, "vp": 2}, zero=True),
+    _row(8, "llama", "TP 2 + SP, CP 2 ring, PP 2", cut=TP2 | {"cp": 2, "pp": 2}, config=RING),
+    _row(
+        8,
+        "llama",
+        "TP 2 + SP, CP 2 ring, DP 2, ZeRO-1 overlapped",
+        cut=TP2 | {"cp": 2},
+        config=RING,
+        zero=True,
+        ddp=OVERLAP,
+    ),
+    _row(8, "llama", "PP 2, CP 2 all-gather, DP 2, ZeRO-1", cut={"pp": 2, "cp": 2}, config=GATHER, zero=True),
+    _row(8, "llama", "TP 4 + SP, PP 2", cut=TP4 | {"pp": 2}),
+    _row(8, "llama", "TP 2 + SP, PP 4, full recomputation", cut=TP2 | {"pp": 4}, config=FULL),
+    _row(8, "gpt, tied", "TP 2 + SP, PP 2, DP 2, ZeRO-1 overlapped", cut=TP2 | {"pp": 2}, zero=True, ddp=OVERLAP),
+    _row(8, "mixtral", "TP 2 + SP, EP 2, ETP 2, DP 2 of experts, ZeRO-1", cut=TP2 | {"ep": 2}, zero=True),
+    _row(8, "mixtral", "EP 4, PP 2, ZeRO-1 overlapped", cut={"ep": 4, "pp": 2}, zero=True, ddp=OVERLAP),
+    _row(8, "mixtral", "TP 2 + SP, PP 2, EP 2, ETP 1, DP 2, ZeRO-1", cut=TP2 | {"pp": 2, "ep": 2, "etp": 1}, zero=True),
+    _row(
+        8,
+        "deepseek",
+        "TP 2 + SP, CP 2 ring, PP 2, EP 4, ETP 1",
+        cut=TP2 | {"cp": 2, "pp": 2, "ep": 4, "etp": 1},
+        config=RING,
+    ),
+    _row(8, "deepseek", "EP 4, PP 2 x VP 2", cut={"ep": 4, "pp": 2, "vp": 2}),
+]
+IN_BF16 = [
+    _row(2, "llama", "DP 2, ZeRO-1 overlapped", zero=True, ddp=OVERLAP, **BF16),
+    _row(2, "llama", "TP 2 + SP", cut=TP2, **BF16),
+    _row(2, "llama", "PP 2", cut={"pp": 2}, **BF16),
+    _row(2, "llama", "CP 2, ring", cut={"cp": 2}, config=RING, **BF16),
+    _row(2, "gpt, tied", "TP 2 + SP", cut=TP2, **BF16),
+    _row(4, "gpt, tied", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}, **BF16),
+    _row(2, "mixtral", "EP 2", cut={"ep": 2}, **BF16),
+    _row(4, "mixtral", "TP 2 + SP, EP 4, ETP 1, ZeRO-1", cut=TP2 | {"ep": 4, "etp": 1}, zero=True, **BF16),
+    _row(4, "deepseek", "TP 2 + SP, EP 2, ETP 1, PP 2", cut=TP2 | {"ep": 2, "etp": 1, "pp": 2}, **BF16),
+    _row(8, "llama", "TP 2 + SP, PP 2, DP 2, ZeRO-1 overlapped", cut=TP2 | {"pp": 2}, zero=True, ddp=OVERLAP, **BF16),
+]
+ROWS: list[Row] = TWO + FOUR + EIGHT + IN_BF16

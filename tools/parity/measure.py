@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training run of the table, through the stack that users have: what a rank of `ranks.run_on_ranks` does.
+
+`reference` trains the whole model in one process and leaves its first weights and gradients; `layout` starts from those
+weights, cut its own way, and compares its gradients with them.
+"""
+
+import dataclasses
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tools.parity import gradients, models, reordered
+
+WEIGHTS, GRADIENTS = "weights", "gradients.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is trained, and how. Everything in it is plain data."""
+
+    model: str
+    config: dict[str, Any] = field(default_factory=dict)
+    """The layout's own settings of the model."""
+    strategy: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `MegatronStrategy`; ``kind`` names another strategy of `nemo2`."""
+    ddp: dict[str, Any] = field(default_factory=dict)
+    zero: bool = False
+    """The distributed optimizer (ZeRO-1)."""
+    precision: str = "32"
+    micro_batch_size: int = 1
+    steps: int = models.STEPS
+    variation: dict[str, Any] = field(default_factory=dict)
+    """What `reordered` changes about one process, to see how much rounding alone does."""
+
+
+def reference(run: Run, folder: str, *, initial: str | None = None) -> dict[str, Any]:
+    """Train in one process. Writes weights and gradients into ``folder``; with ``initial``, the folder of another reference,
+    starts from its weights and compares with it instead."""
+    if initial is not None:
+        return layout(run, initial)
+
+    def before(trainer: Any) -> None:
+        path = Path(folder) / WEIGHTS
+        trainer.strategy.save_checkpoint(
+            trainer._checkpoint_connector.dump_checkpoint(weights_only=True),
+            path,
+            storage_options={"with_context": False},
+        )
+
+    def first_gradients(trainer: Any) -> dict[str, Any]:
+        whole = gradients.whole_gradients(gradients.pieces_of(trainer.strategy.megatron_parallel))
+        torch.save(whole, Path(folder) / GRADIENTS)
+        return {"parameters": len(whole)}
+
+    return _train(run, weights=None, before=before, first_gradients=first_gradients)
+
+
+def layout(run: Run, reference_folder: str) -> dict[str, Any]:
+    """Train over all the ranks there are, from the reference's weights. ``errors`` is the relative difference of each
+    parameter's gradient at the first step, the same on every rank."""
+
+    def first_gradients(trainer: Any) -> dict[str, Any]:
+        whole = torch.load(Path(reference_folder) / GRADIENTS)
+        found = gradients.differences(gradients.pieces_of(trainer.strategy.megatron_parallel), whole)
+        everybodys: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everybodys, found)
+        return {"errors": gradients.relative_errors([item for rank in everybodys for item in rank], whole)}
+
+    return _train(run, weights=str(Path(reference_folder) / WEIGHTS), first_gradients=first_gradients)
+
+
+def _train(
+    run: Run,
+    *,
+    weights: str | None,
+    first_gradients: Callable[[Any], dict[str, Any]],
+    before: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    _quiet()
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    import nemo2 as nl
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+
+    ddp: dict[str, Any] = {"check_for_nan_in_grad": True} | run.ddp
+    model = models.build_model(run.model, run.config, optimizer={"use_distributed_optimizer": run.zero})
+    recorder = Recorder(first_gradients, before)
+    strategy = nl.MegatronStrategy(
+        **run.strategy,
+        ddp=DistributedDataParallelConfig(**ddp),
+        restore_config=RestoreConfig(path=weights) if weights else None,
+        ckpt_async_save=False,
+    )
+    trainer = nl.Trainer(
+        devices=torch.distributed.get_world_size(),
+        max_steps=run.steps,
+        strategy=strategy,
+        plugins=nl.MegatronMixedPrecision(run.precision),
+        callbacks=[recorder],
+        log_every_n_steps=1,
+        limit_val_batches=0,
+        enable_progress_bar=False,
+        default_root_dir=tempfile.gettempdir(),
+    )
+    with reordered.contractions(run.variation.get("parts", 1)):
+        trainer.fit(model, Data(run))
+    assert len(recorder.losses) == run.steps, f"{len(recorder.losses)} of {run.steps} steps were done"
+    return {"losses": recorder.losses, "grad_norms": recorder.grad_norms} | recorder.first
+
+
+class Recorder(pl.Callback):
+    """Losses and gradient norms as they are logged, and the first step's gradients before they are clipped."""
+
+    def __init__(self, first_gradients: Callable[[Any], dict[str, Any]], before: Callable[[Any], None] | None) -> None:
+        self.first_gradients = first_gradients
+        self.before = before
+        self.losses: list[float] = []
+        self.grad_norms: list[float] = []
+        self.first: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.before is not None:
+            self.before(trainer)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if not self.losses:
+            self.first = self.first_gradients(trainer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.losses.append(float(trainer.callback_metrics["reduced_train_loss"]))
+        self.grad_norms.append(float(trainer.callback_metrics["grad_norm"]))
+
+
+class Samples(Dataset):
+    """`models.sample`, for as many steps as a run has."""
+
+    def __init__(self, run: Run) -> None:
+        self.size = run.steps * models.GLOBAL_BATCH
+        self.packed = models.MODELS[run.model].packed
+        self.backwards = run.variation.get("order") == "backwards"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.backwards:  # within each global batch
+            step, place = divmod(index, models.GLOBAL_BATCH)
+            index = step * models.GLOBAL_BATCH + models.GLOBAL_BATCH - 1 - place
+        return models.sample(index, packed=self.packed)
+
+
+class Data(pl.LightningDataModule):
+    def __init__(self, run: Run) -> None:
+        from nemo2.data.sampler import MegatronDataSampler
+
+        super().__init__()
+        self.samples = Samples(run)
+        self.data_sampler = MegatronDataSampler(
+            seq_len=models.SEQ, micro_batch_size=run.micro_batch_size, global_batch_size=models.GLOBAL_BATCH
+        )
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.samples)
+
+
+def _quiet() -> None:
+    """Other libraries' notices, once per rank and run, would drown the table."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric", "megatron", "nemo2"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def varied(run: Run, variation: dict[str, Any]) -> Run:
+    """The same run of one process with its sums in another order."""
+    return dataclasses.replace(run, variation=variation, micro_batch_size=variation.get("micro_batch_size", 1))

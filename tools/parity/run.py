@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs rows one after the other, keeps what each showed in a file, and goes on from there when it is started again."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tools import ranks
+from tools.parity import measure, models, verdict
+from tools.parity.layouts import Row
+
+Report = dict[str, Any]
+Runner = Callable[..., list[Any]]
+"""``runner(function, world_size, *arguments)``: what each rank returned. `tools.ranks.run`, or a test's own."""
+
+
+def prepare() -> None:
+    """Import once what every rank needs; they are forked from this process."""
+    ranks.prepare()
+    import nemo2.models.deepseek
+    import nemo2.models.gpt3
+    import nemo2.models.mixtral
+    import nemo2.trainer  # noqa: F401
+
+
+def run_rows(rows: list[Row], folder: Path, *, again: bool = False, timeout: float = 300.0) -> list[Report]:
+    """Every row's report, in order. One that ``folder`` has already is not run anew unless ``again``; one line each."""
+
+    def runner(function: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
+        return ranks.run(function, world, *arguments, timeout=timeout)
+
+    reports = []
+    for number, row in enumerate(rows, 1):
+        path = folder / f"{slug(row.name)}.json"
+        report = None if again else _kept(path, row)
+        if report is None:
+            report = run_row(row, folder, runner)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(report, indent=1) + "\n")
+        reports.append(report)
+        print(f"[{number:3}/{len(rows)}] {line(report)}", flush=True)
+    return reports
+
+
+def run_row(row: Row, folder: Path, runner: Runner) -> Report:
+    """One process where it hasn't run yet, then the row's ranks; never raises for what a row does wrong."""
+    started = time.monotonic()
+    report: Report = {
+        "name": row.name,
+        "model": row.run.model,
+        "layout": row.layout,
+        "ranks": row.ranks,
+        "precision": row.run.precision,
+        "megatron_core": version("megatron-core"),
+        "fingerprint": fingerprint(row),
+    }
+    try:
+        reference = reference_of(row, folder, runner)
+        answer = runner(measure.layout, row.ranks, row.run, str(_reference_folder(row, folder)))[0]
+        found = verdict.differences(answer, reference)
+        report |= found | {"bounds": reference["bounds"], "parameters": len(answer["errors"])}
+        exceeded = verdict.broken(found, reference["bounds"])
+        report["verdict"] = f"fails: {', '.join(exceeded)}" if exceeded else "holds"
+        if row.refused:
+            report["verdict"] = "fails: not refused"
+    except Exception as error:  # whatever it is belongs to this row; the others still run
+        text = str(error)
+        refused = row.refused is not None and "ConfigError" in text and row.refused in text
+        report |= {"verdict": "refused" if refused else "fails: error", "error": _last_line(text)}
+        if not refused:
+            report["trace"] = text
+    return report | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def reference_of(row: Row, folder: Path, runner: Runner) -> Report:
+    """What one process does from the weights it leaves in the folder, and the bounds for those who start from them."""
+    home = _reference_folder(row, folder)
+    run = _reference_run(row)
+    stored = _kept(home / "reference.json", run)
+    if stored is not None:
+        return stored
+    home.mkdir(parents=True, exist_ok=True)
+    report = runner(measure.reference, 1, run, str(home))[0]
+    weak = [norm for norm in report["grad_norms"] if norm <= models.CLIP]
+    assert not weak, f"clipping is not active where the gradient norm is {weak}"
+    bounds: dict[str, float] = verdict.BOUNDS
+    if run.precision != "32":
+        varied = [measure.varied(run, variation) for variation in verdict.VARIATIONS]
+        answers = [runner(measure.layout, 1, one, str(home))[0] for one in varied]
+        bounds = verdict.spread([verdict.differences(answer, report) for answer in answers])
+    report |= {"bounds": bounds, "fingerprint": fingerprint(run)}
+    (home / "reference.json").write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def line(report: Report) -> str:
+    """For the terminal."""
+    head = f"{report['ranks']} ranks  {report['name']:66} {report['verdict']:10}"
+    if "loss" not in report:
+        return f"{head} {report.get('error', '')[:120]}"
+    return (
+        f"{head} loss {report['loss']:.1e}  norm {report['grad_norm']:.1e}  gradient {report['gradient']:.1e} "
+        f"({report['parameter']})  {report['seconds']:.0f} s"
+    )
+
+
+def slug(name: str) -> str:
+    """A file's name for a row."""
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{words[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def fingerprint(what: Any) -> str:
+    """Of a row or run and the model it trains: a kept result of another is not taken for it."""
+    model = what.run.model if isinstance(what, Row) else what.model
+    whole = [dataclasses.asdict(what), dataclasses.asdict(models.MODELS[model]), models.STEPS, models.CLIP]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _kept(path: Path, what: Any) -> Report | None:
+    report = json.loads(path.read_text()) if path.is_file() else {}
+    return report if report.get("fingerprint") == fingerprint(what) else None
+
+
+def _reference_run(row: Row) -> measure.Run:
+    return measure.Run(model=row.run.model, precision=row.run.precision, micro_batch_size=row.run.micro_batch_size)
+
+
+def _reference_folder(row: Row, folder: Path) -> Path:
+    run = _reference_run(row)
+    return folder / "references" / slug(f"{run.model} {run.precision} {run.micro_batch_size}")
+
+
+def _last_line(text: str) -> str:
+    """What a traceback ends with."""
+    lines = [one for one in text.strip().splitlines() if one.strip()]
+    return lines[-1] if lines else text

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports as the table of docs/parity.md: kept as one JSON file per version of Megatron-Core, from which the page is made."""
+
+import json
+import re
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tools.parity.layouts import ROWS, Row
+from tools.parity.run import Report
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "parity.md"
+RESULTS = ROOT / "bench" / "results" / "parity"
+
+
+def keep(reports: list[Report], *, seconds: float) -> Path:
+    """Write what is known of this version into its file under bench/results/; rows that were not run stay as they were."""
+    path = RESULTS / f"megatron-core-{version('megatron-core')}.json"
+    known = {report["name"]: report for report in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    known |= {report["name"]: {k: v for k, v in report.items() if k != "trace"} for report in reports}
+    record = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": {name: version(name) for name in ("megatron-core", "torch", "lightning")},
+        "seconds": round(seconds),
+        "rows": [known[row.name] for row in ROWS if row.name in known],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def records() -> list[dict[str, Any]]:
+    """The kept files, oldest version first."""
+    found = [json.loads(path.read_text()) for path in RESULTS.glob("megatron-core-*.json")]
+    return sorted(found, key=lambda record: [int(part) for part in record["versions"]["megatron-core"].split(".")])
+
+
+def written_anew(page: str, kept: list[dict[str, Any]]) -> str:
+    """The text of the page with what stands between its markers made from the records."""
+    for name, text in (("runs", runs(kept)), ("fp32", table(kept, bf16=False)), ("bf16", table(kept, bf16=True))):
+        start = f"<!-- generated: {name} -->\n"
+        pattern = re.compile(f"({re.escape(start)}).*?(<!-- end -->)", re.DOTALL)
+        page, count = pattern.subn(lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", page)
+        assert count == 1, f"{PAGE.name} has no place for {name}"
+    return page
+
+
+def runs(kept: list[dict[str, Any]]) -> str:
+    """One line per version: what was measured with what, and how it came out."""
+    lines = [
+        "| Megatron-Core | torch | Lightning | measured | rows | hold | refused, as they must be | fail |",
+        "|---" * 8 + "|",
+    ]
+    for record in kept:
+        verdicts = [row["verdict"] for row in record["rows"]]
+        counts = [len(verdicts), verdicts.count("holds"), verdicts.count("refused")]
+        counts.append(sum(verdict.startswith("fails") for verdict in verdicts))
+        cells = [
+            *(record["versions"][name] for name in ("megatron-core", "torch", "lightning")),
+            record["date"],
+            *counts,
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def table(kept: list[dict[str, Any]], *, bf16: bool) -> str:
+    """A line per row and version."""
+    last = "worst gradient of a parameter (allowed)" if bf16 else "worst gradient of a parameter"
+    head = ["model", "layout", "ranks", "Megatron-Core", "loss", "gradient norm", last, "verdict"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in ROWS:
+        if (row.run.precision != "32") != bf16:
+            continue
+        for record in kept:
+            report = next((one for one in record["rows"] if one["name"] == row.name), None)
+            if report is not None:
+                lines.append(_line(row, report, bounds=bf16))
+    return "\n".join(lines)
+
+
+def _line(row: Row, report: Report, *, bounds: bool) -> str:
+    cells = [row.run.model, row.layout, str(row.ranks), report["megatron_core"]]
+    if "loss" in report:
+        allowed = {name: f" ({report['bounds'][name]:.1e})" if bounds else "" for name in report["bounds"]}
+        cells += [f"{report[name]:.1e}{allowed[name]}" for name in ("loss", "grad_norm")]
+        cells.append(f"{report['gradient']:.1e}{allowed['gradient']} `{report['parameter']}`")
+    else:
+        cells += ["", "", ""]
+    return f"| {' | '.join([*cells, report['verdict']])} |"
