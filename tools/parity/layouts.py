@@ -30,9 +30,7 @@ class Row:
 
 def _row(ranks: int, model: str, layout: str, **settings: Any) -> Row:
     options = {name: settings.pop(name) for name in ("quick", "refused") if name in settings}
-    strategy: dict[str, Any] = {
-        _NAMES[name] if name in _NAMES else name: value for name, value in settings.pop("cut", {}).items()
-    }
+    strategy: dict[str, Any] = {str(_NAMES.get(name, name)): value for name, value in settings.pop("cut", {}).items()}
     return Row(layout=layout, ranks=ranks, run=Run(model=model, strategy=strategy, **settings), **options)
 
 
