@@ -16,12 +16,14 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
 from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.optimizer_forms import completed, forms_of, under_saved_names
 from nemo2.checkpoint.random_state import load_random_state, random_state
 from nemo2.errors import CheckpointError
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.strategies.stepping import SteppingStrategy
 
 _log = logging.getLogger(__name__)
+_FORM = "optimizer_of_another_form"
 
 
 class CheckpointingStrategy(SteppingStrategy):
@@ -161,11 +163,29 @@ class CheckpointingStrategy(SteppingStrategy):
                 wanted["random_state"] = random_state()
             elif manifest is not None:
                 _log.info("The layout has changed since %s was saved: random streams start anew.", path)
+        reshaped = self._in_another_form(wanted, path)
         loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self._strictness)
+        if reshaped is not None:
+            loaded["optimizer"] = wanted["optimizer"] = reshaped
         for part in ("model", "optimizer", "random_state"):
             if part not in wanted:
                 loaded.pop(part, None)  # its plain data come unasked, without the tensors
         return loaded
+
+    def _in_another_form(self, wanted: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
+        """The optimizer's state, loaded, where it was saved by one of another form (distributed or not, fp32 or half
+        precision, experts apart or not); its request is then taken out of ``wanted``. None where it is of this form."""
+        io: Any = self.checkpoint_io
+        if "optimizer" not in wanted:
+            return None
+        saved = io.load_checkpoint(path).get("optimizer")
+        if saved is None or forms_of(saved) == forms_of(wanted["optimizer"]):
+            return None
+        own = wanted.pop("optimizer")
+        request = under_saved_names(own, saved)
+        # Asked for by itself: where fp32 parameters serve as their own copies, a name would be asked for twice.
+        loaded = io.load_checkpoint(path, sharded_state_dict={_FORM: request}, strict=self._strictness)[_FORM]
+        return completed(loaded, own, saved)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load chunks, optimizer, random streams and the position in the data from what `load_checkpoint` read."""

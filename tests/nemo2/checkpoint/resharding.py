@@ -22,6 +22,7 @@ MOE = {
     "moe_token_dispatcher_type": "alltoall",
     "add_bias_linear": False,
 }
+_COPY = "optimizer.copy."
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 _SHORT = {
     "tp": "tensor_model_parallel_size",
@@ -170,7 +171,7 @@ def _fit(cut: Cut, moe: bool, exact: bool, **options: Any) -> dict[str, Any]:
 def compare(pair: Pair, directory: str, again: str, expected: list[float], losses: list[float]) -> Outcome:
     """In one process, without process groups: the files of both checkpoints and both runs' losses."""
     assert len(expected) == len(losses) == STEPS - STOP, (expected, losses)
-    saved, loaded = whole_tensors(Path(directory) / f"step={STOP}"), whole_tensors(Path(again))
+    saved, loaded = (_with_copies(whole_tensors(path)) for path in (Path(directory) / f"step={STOP}", Path(again)))
     worst = max(abs(a - b) / abs(a) for a, b in zip(expected, losses, strict=True))
     outcome = Outcome(str(pair), worst, pair.exact)
     for name in sorted(saved.keys() | loaded.keys()):
@@ -199,6 +200,17 @@ def whole_tensors(checkpoint: Path) -> dict[str, Any]:
     }
     dcp.load(state, storage_reader=reader, no_dist=True)
     return state
+
+
+def _with_copies(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's fp32 parameters under one name. One that keeps none of its own (fp32, not distributed) has the
+    model's."""
+    copies = {
+        name.replace("optimizer.state.fp32_param.", _COPY).replace("optimizer.state.param.", _COPY): value
+        for name, value in tensors.items()
+    }
+    own = {f"{_COPY}{name}": value for name, value in tensors.items() if not name.startswith("optimizer.")}
+    return own | copies
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading an optimizer's state into an optimizer of another form.
+
+Megatron-Core's optimizers keep the same tensors in different shapes of dictionary, and load their own shape only:
+
+    plain         fp32 parameters: the moments, in ``state``
+    half          bf16 or fp16 parameters: the moments, and fp32 copies under ``optimizer.state.fp32_param.<name>``
+    distributed   cut over data-parallel ranks: the moments, and fp32 copies under ``optimizer.state.param.<name>``
+
+and with expert parallelism there are two of them in a chain, the second for the experts. The tensors have names, and
+Megatron-Core finds them by these wherever they stand. So the state is asked for in the shape that is needed, under the
+names that the checkpoint has, and what isn't a tensor (step, rates, betas) is taken from the groups that were saved.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+from nemo2.errors import CheckpointError
+
+Form = Literal["plain", "half", "distributed"]
+_MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
+_IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
+"""What tells the groups of one optimizer apart; whether a group is the experts' says which optimizer has it."""
+_OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
+
+
+def forms_of(state: Any) -> list[Form]:
+    """The form of each optimizer in a chain, from its sharded state or from the plain part of a saved one."""
+    return [_form(part) for part in _chain(state)]
+
+
+def under_saved_names(wanted: Any, saved: Any) -> Any:
+    """``wanted`` (sharded, of this run's optimizer), asking for the fp32 parameters by the names that ``saved`` has."""
+    here, there = (_MAIN_PARAMETER[forms_of(state)[0]] for state in (wanted, saved))
+    for value in nested_values(wanted):
+        if isinstance(value, ShardedTensor | ShardedTensorFactory) and here and value.key.startswith(here):
+            value.key = there + value.key.removeprefix(here)
+    return wanted
+
+
+def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
+    """``loaded`` (the tensors, in the shape of ``wanted``) with the plain values that its ``load_state_dict`` expects.
+
+    Raises:
+        CheckpointError: a group of parameters has no counterpart in what was saved.
+    """
+    groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]
+    step = next((group["step"] for group in groups if "step" in group), None)
+    if step is None:
+        step = next((_inner(part).get("state", {}).get("common_step") for part in _chain(saved)), None)
+    scalers = [part["grad_scaler"] for part in _chain(saved) if "grad_scaler" in part]
+    for part, template in zip(_chain(loaded), _chain(wanted), strict=True):
+        inner, wanted_inner = part, template
+        if _form(template) != "plain":
+            inner, wanted_inner = part.setdefault("optimizer", {}), template["optimizer"]
+        own = inner.get("param_groups") or [{} for _ in wanted_inner["param_groups"]]
+        inner["param_groups"] = [
+            _group(group, mine.get("params"), groups, step)
+            for group, mine in zip(wanted_inner["param_groups"], own, strict=True)
+        ]
+        if "common_step" in wanted_inner.get("state", {}):
+            inner["state"]["common_step"] = step
+        if "param_state_sharding_type" in template:
+            part["param_state_sharding_type"] = template["param_state_sharding_type"]
+        if "grad_scaler" in template and scalers:
+            part["grad_scaler"] = scalers[0]
+    return loaded
+
+
+def _group(mine: dict[str, Any], params: Any, saved: list[dict[str, Any]], step: Any) -> dict[str, Any]:
+    key = _identity(mine)
+    for exactly in (True, False):
+        for group in saved:
+            same_kind = group.get("is_expert_parallel") == mine.get("is_expert_parallel")
+            if _identity(group) == key and (same_kind or not exactly):
+                kept = {name: value for name, value in group.items() if name not in _OWN}
+                identity = {name: mine[name] for name in _OWN if name in mine and name != "params"}
+                steps = {"step": step} if "step" in mine or "step" in group else {}
+                return {**kept, **identity, **steps, **({} if params is None else {"params": params})}
+    raise CheckpointError(
+        f"The checkpoint's optimizer has no group of parameters with {dict(zip(_IDENTIFIERS, key, strict=True))}: it was trained "
+        "with other learning-rate or weight-decay multipliers. Set them as they were, or strategy.ckpt_load_optimizer=False."
+    )
+
+
+def _identity(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group.get(name, group.get(f"pre_{name}")) for name in _IDENTIFIERS)
+
+
+def _form(part: dict[str, Any]) -> Form:
+    if "param_state" in part or "param_state_sharding_type" in part:
+        return "distributed"
+    return "half" if "optimizer" in part else "plain"
+
+
+def _inner(part: dict[str, Any]) -> dict[str, Any]:
+    return part.get("optimizer", part)
+
+
+def _chain(state: Any) -> list[dict[str, Any]]:
+    return list(_parts(state))
+
+
+def _parts(state: Any) -> Iterator[dict[str, Any]]:
+    """The optimizers of a chain, whose keys are their numbers; one that isn't chained is itself."""
+    numbered = [key for key in state if isinstance(key, int)]
+    if numbered:
+        yield from (state[key] for key in sorted(numbered))
+    else:
+        yield state
