@@ -30,7 +30,8 @@ def prepare() -> None:
 
 
 def run_rows(rows: list[Row], folder: Path, *, again: bool = False, timeout: float = 300.0) -> list[Report]:
-    """Every row's report, in order. One that ``folder`` has already is not run anew unless ``again``; one line each."""
+    """Every row's report, in order, and a line each. One that ``folder`` has already is not run anew unless it failed, or
+    ``again``."""
 
     def runner(function: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
         return ranks.run(function, world, *arguments, timeout=timeout)
@@ -39,7 +40,7 @@ def run_rows(rows: list[Row], folder: Path, *, again: bool = False, timeout: flo
     for number, row in enumerate(rows, 1):
         path = folder / f"{slug(row.name)}.json"
         report = None if again else _kept(path, row)
-        if report is None:
+        if report is None or report["verdict"].startswith("fails"):
             report = run_row(row, folder, runner)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(report, indent=1) + "\n")

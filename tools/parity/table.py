@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.parity.layouts import ROWS, Row
+from tools.parity.models import MODELS
 from tools.parity.run import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,13 @@ def records() -> list[dict[str, Any]]:
 
 def written_anew(page: str, kept: list[dict[str, Any]]) -> str:
     """The text of the page with what stands between its markers made from the records."""
-    for name, text in (("runs", runs(kept)), ("fp32", table(kept, bf16=False)), ("bf16", table(kept, bf16=True))):
+    parts = {
+        "runs": runs(kept),
+        "models": models_table(),
+        "fp32": table(kept, bf16=False),
+        "bf16": table(kept, bf16=True),
+    }
+    for name, text in parts.items():
         start = f"<!-- generated: {name} -->\n"
         pattern = re.compile(f"({re.escape(start)}).*?(<!-- end -->)", re.DOTALL)
         page, count = pattern.subn(lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", page)
@@ -65,6 +72,12 @@ def runs(kept: list[dict[str, Any]]) -> str:
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def models_table() -> str:
+    """What each model is."""
+    lines = ["| model | |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {model.about} |" for name, model in MODELS.items())])
 
 
 def table(kept: list[dict[str, Any]], *, bf16: bool) -> str:
