@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import inspection, runs, tools
+from nemo2.cli import inspection, recipe_tools, runs, tools
 from nemo2.errors import Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
@@ -44,6 +44,7 @@ def _options(
 
 
 inspection.register(app)
+recipe_tools.register(app)
 runs.register(app)
 tools.register(app)
 

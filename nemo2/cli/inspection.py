@@ -8,10 +8,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-LIST_EXAMPLE = "Example: nemo2 list 'llama3*'"
+LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
 SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_size=4"
 
-RecipeName = Annotated[str, typer.Argument(help="A recipe; `nemo2 list` names them.")]
+RecipeName = Annotated[
+    str, typer.Argument(help="A recipe: a name of `nemo2 list`, a file.py, a recipe.json or a run's directory.")
+]
 Overrides = Annotated[
     Optional[list[str]],
     typer.Argument(help="Changes such as trainer.max_steps=100 or strategy.ddp.overlap_grad_reduce=False."),
@@ -19,6 +21,8 @@ Overrides = Annotated[
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "seq")
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+SHIPPED = "shipped"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,23 +35,45 @@ def list_recipes(
         Optional[str],
         typer.Argument(help="Only recipes whose name or family contains this, or matches it with * and ?."),
     ] = None,
+    family: Annotated[Optional[str], typer.Option(help="Only this family; as the pattern.")] = None,
+    max_gpus: Annotated[Optional[int], typer.Option(min=1, help="Only those for at most this many GPUs.")] = None,
+    min_params: Annotated[Optional[str], typer.Option(help="Only models of at least, say, 7B parameters.")] = None,
+    max_params: Annotated[Optional[str], typer.Option(help="Only models of at most this many.")] = None,
+    precision: Annotated[Optional[str], typer.Option(help="Only this precision, such as bf16; as the pattern.")] = None,
+    layout: Annotated[
+        Optional[str], typer.Option(help="Only layouts with all of these: 'pp cp=2' is any pipeline, context 2.")
+    ] = None,
+    origin: Annotated[
+        Optional[bool], typer.Option("--own/--shipped", help="Only recipes of your own, or only nemo2's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
-    """List the recipes with their default size and layout."""
-    from nemo2 import recipes
+    """List the recipes with their default size and layout: nemo2's, and your own."""
+    limits = parameter_count(min_params, "--min-params"), parameter_count(max_params, "--max-params")
+    rows, problems = _rows(own=origin is not False, shipped=origin is not True)
+    found = [
+        item
+        for item in rows
+        if (pattern is None or matches(pattern, item["name"]) or matches(pattern, item["family"]))
+        and (family is None or matches(family, item["family"]))
+        and (max_gpus is None or item["gpus"] <= max_gpus)
+        and within(item["parameters"], *limits)
+        and (precision is None or matches(precision, item["precision"]))
+        and (layout is None or has_layout(item["layout"], layout))
+    ]
+    for problem in problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    if not found and len(rows) > 0:
+        from nemo2.errors import ConfigError
+        from nemo2.names import did_you_mean
 
-    rows = [row(recipes.get(name).RECIPE) for name in recipes.names()]
-    if pattern is not None:
-        rows = [item for item in rows if matches(pattern, item["name"]) or matches(pattern, item["family"])]
-        if not rows:
-            from nemo2.errors import ConfigError
-            from nemo2.names import did_you_mean
-
-            raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, recipes.names())}")
+        if pattern is None:
+            raise ConfigError("No recipe is like that: ask for less.")
+        raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(found, indent=2))
     else:
-        print(table([{**item, "parameters": short_count(item["parameters"])} for item in rows]))
+        print(table(found))
 
 
 def show(
@@ -74,28 +100,47 @@ def show(
 
 
 def configured(name: str, overrides: list[str]) -> Any:
-    """The pre-training recipe ``name`` with ``overrides`` applied.
+    """The pre-training recipe that ``name`` stands for (`nemo2.cli.sources`) with ``overrides`` applied.
 
     Raises:
         ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
     """
-    from nemo2 import recipes
+    from nemo2.cli.sources import recipe_tree
 
-    module = recipes.get(name)
-    if overrides:
-        # Before the recipe is built, which takes seconds: a word that isn't an override at all.
+    # Before the recipe is built, which takes seconds: a word that isn't an override at all.
+    if strange := [text for text in overrides if "=" not in text]:
         from nemo2.errors import ConfigError
 
-        if strange := [text for text in overrides if "=" not in text]:
-            raise ConfigError(
-                f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
-            )
-    recipe = module.pretrain_recipe()
+        raise ConfigError(
+            f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
+        )
+    recipe = recipe_tree(name)
     if overrides:
         from nemo2.config import apply_overrides
 
         recipe = apply_overrides(recipe, overrides) or recipe
     return recipe
+
+
+def _rows(*, own: bool, shipped: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row for each recipe, and a line for each of the user's that can't be shown."""
+    from nemo2 import recipes
+    from nemo2.errors import ConfigError
+
+    rows = [row(recipes.get(name).RECIPE) for name in recipes.names()] if shipped else []
+    if not own:
+        return rows, []
+    sources, problems = recipes.own()
+    for name, source in sorted(sources.items()):
+        try:
+            recipe = source.load()
+            facts = recipe.RECIPE
+            item = row_of_tree(recipe.pretrain_recipe()) if facts is None else row(facts)
+        except ConfigError as error:  # one broken file must not hide the others
+            problems.append(f"{name}: {error}")
+        else:
+            rows.append({**item, "name": name, "origin": source.origin})
+    return rows, problems
 
 
 def row(recipe: Any) -> dict[str, Any]:
@@ -108,7 +153,48 @@ def row(recipe: Any) -> dict[str, Any]:
         "layout": layout_text(recipe.layout),
         "seq": recipe.seq_length,
         "precision": recipe.precision.rpartition(":")[2],
+        "origin": SHIPPED,
     }
+
+
+def row_of_tree(recipe: Any) -> dict[str, Any]:
+    """The same of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
+    from nemo2.parallel.layout import Layout
+
+    strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
+    sizes = {short: getattr(strategy, field, None) for short, field in _LAYOUT_FIELDS.items()}
+    layout = Layout(**{short: size for short, size in sizes.items() if size is not None})
+    devices = trainer.devices if isinstance(trainer.devices, int) else 1
+    return {
+        "family": recipe.model.__fn_or_cls__.__name__.removesuffix("Model"),
+        "parameters": _counted(recipe),
+        "gpus": devices * trainer.num_nodes,
+        "layout": layout_text(layout),
+        "seq": recipe.data.seq_length,
+        "precision": str(getattr(plugin, "precision", None) or trainer.precision or "32"),
+    }
+
+
+_LAYOUT_FIELDS = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "sp": "sequence_parallel",
+}
+
+
+def _counted(recipe: Any) -> Optional[int]:
+    from nemo2.models.parameters import count_parameters
+
+    config = recipe.model.config
+    rows = config.vocab_size or getattr(recipe.data, "vocab_size", None)
+    try:
+        return None if rows is None else count_parameters(config, rows)
+    except AttributeError:  # a model of another kind, or one that only a built config describes
+        return None
 
 
 def layout_text(layout: Any) -> str:
@@ -121,12 +207,47 @@ def layout_text(layout: Any) -> str:
     return " ".join([*parts, "sp"] if layout.sp else parts) or "dp"
 
 
-def short_count(value: float) -> str:
-    """``8030000000`` as ``8.03B``."""
+def short_count(value: Optional[float]) -> str:
+    """``8030000000`` as ``8.03B``; a dash for None."""
+    if value is None:
+        return "-"
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{suffix}"
     return str(int(value))
+
+
+def parameter_count(text: Optional[str], option: str) -> Optional[float]:
+    """``7B``, ``350M`` or ``7e9`` as a number; None stays None.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if text is None:
+        return None
+    number, unit = text.strip().lower(), 1.0
+    if number and number[-1] in _UNITS:
+        number, unit = number[:-1], _UNITS[number[-1]]
+    try:
+        return float(number) * unit
+    except ValueError:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(f"{option} {text}: takes a number of parameters such as 7B or 350M.") from None
+
+
+def within(count: Optional[int], least: Optional[float], most: Optional[float]) -> bool:
+    """Whether a count keeps to the limits; one that isn't known keeps to none."""
+    if count is None:
+        return least is None and most is None
+    return (least is None or count >= least) and (most is None or count <= most)
+
+
+def has_layout(layout: str, wanted: str) -> bool:
+    """Whether a layout as shown has every word of ``wanted``: ``pp`` any size but 1, ``pp=4`` this one."""
+    parts = layout.split()
+    sizes = {part.partition("=")[0] for part in parts}
+    return all(word in parts or word in sizes for word in wanted.lower().replace(",", " ").split())
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -136,15 +257,17 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Aligned columns; the header is bold on a terminal."""
-    cells = [{name: str(item[name]) for name in _COLUMNS} for item in rows]
-    widths = {name: max([len(name), *(len(item[name]) for item in cells)]) for name in _COLUMNS}
+    """Aligned columns; the header is bold on a terminal. Where a recipe is the user's own, the last says whose it is."""
+    columns = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
+    texts = [{**item, "parameters": short_count(item["parameters"])} for item in rows]
+    cells = [{name: str(item[name]) for name in columns} for item in texts]
+    widths = {name: max([len(name), *(len(item[name]) for item in cells)]) for name in columns}
 
     def line(item: dict[str, str]) -> str:
         return "  ".join(
-            item[name].rjust(widths[name]) if name in _RIGHT else item[name].ljust(widths[name]) for name in _COLUMNS
+            item[name].rjust(widths[name]) if name in _RIGHT else item[name].ljust(widths[name]) for name in columns
         ).rstrip()
 
-    header = line({name: name for name in _COLUMNS})
+    header = line({name: name for name in columns})
     bold = f"\033[1m{header}\033[0m" if sys.stdout.isatty() else header
     return "\n".join([bold, *map(line, cells)])

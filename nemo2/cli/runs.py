@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.cli.sources import name_of_run
 
 PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
 VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/checkpoints/NAME --devices 2"
@@ -44,7 +45,7 @@ def pretrain(
     yes: Yes = False,
 ) -> None:
     """Pre-train a recipe, with your changes applied."""
-    recipe = _with_log(configured(name, overrides or []), name=run_name or name, directory=directory)
+    recipe = _with_log(configured(name, overrides or []), name=run_name or name_of_run(name), directory=directory)
     _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
 
 
@@ -67,7 +68,10 @@ def validate(
     """Measure the validation loss of a checkpoint."""
     from nemo2.config import Config, Partial
 
-    recipe = _with_log(configured(name, overrides or []), name=run_name or f"{name}_validate", directory=directory)
+    own = name_of_run(name)
+    recipe = _with_log(
+        configured(name, overrides or []), name=run_name or (own and f"{own}_validate"), directory=directory
+    )
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.llm.api import validate as entry
 
@@ -129,8 +133,9 @@ def completion_text(completion: Any) -> str:
     return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"
 
 
-def _with_log(recipe: Any, *, name: str, directory: Optional[Path]) -> Any:
-    recipe.log.name = name
+def _with_log(recipe: Any, *, name: Optional[str], directory: Optional[Path]) -> Any:
+    if name is not None:
+        recipe.log.name = name
     if directory is not None:
         recipe.log.log_dir = str(directory)
     return recipe

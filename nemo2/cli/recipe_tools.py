@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 diff``, ``freeze`` and ``new-recipe``: comparing recipes, writing one down, starting one of your own."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.run_dir.terminal import is_terminal
+
+DIFF_EXAMPLE = "Example: nemo2 diff llama3_8b llama3_70b"
+FREEZE_EXAMPLE = "Example: nemo2 freeze llama3_8b trainer.max_steps=100 --output my_llama.py"
+NEW_RECIPE_EXAMPLE = "Example: nemo2 new-recipe my_llama --from llama3_8b"
+
+_COLOURS = {"~": "\033[33m", "+": "\033[32m", "-": "\033[31m"}
+_RESET = "\033[0m"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("diff", epilog=DIFF_EXAMPLE)(diff)
+    app.command("freeze", epilog=FREEZE_EXAMPLE)(freeze)
+    app.command("new-recipe", epilog=NEW_RECIPE_EXAMPLE)(new_recipe)
+
+
+def diff(
+    old: Annotated[str, typer.Argument(help="A recipe: a name, file.py, recipe.json or a run's directory.")],
+    new: Annotated[str, typer.Argument(help="Another, or the same for comparing it with its changes.")],
+    overrides: Overrides = None,
+    code: Annotated[
+        bool, typer.Option("--code", help="A Python function that turns the first into the second.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also defaults that one of them writes down.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of the steps.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 where they differ in effect.")] = False,
+) -> None:
+    """Show what differs between two recipes, changes applied to the second."""
+    before, after = configured(old, []), configured(new, overrides or [])
+    from nemo2.config.edits import edits, edits_source
+
+    label = " ".join([new, *(overrides or [])])
+    if code:
+        print(edits_source(before, after, doc=_doc(f"{old} as {label}.")), end="")
+        return
+    steps = edits(before, after)
+    in_effect = [step for step in steps if not step.changes_nothing]
+    shown = steps if everything else in_effect
+    if as_json:
+        _print_json(shown)
+    else:
+        _print_steps(old, label, shown, hidden=len(steps) - len(shown))
+    if exit_code and in_effect:
+        raise typer.Exit(1)
+
+
+def freeze(
+    name: RecipeName,
+    overrides: Overrides = None,
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", help="A new .py file. Without it, printed.")
+    ] = None,
+) -> None:
+    """Write a recipe with its changes down as a Python function that rebuilds exactly this tree."""
+    if output is not None:
+        _refuse_output(output)
+    recipe = configured(name, overrides or [])
+    from nemo2 import __version__
+    from nemo2.config.codegen import function_source
+
+    changes = f" with {', '.join(overrides)}" if overrides else ""
+    source = function_source(
+        recipe,
+        header=_doc(f"{name}{changes}, as nemo2 {__version__} builds it. Written by `nemo2 freeze`."),
+        doc="The whole run; what is not here has its class's default.",
+    )
+    if output is None:
+        print(source, end="")
+        return
+    _write_new(output, source)
+    print(f"{output}: run it with `nemo2 pretrain {_as_source(output)}`")
+
+
+def new_recipe(
+    name: Annotated[str, typer.Argument(help="What it is called: a Python name, as in my_llama.")],
+    parent: Annotated[str, typer.Option("--from", help="The recipe to start from: a name or a file.py.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write NAME.py into.")] = Path("."),
+) -> None:
+    """Start a recipe of your own: a file that works at once, and says where to put what differs."""
+    from nemo2 import recipes
+    from nemo2.recipes._page import check_name, page
+
+    check_name(name)
+    file = output / f"{name}.py"
+    _refuse_output(file)
+    source = page(name, parent, recipes.get(parent))
+    _write_new(file, source)
+    print(f"{file}: look at it with `nemo2 show {_as_source(file)}`; `nemo2 list` has it with")
+    print(f"  export NEMO2_RECIPES={output.resolve()}")
+
+
+def _print_steps(old: str, new: str, steps: list[Any], *, hidden: int) -> None:
+    from nemo2.config.edits import describe
+
+    coloured = is_terminal(sys.stdout)
+    if steps:
+        print(f"--- {old}\n+++ {new}")
+    for mark, line in describe(steps, everything=True):
+        print(f"{_COLOURS[mark]}{mark} {line}{_RESET}" if coloured else f"{mark} {line}")
+    if not steps:
+        print("no difference" if not hidden else "no difference in effect")
+    if hidden:
+        print(f"({hidden} more where one writes down what is the other's default: --all)")
+
+
+def _print_json(steps: list[Any]) -> None:
+    import json
+
+    from nemo2.config.edits import Unset
+    from nemo2.config.show import plain
+
+    def shown(value: Any) -> Any:
+        return None if isinstance(value, Unset) else plain(value)
+
+    rows = [
+        {
+            "path": step.path,
+            "kind": step.kind,
+            "old": shown(step.old),
+            "new": shown(step.new),
+            "in_effect": not step.changes_nothing,
+        }
+        for step in steps
+    ]
+    print(json.dumps(rows, indent=2))
+
+
+def _refuse_output(path: Path) -> None:
+    from nemo2.errors import ConfigError
+
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ConfigError(f"{path} must be a Python file that can be imported, such as my_recipe.py.")
+    if path.exists():
+        raise ConfigError(f"{path} exists and is left as it is: give another name, or remove it first.")
+
+
+def _write_new(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _as_source(path: Path) -> str:
+    """As a user would type it: with a slash, so that it can't be taken for a name."""
+    return str(path) if "/" in str(path) else f"./{path}"
+
+
+def _doc(text: str) -> str:
+    """Text for a docstring."""
+    return text.replace("\\", "\\\\").replace('"""', "'''")

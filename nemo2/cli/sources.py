@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may stand where a command takes a recipe: a name, a file of one's own, a recipe in JSON, a run's directory."""
+
+from pathlib import Path
+from typing import Any, Optional
+
+RECIPE_FILE = "recipe.json"
+
+
+def recipe_tree(source: str) -> Any:
+    """The pre-training recipe that ``source`` stands for, as a tree to edit.
+
+    A name of `nemo2 list`; ``file.py`` or ``file.py:NAME``, which are imported; ``file.json`` or a run's directory, whose
+    JSON is read without running anything from it.
+
+    Raises:
+        ConfigError: there is none, or it can't be imported or read.
+        SecurityError: the JSON names something that recipes don't use.
+    """
+    file = _json_file(source)
+    if file is None:
+        from nemo2 import recipes
+
+        return recipes.get(source).pretrain_recipe()
+    from nemo2.config.serialize import from_json
+    from nemo2.errors import SecurityError
+    from nemo2.recipes._own import VARIABLE, trusted_modules
+
+    try:
+        return from_json(file.read_text(encoding="utf-8"), allowed_modules=trusted_modules())
+    except SecurityError as error:
+        raise SecurityError(
+            f"{file}: {error} Where it is a name of your own recipes, commands take it from the folders in ${VARIABLE} and "
+            "from packages that announce recipes."
+        ) from error
+
+
+def name_of_run(source: str) -> Optional[str]:
+    """How a run of this recipe is called unless told otherwise; None keeps the name that it has in JSON."""
+    if _json_file(source) is not None:
+        return None
+    return Path(source).name.replace(".py:", "_").removesuffix(".py")
+
+
+def _json_file(source: str) -> Optional[Path]:
+    from nemo2.errors import ConfigError
+
+    path = Path(source)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ConfigError(f"{source}: there is no such file.")
+        return path
+    if path.is_dir() and ("/" in source or (path / RECIPE_FILE).is_file()):
+        if not (path / RECIPE_FILE).is_file():
+            raise ConfigError(f"{source} is a folder without a {RECIPE_FILE}, which every run's directory has.")
+        return path / RECIPE_FILE
+    return None

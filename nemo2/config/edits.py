@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What turns one recipe into another: the fewest edits, as data, as lines to read and as Python to run.
+
+Two trees are compared as they are written: a value that only one of them sets is an edit even where it equals the
+default, so that the edits, made on the first tree, give one that is equal to the second. `nemo2.config.diff` compares
+what will be in effect, and so do the lines to read.
+"""
+
+import copy
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import fiddle as fdl
+
+from nemo2.config.codegen import Group, Imports, Writer, layout, quoted, run_function, same_tree, shared_values
+from nemo2.config.show import NOT_SET, TARGET, flatten, format_value, qualified_name
+from nemo2.config.tree import Partial
+from nemo2.config.walk import children
+from nemo2.errors import ConfigError
+
+
+class Unset(NamedTuple):
+    """Stands for a field that nobody has set, or a dict's key that isn't there."""
+
+    default: Any
+    """What is in effect then; `NOT_SET` where there is no default."""
+
+
+class Field(str):
+    """The name of a config's field, as opposed to the key of a dict."""
+
+
+class Edit(NamedTuple):
+    """One step. Steps are meant in their order: an index is that of the list as the steps before have left it."""
+
+    kind: Literal["set", "unset", "append", "insert", "remove"]
+    owner: str
+    """Path of what is edited; empty for the recipe itself."""
+    key: Any
+    """A `Field`, a dict's key or a list's index."""
+    old: Any
+    """What is there before. `Unset` for a field that is set for the first time, and for a list's new item."""
+    new: Any
+    """What is there afterwards. `Unset` for a field that is unset, and for an item that is removed."""
+
+    @property
+    def path(self) -> str:
+        """``trainer.callbacks[1]``."""
+        return f"{self.owner}.{self.key}".removeprefix(".") if isinstance(self.key, Field) else self._item
+
+    @property
+    def _item(self) -> str:
+        return f"{self.owner}[{self.key!r}]"
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the same is in effect before and afterwards: a default is written down, or no longer."""
+        return _same(_effective(self.old), _effective(self.new))
+
+
+def edits(old: Any, new: Any) -> list[Edit]:
+    """The steps from one tree to another of the same function; neither is changed.
+
+    Items of lists are matched by what they are (the class of a config), so that a callback added in front is one
+    insertion.
+
+    Raises:
+        ConfigError: the trees call different functions.
+    """
+    if not _same_target(old, new):
+        raise ConfigError(
+            f"A call of {qualified_name(old.__fn_or_cls__)} can't be edited into one of "
+            f"{qualified_name(new.__fn_or_cls__)}."
+        )
+    steps: list[Edit] = []
+    _compare_fields(old, new, "", steps)
+    return steps
+
+
+def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> str:
+    """A module with a function that edits the first tree into one equal to the second, in place, and returns it.
+
+    Where the trees call different functions, or share a part between places, the function returns a new tree.
+
+    Raises:
+        ConfigError: a value has no textual form.
+    """
+    imports = Imports(taken=[name, "recipe"])
+    writer = Writer(imports, new)
+    if _same_target(old, new) and not shared_values(old) and not shared_values(new):
+        lines = [_statement(step, writer) for step in edits(old, new)]
+    else:
+        written = writer.whole(new)
+        lines = [f"{variable} = {layout(value, 4, len(variable) + 3)}" for variable, value in writer.assignments()]
+        lines.append(f"recipe = {layout(written, 4, len('recipe = '))}")
+    kind = imports.name("nemo2", "Partial" if isinstance(new, Partial) else "Config")
+    body = [f'"""{doc}"""'] if doc else []
+    head = f"def {name}(recipe: {kind}) -> {kind}:"
+    body += [*lines, "return recipe"]
+    source = "\n".join([*imports.lines(), "", "", head, *(f"    {line}" for line in body)]) + "\n"
+    if not same_tree(run_function(source, name, copy.deepcopy(old)), new):
+        raise ConfigError(
+            "These two recipes can't be turned into one another by code: there is an object in them whose class defines "
+            "no equality."
+        )
+    return source
+
+
+def describe(steps: list[Edit], *, everything: bool = False) -> Iterator[tuple[str, str]]:
+    """``(mark, line)`` for each step: ``~`` a value that changes, ``+`` a part that is new, ``-`` one that is gone.
+
+    Steps that change nothing in effect are left out unless ``everything`` is asked for. Where the class of a part
+    changes, the values that differ under it follow, defaults included.
+    """
+    for step in steps:
+        if step.changes_nothing and not everything:
+            continue
+        old, new = _effective(step.old), _effective(step.new)
+        if isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable):
+            yield "~", f"{step.path}: {_name(old)} -> {_name(new)}"
+            yield from _differing_values(old, new, step.path)
+        elif step.kind in ("append", "insert") or (
+            isinstance(new, fdl.Buildable) and not isinstance(old, fdl.Buildable)
+        ):
+            yield "+", f"{step.path}: {one_line(new)}"
+        elif step.kind == "remove" or (isinstance(old, fdl.Buildable) and not isinstance(new, fdl.Buildable)):
+            yield "-", f"{step.path}: {one_line(old)}"
+        else:
+            yield "~", f"{step.path}: {one_line(old)} -> {one_line(new)}"
+
+
+def one_line(value: Any) -> str:
+    """A value as `format_value` has it, configs with what they set: ``TimingCallback(log_tokens_per_sec=True)``."""
+    if isinstance(value, fdl.Buildable):
+        arguments = (f"{step.removeprefix('.')}={one_line(child)}" for step, child in children(value))
+        return f"{_name(value)}({', '.join(arguments)})"
+    if isinstance(value, list):
+        return f"[{', '.join(one_line(item) for item in value)}]"
+    return format_value(value)
+
+
+def _compare(old: Any, new: Any, owner: str, key: Any, steps: list[Edit]) -> None:
+    here = Edit("set", owner, key, old, new)
+    if _same_target(old, new) and not _has_positional(old) and not _has_positional(new):
+        _compare_fields(old, new, here.path, steps)
+    elif type(old) is list and type(new) is list and (_holds_configs(old) or _holds_configs(new)):
+        _compare_lists(old, new, here.path, steps)
+    elif type(old) is dict and type(new) is dict and old and new:
+        _compare_keys(old, new, here.path, steps, lambda key: key, lambda _, key: NOT_SET)
+    elif not _same(old, new):
+        steps.append(here)
+
+
+def _compare_fields(old: Any, new: Any, path: str, steps: list[Edit]) -> None:
+    before = {step[1:]: child for step, child in children(old)}
+    after = {step[1:]: child for step, child in children(new)}
+    _compare_keys(before, after, path, steps, Field, lambda mine, name: _default(old if mine else new, name))
+
+
+def _compare_keys(
+    old: dict, new: dict, owner: str, steps: list[Edit], key: Callable[[Any], Any], default: Callable[[bool, Any], Any]
+) -> None:
+    """``default`` answers for the first tree (True) or the second what a missing key means."""
+    for name in dict.fromkeys([*new, *old]):
+        if name not in new:
+            steps.append(Edit("unset", owner, key(name), old[name], Unset(default(False, name))))
+        elif name not in old:
+            steps.append(Edit("set", owner, key(name), Unset(default(True, name)), new[name]))
+        else:
+            _compare(old[name], new[name], owner, key(name), steps)
+
+
+def _compare_lists(old: list, new: list, path: str, steps: list[Edit]) -> None:
+    matcher = difflib.SequenceMatcher(None, [_kind(item) for item in old], [_kind(item) for item in new], False)
+    blocks = matcher.get_matching_blocks()
+    pairs = {block.b + offset: block.a + offset for block in blocks for offset in range(block.size)}
+    for index in sorted(set(range(len(old))) - set(pairs.values()), reverse=True):
+        steps.append(Edit("remove", path, index, old[index], Unset(NOT_SET)))
+    length = len(pairs)
+    for index in range(len(new)):
+        if index not in pairs:
+            kind = "append" if index == length else "insert"
+            steps.append(Edit(kind, path, index, Unset(NOT_SET), new[index]))
+            length += 1
+    for index, before in sorted(pairs.items()):
+        _compare(old[before], new[index], path, index, steps)
+
+
+def _kind(item: Any) -> str:
+    """Equal for items of lists that are one thing, perhaps changed: configs of a class, or equal values."""
+    if isinstance(item, fdl.Buildable):
+        return f"{type(item).__qualname__} {qualified_name(item.__fn_or_cls__)}"
+    return f"{type(item).__qualname__} {item!r}"
+
+
+def _same_target(old: Any, new: Any) -> bool:
+    both = isinstance(old, fdl.Buildable) and type(old) is type(new)
+    return both and old.__fn_or_cls__ is new.__fn_or_cls__
+
+
+def _has_positional(node: Any) -> bool:
+    return any(isinstance(name, int) for name in node.__arguments__)
+
+
+def _holds_configs(values: list) -> bool:
+    return any(isinstance(item, fdl.Buildable) for item in values)
+
+
+def _same(left: Any, right: Any) -> bool:
+    try:
+        return left is right or (type(left) is type(right) and bool(left == right))
+    except (TypeError, ValueError, RuntimeError):  # arrays compare element by element
+        return False
+
+
+def _effective(value: Any) -> Any:
+    return value.default if isinstance(value, Unset) else value
+
+
+def _default(node: Any, name: str) -> Any:
+    """What is in effect where ``name`` isn't set."""
+    try:
+        return getattr(node, name)
+    except (AttributeError, ValueError):
+        return NOT_SET
+
+
+def _name(node: Any) -> str:
+    return getattr(node.__fn_or_cls__, "__qualname__", str(node.__fn_or_cls__))
+
+
+def _differing_values(old: Any, new: Any, path: str) -> Iterator[tuple[str, str]]:
+    """What is in effect under two configs of different classes, where both have it and it differs."""
+    before, after = flatten(old, defaults=True), flatten(new, defaults=True)
+    for step, value in before.items():
+        if step in after and not step.endswith(TARGET) and not _same(value, after[step]):
+            yield "~", f"  {path}.{step}: {format_value(value)} -> {format_value(after[step])}"
+
+
+def _statement(step: Edit, writer: Writer) -> str:
+    """The step in Python, on a variable ``recipe``; lines after the first are indented for a function's body."""
+    owner = f"recipe.{step.owner}" if step.owner else "recipe"
+    key = quoted(step.key) if isinstance(step.key, str) else repr(step.key)
+    place = f"{owner}.{step.key}" if isinstance(step.key, Field) else f"{owner}[{key}]"
+    if step.kind in ("unset", "remove"):
+        return f"del {place}"
+    value = writer.expression(step.new, step.path)
+    if step.kind == "set":
+        return f"{place} = {layout(value, 4, len(place) + 3)}"
+    items = [("", value)] if step.kind == "append" else [("", str(step.key)), ("", value)]
+    return layout(Group(f"{owner}.{step.kind}(", items, ")"), 4)

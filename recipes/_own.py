@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes from outside this package: files a user names, folders in ``$NEMO2_RECIPES``, and installed packages.
+
+A file is a recipe as the ones here are: it states a ``RECIPE``, or defines ``pretrain_recipe()``, or both. A package
+announces its recipes under the entry-point group ``nemo2.recipes``, as a module (``mine = "my_package.mine"``) or as one
+name in it (``mine = "my_package.recipes:MINE"``); a file takes the same suffix (``recipes.py:MINE``).
+
+Importing a file or package runs it: that is the user's own code, asked for by path, by variable or by installing it.
+Nothing else is imported. What stands in a recipe must be importable in the run's processes too, so a file is imported by
+its own name, with its folder on ``sys.path`` and on ``PYTHONPATH``, as ``python file.py`` would have it; on other machines
+a package is the way.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.recipes._assembler import PretrainRecipe
+
+ENTRY_POINTS = "nemo2.recipes"
+VARIABLE = "NEMO2_RECIPES"
+"""Folders and files, separated as in ``$PATH``. Of a folder, every ``*.py`` but those that start with an underscore."""
+
+_loaded: dict[Path, ModuleType] = {}
+
+
+class Source(NamedTuple):
+    """Where a recipe of the user's is to be found. Nothing of it has been imported."""
+
+    name: str
+    origin: str
+    """The file, or the distribution that announces it."""
+    load: Callable[[], "OwnRecipe"]
+
+
+@dataclass(frozen=True)
+class OwnRecipe:
+    """A user's recipe under the names that a module here has; ``home`` is what defines them."""
+
+    origin: str
+    RECIPE: Optional[PretrainRecipe]
+    """Its facts; None where it only has functions."""
+    home: Any
+
+    def model(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("model", args, kwargs)
+
+    def trainer(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("trainer", args, kwargs)
+
+    def pretrain_recipe(self, *args: Any, **kwargs: Any) -> Any:
+        """The configured run.
+
+        Raises:
+            ConfigError: the user's function fails, or returns something else.
+        """
+        from nemo2.config import Partial
+
+        recipe = self._call("pretrain_recipe", args, kwargs)
+        if not isinstance(recipe, Partial):
+            raise ConfigError(
+                f"{self.origin}: pretrain_recipe() returned {type(recipe).__name__}, and a recipe is a "
+                "nemo2.Partial of llm.pretrain: return one, as the function of a shipped recipe does."
+            )
+        return recipe
+
+    def _call(self, name: str, args: Any, kwargs: Any) -> Any:
+        function = getattr(self.home, name, None) or getattr(self.RECIPE, name, None)
+        if function is None:
+            raise ConfigError(f"{self.origin} defines no {name}() and no RECIPE that has one.")
+        try:
+            return function(*args, **kwargs)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{self.origin}: {name}() failed with {_told(error)}") from error
+
+
+class _Named:
+    """One name out of a module, as if it were a module of its own."""
+
+    def __init__(self, value: Any) -> None:
+        if isinstance(value, PretrainRecipe):
+            self.RECIPE = value
+        elif callable(value):
+            self.pretrain_recipe = value
+
+
+def sources() -> tuple[dict[str, Source], list[str]]:
+    """Every recipe outside this package by name, and a line for each that can't be reached by name.
+
+    A shipped name stays the shipped recipe's; of two others of one name, the first in ``$NEMO2_RECIPES`` counts, then
+    the first among packages.
+    """
+    from nemo2.recipes import names
+
+    found: dict[str, Source] = {}
+    problems: list[str] = []
+    for source in (*_from_variable(problems), *_from_packages()):
+        if source.name in names():
+            problems.append(f"{source.origin}: {source.name!r} is a shipped recipe's name; give it another.")
+        elif source.name in found:
+            problems.append(f"{source.origin}: {source.name!r} is already that of {found[source.name].origin}.")
+        else:
+            found[source.name] = source
+    return found, problems
+
+
+def trusted_modules() -> list[str]:
+    """Modules of the user's own that a recipe in JSON may name: those that announce recipes, and those loaded by path.
+
+    Files of ``$NEMO2_RECIPES`` become importable.
+    """
+    modules = [entry.module for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)]
+    for source in _from_variable([]):
+        file = Path(source.origin).resolve()
+        _make_importable(file.parent)
+        modules.append(file.stem)
+    return [*dict.fromkeys([*modules, *(module.__name__ for module in _loaded.values())])]
+
+
+def is_path(name: str) -> bool:
+    """Whether what was given where a recipe's name is expected says a file."""
+    return name.endswith(".py") or ".py:" in name or os.sep in name
+
+
+def load_path(path: str) -> OwnRecipe:
+    """The recipe in a file, ``file.py`` or ``file.py:NAME``.
+
+    Raises:
+        ConfigError: there is no such file, it can't be imported, or it is no recipe.
+    """
+    file, colon, name = path, "", ""
+    if ".py:" in path:
+        file, colon, name = path.rpartition(":")
+    return _recipe(_import_file(Path(file)), name if colon else None, origin=path)
+
+
+def _from_variable(problems: list[str]) -> Iterator[Source]:
+    for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        path = Path(text).expanduser()
+        if path.is_dir():
+            files = sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
+        elif path.is_file():
+            files = [path]
+        else:
+            problems.append(f"${VARIABLE} names {text}, which does not exist.")
+            continue
+        for file in files:
+            yield Source(file.stem, str(file), lambda file=file: load_path(str(file)))
+
+
+def _from_packages() -> Iterator[Source]:
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        package = entry.dist.name if entry.dist is not None else entry.module
+
+        def load(entry: Any = entry, package: str = package) -> OwnRecipe:
+            origin = f"{entry.name} of {package}"
+            with_name = getattr(entry, "attr", "") or None
+            return _recipe(_imported(entry.module, origin), with_name, origin=origin)
+
+        yield Source(entry.name, package, load)
+
+
+def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecipe:
+    home: Any = module
+    if name is not None:
+        if not hasattr(module, name):
+            public = [known for known in vars(module) if not known.startswith("_")]
+            raise ConfigError(f"{origin}: {module.__name__} has no {name!r}{did_you_mean(name, public)}")
+        home = _Named(getattr(module, name))
+    facts = getattr(home, "RECIPE", None)
+    if facts is not None and not isinstance(facts, PretrainRecipe):
+        raise ConfigError(f"{origin}: RECIPE is a {type(facts).__name__}, and must be a PretrainRecipe.")
+    if facts is None and not callable(getattr(home, "pretrain_recipe", None)):
+        raise ConfigError(
+            f"{origin} is no recipe: it has neither RECIPE, a PretrainRecipe, nor a function pretrain_recipe()."
+        )
+    return OwnRecipe(origin, facts, home)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file.")
+    path = path.resolve()
+    if path in _loaded:
+        return _loaded[path]
+    if not path.stem.isidentifier():
+        raise ConfigError(
+            f"{path.name} can't be imported in the run's processes: name it like a Python module, "
+            f"{''.join(c if c.isalnum() else '_' for c in path.stem)}.py for example."
+        )
+    name = _module_name(path)
+    _make_importable(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} can't be imported: {_told(error)}") from error
+    _loaded[path] = module
+    return module
+
+
+def _make_importable(folder: Path) -> None:
+    """Here and in the processes that this one starts, after everything that is installed or already on the path."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(folder) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(folder)])
+
+
+def _module_name(path: Path) -> str:
+    """The file's own name; a second file of that name gets a number, and what it defines stays in this process.
+
+    Raises:
+        ConfigError: in the run's processes that name would be another module.
+    """
+    name, others = path.stem, {module.__name__ for module in _loaded.values()}
+    if name in others:
+        return next(numbered for number in range(2, 1000) if (numbered := f"{name}_{number}") not in others)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or (spec.origin is not None and Path(spec.origin).resolve() == path):
+        return name
+    raise ConfigError(
+        f"{path}: {name!r} is the name of an installed module ({spec.origin}), which is what the run's processes would "
+        "import: rename the file."
+    )
+
+
+def _imported(module: str, origin: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{origin}: {module} can't be imported: {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    """The error and the innermost line of the user's that it came through."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno})."
+    here = (__file__, importlib.__file__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in here and not frame.filename.startswith("<")
+    ]
+    users = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    where = f" ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
+    return f"{type(error).__name__}: {str(error).removesuffix('.')}{where}."

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``list`` with filters and own recipes, ``diff``, ``freeze``, ``new-recipe``: what they print, write and refuse."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo2 import recipes
+from nemo2.cli import inspection, recipe_tools
+from nemo2.cli.app import main
+from nemo2.cli.inspection import has_layout, parameter_count, row, row_of_tree, within
+from nemo2.cli.sources import name_of_run, recipe_tree
+from nemo2.config import to_json
+from nemo2.errors import ConfigError
+from nemo2.recipes import _own
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Commands run in an empty folder and leave no module, path or variable behind."""
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    monkeypatch.setattr(_own, "_loaded", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.delenv(_own.VARIABLE, raising=False)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    assert main(["list", "--json", *arguments]) == 0
+    return {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("option", "keeps"),
+    [
+        (["--family", "qwen 3"], lambda r: r["family"] == "Qwen 3"),
+        (["--max-gpus", "8"], lambda r: r["gpus"] <= 8),
+        (["--min-params", "7B", "--max-params", "9e9"], lambda r: 7e9 <= r["parameters"] <= 9e9),
+        (["--precision", "bf16"], lambda r: "bf16" in r["precision"]),
+        (["--layout", "pp cp=2"], lambda r: "pp=" in r["layout"] and "cp=2" in r["layout"].split()),
+        (["--shipped"], lambda r: True),
+        (["llama*", "--max-gpus", "8", "--layout", "tp=2"], lambda r: r["name"] in ("llama_tiny", "llama2_7b")),
+    ],
+    ids=str,
+)
+def test_a_filter_keeps_exactly_what_it_says(option: list[str], keeps: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = listed(capsys)
+    found = listed(capsys, *option)
+    assert set(found) == {name for name, item in everything.items() if keeps(item)}
+    assert found
+
+
+def test_own_recipes_are_listed_with_where_they_are_from_and_a_broken_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-recipe", "own_page", "--from", "llama3_8b", "--output", "own"]) == 0
+    assert main(["freeze", "llama_tiny", "trainer.max_steps=3", "--output", "own/own_frozen.py"]) == 0
+    (tmp_path / "own" / "own_broken.py").write_text("import no_such_module")
+    monkeypatch.setenv(_own.VARIABLE, "own")
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert len(lines) == 1 + len(recipes.names()) + 2 and lines[0].split()[-1] == "origin"
+    assert any(line.startswith("own_page ") and line.endswith("own/own_page.py") for line in lines)
+    assert err.startswith("left out: own_broken: ") and "No module named 'no_such_module'" in err
+    assert set(listed(capsys, "--own")) == {"own_page", "own_frozen"}
+    assert main(["show", "own_page", "--flat"]) == 0
+    assert "data.seq_length=8192" in capsys.readouterr().out.splitlines()
+
+
+def test_a_recipe_without_facts_is_listed_by_its_tree_as_the_facts_have_it() -> None:
+    for name in ("llama_tiny", "nemotronh_8b", "deepseek_v2", "gpt3_175b"):
+        facts = row(recipes.get(name).RECIPE)
+        tree = recipes.get(name).pretrain_recipe()
+        tree.model.config.vocab_size = recipes.get(name).RECIPE.vocabulary or 2048
+        found = row_of_tree(tree)
+        for column in ("gpus", "layout", "seq"):
+            assert found[column] == facts[column], (name, column)
+        assert found["parameters"] == pytest.approx(facts["parameters"], rel=0.005)
+        assert found["precision"].replace("-", "_") == facts["precision"]
+
+
+def test_counts_limits_and_layouts_as_typed() -> None:
+    assert [parameter_count(text, "--x") for text in ("7B", "350m", "1.5T", "12k", "7e9")] == [
+        7e9, 350e6, 1.5e12, 12e3, 7e9,
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="--min-params big: takes a number of parameters such as 7B"):
+        parameter_count("big", "--min-params")
+    assert within(None, None, None) and not within(None, 1, None) and within(5, 5, 5) and not within(5, 6, None)
+    assert has_layout("tp=2 pp=4 sp", "pp,sp") and has_layout("tp=2", "TP=2") and not has_layout("tp=2 pp=4", "pp=2")
+    assert has_layout("dp", "dp") and not has_layout("tp=2", "t")
+
+
+def test_diff_shows_what_differs_and_ends_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.max_steps=7", "trainer.logger=false", "--exit-code"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "--- llama_tiny",
+        "+++ llama_tiny trainer.max_steps=7 trainer.logger=false",
+        "~ trainer.logger: None -> False",
+        "~ trainer.max_steps: 300 -> 7",
+    ]
+    assert main(["diff", "llama_tiny", "llama_tiny", "--exit-code"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.benchmark=null", "--exit-code"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "no difference in effect"
+    assert main(["diff", *recipe_tools.DIFF_EXAMPLE.split()[3:]]) == 0
+    assert "~ model.config: Llama3Config8B -> Llama3Config70B" in capsys.readouterr().out
+    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"path": "trainer.max_steps", "kind": "set", "old": 300, "new": 7, "in_effect": True}
+    ]
+
+
+def test_diff_is_coloured_for_people_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_tools, "is_terminal", lambda _: True)
+    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.max_steps=7"]) == 0
+    assert "\033[33m~ trainer.max_steps: 300 -> 7\033[0m" in capsys.readouterr().out
+
+
+def test_the_code_of_diff_turns_one_into_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "llama_tiny", "llama3_8b", "--code"]) == 0
+    namespace: dict[str, Any] = {}
+    exec(capsys.readouterr().out, namespace)
+    recipe = namespace["edit"](recipes.get("llama_tiny").pretrain_recipe())
+    assert recipe == recipes.get("llama3_8b").pretrain_recipe()
+
+
+def test_recipes_files_json_and_run_directories_stand_for_the_same(tmp_path: Path) -> None:
+    expected = recipes.get("llama_tiny").pretrain_recipe()
+    (tmp_path / "run").mkdir()
+    for file in ("run/recipe.json", "one.json"):
+        (tmp_path / file).write_text(to_json(expected))
+    assert main(["freeze", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
+    sources = ("llama_tiny", "run", "./run", "one.json", "./frozen_tiny.py", "frozen_tiny.py:pretrain_recipe")
+    for source in sources:
+        assert recipe_tree(source) == expected, source
+    assert [name_of_run(source) for source in sources] == [
+        "llama_tiny", None, None, None, "frozen_tiny", "frozen_tiny_pretrain_recipe",
+    ]  # fmt: skip
+    assert main(["diff", "llama_tiny", "run", "--exit-code"]) == 0
+
+
+def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_data.py").write_text(
+        "from nemo2.config import configurable\n@configurable\nclass Data:\n    def __init__(self, n: int = 1):\n"
+        "        self.n = n\ndef pretrain_recipe(): pass\n"
+    )
+    recipe = recipes.get("llama_tiny").pretrain_recipe()
+    text = to_json(recipe).replace('"nemo2.data.demo"', '"own_data"').replace('"StdlibDataModule"', '"Data"')
+    (tmp_path / "strange.json").write_text(text.replace('"vocab_size"', '"n"'))
+    assert main(["show", "strange.json"]) == 2
+    assert "folders in $NEMO2_RECIPES" in capsys.readouterr().err and "own_data" not in sys.modules
+    monkeypatch.setenv(_own.VARIABLE, str(tmp_path))
+    (tmp_path / "bomb.json").write_text(to_json(recipe).replace('"nemo2.data.demo"', '"os"'))
+    assert main(["show", "bomb.json"]) == 2
+    assert "own_data" not in sys.modules
+
+
+def test_what_freeze_writes_is_the_recipe_with_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    example = recipe_tools.FREEZE_EXAMPLE.split()[3:]
+    assert main(["freeze", *example]) == 0
+    assert "nemo2 pretrain ./my_llama.py" in capsys.readouterr().out
+    recipe = recipes.get("llama3_8b").pretrain_recipe()
+    recipe.trainer.max_steps = 100
+    assert recipe_tree("./my_llama.py") == recipe
+    assert Path("my_llama.py").read_text().startswith('"""llama3_8b with trainer.max_steps=100, as nemo2 ')
+    assert main(["freeze", "llama_tiny", 'log.name=say"""x\\y']) == 0
+    namespace: dict[str, Any] = {}
+    exec(capsys.readouterr().out, namespace)
+    assert namespace["pretrain_recipe"]().log.name == 'say"""x\\y'
+
+
+@pytest.mark.parametrize("parent", ["llama3_8b", "nemotronh_8b", "./frozen_tiny.py", "./own_page.py"])
+def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["freeze", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
+    assert main(["new-recipe", "own_page", "--from", "llama_tiny"]) == 0
+    assert main(["new-recipe", "own_new", "--from", parent, "--output", "pages"]) == 0
+    assert recipe_tree("pages/own_new.py") == recipe_tree(parent)
+    text = Path("pages/own_new.py").read_text()
+    for line in (
+        line for line in text.splitlines() if line.startswith("    # ") and "=" in line and "Layout" not in line
+    ):
+        changed = text.replace(line, line.replace("# ", "", 1))
+        Path("own_changed.py").write_text(changed)
+        _own._loaded.clear()
+        sys.modules.pop("own_changed", None)
+        recipe_tree("./own_changed.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["new-recipe", "llama3_8b", "--from", "llama_tiny"], "'llama3_8b' is a shipped recipe"),
+        (["new-recipe", "json", "--from", "llama_tiny"], "'json' is an installed Python module"),
+        (["new-recipe", "a-b", "--from", "llama_tiny"], "'a-b' can't name a recipe"),
+        (["new-recipe", "own_x", "--from", "llama3-8b"], "did you mean 'llama3_8b'"),
+        (["new-recipe", "taken", "--from", "llama_tiny"], "taken.py exists and is left as it is"),
+        (["freeze", "llama_tiny", "-o", "taken.py"], "taken.py exists and is left as it is"),
+        (["freeze", "llama_tiny", "-o", "my-run.txt"], "must be a Python file"),
+        (["diff", "llama_tiny", "llama3_8"], "did you mean 'llama3_8b'"),
+        (["diff", "llama_tiny", "empty"], "no recipe 'empty'"),
+        (["diff", "llama_tiny", "./empty"], "./empty is a folder without a recipe.json"),
+        (["show", "none.json"], "none.json: there is no such file"),
+        (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe is like that"),
+    ],
+)
+def test_what_cannot_be_is_told_and_nothing_is_overwritten(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken.py").write_text("x = 1")
+    assert main(arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "taken.py"]
+    assert (tmp_path / "taken.py").read_text() == "x = 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        ("list", inspection.LIST_EXAMPLE),
+        ("diff", recipe_tools.DIFF_EXAMPLE),
+        ("freeze", recipe_tools.FREEZE_EXAMPLE),
+        ("new-recipe", recipe_tools.NEW_RECIPE_EXAMPLE),
+    ],
+)
+def test_each_help_has_its_example_and_it_works(command: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert "Example: nemo2" in capsys.readouterr().out
+    words = [word.strip("'") for word in example.split()[1:]]
+    assert words[:2] == ["nemo2", command] and main(words[1:]) == 0
