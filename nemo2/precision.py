@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from nemo2.backend.extras import has, why_missing
+from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
@@ -227,7 +228,7 @@ class MegatronMixedPrecision(Precision):
                     )
                 setattr(self.dtype_config, field.name, before)
                 continue
-            setattr(config, field.name, after)
+            adjust(config, field.name, after, why=f"trainer.plugins.{argument}")
             changed[field.name] = (before, after)
         return changed
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which fields of a built object its user set, as opposed to left at their defaults.
+"""Which fields of a built object its user set, as opposed to left at their defaults, to what, and where.
 
 Where two settings govern one thing, the one that was set wins. A built dataclass no longer tells the two apart, so configs
 note it on what they build.
@@ -7,36 +7,69 @@ note it on what they build.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from nemo2.config.capture import captured_arguments
+from nemo2.config.adjust import adjustments
+from nemo2.config.capture import captured_arguments, made_at
 
 _NOTE = "__nemo2_explicit__"
+_ABSENT = object()
 
 
-def note_explicit_fields(obj: object, names: Iterable[str]) -> None:
-    """Remember on ``obj`` that its user set ``names``. Objects that can't hold a note go without."""
+class _Note:
+    """Values by field; places by field where they are known. None as a value: known to be set, not to what."""
+
+    def __init__(self, values: dict[str, Any], places: dict[str, str]) -> None:
+        self.values = values
+        self.places = places
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Note":
+        return self  # never changed
+
+
+def note_explicit_fields(
+    obj: object, names: "Iterable[str] | Mapping[str, Any]", places: Mapping[str, str] | None = None
+) -> None:
+    """Remember on ``obj`` that its user set ``names`` (with a mapping: to what), and in which ``places`` ("file:line").
+
+    Objects that can't hold a note go without.
+    """
+    values = dict(names) if isinstance(names, Mapping) else {name: getattr(obj, name, _ABSENT) for name in names}
     with contextlib.suppress(AttributeError, TypeError):
-        object.__setattr__(obj, _NOTE, frozenset(names))
+        object.__setattr__(obj, _NOTE, _Note(values, dict(places or {})))
 
 
 def explicit_fields(obj: object) -> frozenset[str]:
     """The names that were set when ``obj`` was made: by its config, or in the call of a configurable class.
 
-    For a dataclass instance made by hand, which doesn't say, the fields that differ from their defaults.
+    For a dataclass instance made by hand, which doesn't say, the fields that differ from their defaults and that nobody
+    announced to have adjusted (`nemo2.config.adjust`).
     """
+    return frozenset(explicit_values(obj))
+
+
+def explicit_values(obj: object) -> dict[str, Any]:
+    """As `explicit_fields`, with what each was set to, whatever became of it since."""
     noted = getattr(obj, "__dict__", {}).get(_NOTE)
     if noted is not None:
-        return noted
+        return {name: value for name, value in noted.values.items() if value is not _ABSENT}
     captured = captured_arguments(obj)
     if captured is not None:
-        return frozenset(captured)
+        return captured
     if not dataclasses.is_dataclass(obj) or isinstance(obj, type):
-        return frozenset()
-    return frozenset(
-        field.name
-        for field in dataclasses.fields(obj)
-        if field.init
-        and field.default is not dataclasses.MISSING
-        and getattr(obj, field.name, field.default) != field.default
-    )
+        return {}
+    changed = adjustments(obj)
+    first = {name: steps[0].before for name, steps in changed.items()}
+    now = {f.name: first.get(f.name, getattr(obj, f.name, f.default)) for f in dataclasses.fields(obj) if f.init}
+    defaults = {f.name: f.default for f in dataclasses.fields(obj) if f.default is not dataclasses.MISSING}
+    return {name: value for name, value in now.items() if name in defaults and value != defaults[name]}
+
+
+def where_set(obj: object, name: str) -> str | None:
+    """ "file:line" of whoever set ``name`` of a built object; None where that isn't known (any more)."""
+    noted = getattr(obj, "__dict__", {}).get(_NOTE)
+    if noted is not None and name in noted.places:
+        return noted.places[name]
+    place = made_at(obj)
+    return f"{place[0]}:{place[1]}" if place is not None and noted is None else None

@@ -139,12 +139,12 @@ class RecipePolicy(serialization.PyrefPolicy):
         module, name = getattr(target, "__module__", None) or "", getattr(target, "__qualname__", "")
         if _covers(self.trusted, module, name) or target is dict or _is_value_type(target):
             return True
+        if isinstance(target, type) and dataclasses.is_dataclass(target):
+            return _covers(("nemo2", "megatron.core"), module, name)
         if is_configurable(target):
             return _covers(("nemo2",), module, name)
         if not isinstance(target, type):
             return module == "torch.nn.functional"
-        if dataclasses.is_dataclass(target):
-            return _covers(("nemo2", "megatron.core"), module, name)
         bases = {f"{base.__module__}.{base.__qualname__}" for base in target.__mro__}
         return bool(bases & _BUILDABLE_BASES)
 

@@ -17,9 +17,10 @@ import copy
 import dataclasses
 import functools
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, Optional, TypeVar
 
 import fiddle as fdl
@@ -35,6 +36,9 @@ from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
+
+_MACHINERY = re.compile(r"[/\\](fiddle|nemo_run)[/\\]")
+"""Files whose lines say nothing about who set a value: they copy trees and read them from JSON."""
 
 _OUR_FILES = ("tree.py", "aliases.py", "live.py", "wire.py", "walk.py", "overrides.py")
 for _file in ("nemo_run/config.py", *(f"nemo2/config/{name}" for name in _OUR_FILES)):
@@ -213,7 +217,7 @@ class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
             return origin.obj
         built = super().__build__(*args, **kwargs)
         if isinstance(self.__fn_or_cls__, type) and type(built) is self.__fn_or_cls__:
-            note_explicit_fields(built, kwargs)
+            note_explicit_fields(built, kwargs, _places(self, kwargs))
         return built
 
 
@@ -414,6 +418,16 @@ def _unreadable(node: Any, name: str) -> AttributeError:
             "`fiddle.build(config)`."
         )
     return unknown_name(node.__fn_or_cls__, name)
+
+
+def _places(node: Any, names: Iterable[str]) -> dict[str, str]:
+    """Where each of these arguments got its value, as far as its history tells; a recipe read from JSON has none."""
+    places: dict[str, str] = {}
+    for name in names:
+        location = next((entry.location for entry in reversed(node.__argument_history__.get(name, ()))), None)
+        if location is not None and not _MACHINERY.search(location.filename):
+            places[name] = f"{location.filename}:{location.line_number}"
+    return places
 
 
 def _target_name(node: Any) -> str:

@@ -12,12 +12,15 @@ import lightning.pytorch as pl
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.run_dir.faults import install_fault_hook
+from nemo2.run_dir.hang import HangWatchdog
 from nemo2.run_dir.logger import NeMoLogger
+from nemo2.run_dir.preemption import PreemptionCallback
 
 install_fault_hook()
 
@@ -178,9 +181,20 @@ def _setup(
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
             callback.model_name = directory.name or None
+    if training:
+        _watch(trainer)
     if resume is not None:
         resume.setup(trainer, model, training=training)
     return Path(directory.log_dir)
+
+
+def _watch(trainer: pl.Trainer) -> None:
+    """Save and stop at SIGTERM, and end a run that hangs, unless the trainer says how it wants these."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    for kind in (PreemptionCallback, HangWatchdog):
+        if not any(isinstance(item, kind) for item in callbacks):
+            # In front: Lightning keeps checkpoint callbacks at the end, which then have a step's save behind them.
+            callbacks.insert(0, kind())
 
 
 def _share_sequence_length(model: Any, data: Any) -> None:
@@ -198,7 +212,7 @@ def _share_sequence_length(model: Any, data: Any) -> None:
             f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}: set it on the data only, and the "
             "model follows."
         )
-    config.seq_length = length
+    adjust(config, "seq_length", length, why="data.seq_length")
 
 
 def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:

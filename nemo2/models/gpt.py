@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Optional, Union
@@ -23,6 +24,7 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from torch import Tensor
 
 from nemo2.backend import get_backend
+from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
@@ -101,11 +103,11 @@ class GPTConfig(TransformerConfig):
     def __post_init__(self) -> None:
         # MegatronStrategy runs this again after writing its own fields: what was asked for first stays on record.
         self.adjustments: dict[str, Adjustment] = getattr(self, "adjustments", {})
-        for name, (used, reason) in get_backend().config_overrides().items():
+        for name, (used, reason) in _overrides().items():
             asked = getattr(self, name, used)
             if asked != used:
                 self.adjustments.setdefault(name, Adjustment(asked, used, reason))
-                setattr(self, name, used)
+                adjust(self, name, used, why=reason)
         _announce(self.adjustments)
         super().__post_init__()
 
@@ -298,6 +300,23 @@ def _default_optimizer() -> Any:
 
 
 _announced: set[str] = set()
+
+
+_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
+
+
+def _overrides() -> dict[str, tuple[Any, str]]:
+    return {} if _elsewhere.get() else get_backend().config_overrides()
+
+
+@contextmanager
+def for_another_machine() -> Iterator[None]:
+    """Configurations made inside keep what was asked for, whether or not this machine can do it."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 @contextmanager

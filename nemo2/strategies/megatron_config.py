@@ -10,11 +10,12 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from nemo2.config.adjust import adjust, adjusting
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
+from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.precision import MegatronMixedPrecision
 
@@ -54,16 +55,22 @@ def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig,
                 f"model.config.{field.name}={current} contradicts strategy.{field.name}={value}: parallel sizes are set on "
                 "the strategy, which writes them into the model. Remove model.config's."
             )
-        setattr(config, field.name, value)
+        adjust(config, field.name, value, why=f"strategy.{field.name}")
     if config.pipeline_model_parallel_size == 1:
-        config.pipeline_dtype = None  # pyright: ignore[reportAttributeAccessIssue]
-        config.virtual_pipeline_model_parallel_size = None
+        for name in ("pipeline_dtype", "virtual_pipeline_model_parallel_size"):
+            adjust(config, name, None, why="strategy.pipeline_model_parallel_size is 1")
     if config.microbatch_group_size_per_vp_stage is None:
-        config.microbatch_group_size_per_vp_stage = config.pipeline_model_parallel_size
+        adjust(
+            config,
+            "microbatch_group_size_per_vp_stage",
+            config.pipeline_model_parallel_size,
+            why="strategy.pipeline_model_parallel_size, as Megatron-Core's default is",
+        )
     _order_messages(config, layout, explicit)
     # Derived fields and Megatron-Core's own checks, for the sizes it now has.
     try:
-        config.__post_init__()
+        with adjusting(config, why="derived by Megatron-Core from the other fields"):
+            config.__post_init__()
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"Megatron-Core refuses this model and layout ({layout.describe()}): {error}") from error
 
@@ -83,21 +90,24 @@ def align_distributed_optimizer(
             f"{ddp}: it is one switch. Remove one of them, or make them agree."
         )
     value = ddp if ours and not theirs else optimizer
-    optimizer_config.use_distributed_optimizer = ddp_config.use_distributed_optimizer = value
+    source = "strategy.ddp_config" if ours and not theirs else "optim.config"
+    for config in (optimizer_config, ddp_config):
+        adjust(config, "use_distributed_optimizer", value, why=f"{source}.use_distributed_optimizer")
     if not value and ddp_config.overlap_param_gather:
         if "overlap_param_gather" in explicit_ddp:
             raise ConfigError(
                 "strategy.ddp_config.overlap_param_gather=True needs the distributed optimizer, whose parameters it gathers: "
                 "set optim.config.use_distributed_optimizer=True, or overlap_param_gather=False."
             )
-        ddp_config.overlap_param_gather = False
+        adjust(ddp_config, "overlap_param_gather", False, why="optim.config.use_distributed_optimizer is off")
 
 
 def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, precision: MegatronMixedPrecision) -> None:
     """With dynamic loss scaling, infinite gradients are how the scale is found (Megatron-LM's arguments.py does so too)."""
     dtypes = precision.dtype_config
     if dtypes.fp16 and dtypes.loss_scale is None and ddp_config.check_for_nan_in_grad:
-        ddp_config.check_for_nan_in_grad = False
+        why = "fp16's loss scaler handles gradients that aren't finite"
+        adjust(ddp_config, "check_for_nan_in_grad", False, why=why)
         _log.info(
             "strategy.ddp_config.check_for_nan_in_grad is off: under fp16's dynamic loss scaling the scaler handles "
             "gradients that aren't finite (trainer.plugins.fp16_loss_scale=... makes the scale static)."
@@ -109,7 +119,8 @@ def keep_gradients_in_fp32(config: TransformerConfig) -> None:
     fusions/fused_cross_entropy.py): not in a model that was asked to be fp32, unless the user turned it on."""
     fused = getattr(config, "cross_entropy_loss_fusion", False)
     if fused and config.params_dtype is torch.float32 and "cross_entropy_loss_fusion" not in explicit_fields(config):
-        config.cross_entropy_loss_fusion = False
+        why = "the fused kernel rounds gradients to bf16, and the model is fp32"
+        adjust(config, "cross_entropy_loss_fusion", False, why=why)
 
 
 def refuse_what_is_gone(**arguments: Any) -> None:
@@ -118,7 +129,6 @@ def refuse_what_is_gone(**arguments: Any) -> None:
         "moe_extended_tp": "Megatron-Core has dropped it; cut experts with expert_tensor_parallel_size",
         "encoder_tensor_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
         "encoder_pipeline_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
-        "fsdp": "this version shards the optimizer's state only (optim.config.use_distributed_optimizer=True)",
         "lazy_init": "models are built once, in their place; leave it unset",
         "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter, used or not; leave it unset",
     }
@@ -140,4 +150,6 @@ def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozens
             "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
             "or use more stages."
         )
-    config.overlap_p2p_comm, config.batch_p2p_comm = True, False
+    why = "two interleaved stages keep their messages in order only where these overlap"
+    adjust(config, "overlap_p2p_comm", True, why=why)
+    adjust(config, "batch_p2p_comm", False, why=why)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that nemo2 itself changes on built objects, each with its reason.
+
+A run may need another value than the one its recipe ends with: parallel sizes go from the strategy into the model, a
+callback turns off what the layout has no use for. Who does so calls `adjust`, which sets the field and leaves a note on
+the object. The notes are what ``nemo2 explain`` shows, and what tells an announced change from a silent one at the first
+step (`nemo2.run_dir.requested`).
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+_NOTES = "__nemo2_adjusted__"
+
+
+class Adjustment(NamedTuple):
+    """One change: what the field was, what it became, and why ("pipeline_model_parallel_size is 1")."""
+
+    before: Any
+    after: Any
+    why: str
+
+
+def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
+    """Set ``obj.name`` to ``value`` and note it, with the reason. Returns whether that changed anything."""
+    before = getattr(obj, name, None)
+    if type(before) is type(value) and before == value:
+        return False
+    setattr(obj, name, value)
+    _note(obj, name, Adjustment(before, value, why))
+    return True
+
+
+@contextlib.contextmanager
+def adjusting(obj: Any, *, why: str) -> Iterator[None]:
+    """What code inside changes on the fields of the dataclass ``obj`` is noted, for code that isn't ours to change."""
+    names = [field.name for field in dataclasses.fields(obj)]
+    before = {name: getattr(obj, name, None) for name in names}
+    yield
+    for name in names:
+        after = getattr(obj, name, None)
+        if after is not before[name] and (type(after) is not type(before[name]) or after != before[name]):
+            _note(obj, name, Adjustment(before[name], after, why))
+
+
+def adjustments(obj: object) -> dict[str, tuple[Adjustment, ...]]:
+    """What was noted on ``obj``, by field, oldest first."""
+    return dict(getattr(obj, "__dict__", {}).get(_NOTES, {}))
+
+
+def _note(obj: Any, name: str, adjustment: Adjustment) -> None:
+    # A new dict each time: a copy of the object must not share its later notes.
+    notes = adjustments(obj)
+    notes[name] = (*notes.get(name, ()), adjustment)
+    with contextlib.suppress(AttributeError, TypeError):
+        object.__setattr__(obj, _NOTES, notes)

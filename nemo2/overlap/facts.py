@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts and settings for the overlap rules, read from the objects of a run. A config reads like what it builds."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Optional
+
+from nemo2.backend.extras import have_te, why_missing
+from nemo2.config.explicit import explicit_values, where_set
+from nemo2.overlap.settings import (
+    CALLBACK,
+    CALLBACK_FIELDS,
+    DDP_FIELDS,
+    MODEL_FIELDS,
+    OPTIMIZER_FIELDS,
+    OverlapFacts,
+    Setting,
+)
+from nemo2.parallel.layout import Layout
+
+
+def facts_of_run(
+    *,
+    layout: Layout,
+    world_size: int,
+    model_config: Any,
+    optimizer_config: Any,
+    data_sampler: Any,
+    gpu: Optional[str] = None,
+    transformer_engine_missing: Optional[str] = None,
+) -> OverlapFacts:
+    """What the rules look at. None as a configuration: the run has none of Megatron-Core's there.
+
+    ``gpu`` and ``transformer_engine_missing`` describe the machine that trains; `machine` says them of this one.
+    """
+    return OverlapFacts(
+        tensor_parallel=layout.tp,
+        pipeline_parallel=layout.pp,
+        virtual_pipeline=layout.vp,
+        context_parallel=layout.cp,
+        gradient_ranks=max(1, world_size // (layout.tp * layout.pp)),
+        sequence_parallel=layout.sp,
+        distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
+        fused_weight_gradients=bool(getattr(model_config, "gradient_accumulation_fusion", False)),
+        context_messages=str(getattr(model_config, "cp_comm_type", None) or "p2p"),
+        transformer_engine_missing=transformer_engine_missing,
+        gpu=gpu,
+        quantized=getattr(model_config, "fp8", None),
+        hidden_size=getattr(model_config, "hidden_size", None),
+        micro_batch_size=getattr(data_sampler, "micro_batch_size", None),
+        seq_length=getattr(data_sampler, "seq_len", None),
+    )
+
+
+def settings_of_run(
+    callbacks: Iterable[Any], *, model_config: Any, optimizer_config: Any, ddp_config: Any
+) -> list[Setting]:
+    """What somebody set: the callbacks' arguments first, then what the configurations were made with.
+
+    None is no setting: Megatron-Core decides there.
+    """
+    found = [setting for callback in callbacks for setting in _settings(callback, CALLBACK, CALLBACK_FIELDS)]
+    switch = ("use_distributed_optimizer",)
+    for target, owner, names in (
+        (ddp_config, "strategy.ddp_config", (*DDP_FIELDS, "num_buckets", *switch)),
+        (optimizer_config, "optim.config", (*OPTIMIZER_FIELDS, *switch)),
+        (model_config, "model.config", MODEL_FIELDS),
+    ):
+        found += _settings(target, owner, names)
+    return found
+
+
+def machine() -> tuple[Optional[str], Optional[str]]:
+    """This machine's GPU ("h100"; None without one) and why Transformer Engine is missing here (None where it isn't)."""
+    missing = None if have_te() else why_missing("transformer_engine")
+    import torch
+
+    if not torch.cuda.is_available():
+        return None, missing
+    return gpu_model(torch.cuda.get_device_name()), missing
+
+
+def gpu_model(device_name: str) -> Optional[str]:
+    """ "h100" of "NVIDIA H100 80GB HBM3"; None of a name without a model."""
+    match = re.search(r"\b(G?[A-Z]\d{2,4}S?)\b", device_name.upper())
+    return match[1].lower() if match else None
+
+
+def _settings(target: Any, owner: str, names: tuple[str, ...]) -> Iterator[Setting]:
+    if target is None:
+        return
+    values = explicit_values(target)
+    for name in names:
+        if values.get(name) is not None:
+            yield Setting(name, owner, values[name], where_set(target, name))

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which communication runs beside computation: a function of the layout and of what was set.
+
+The defaults are NeMo 2.0's. What differs: a value that somebody set wins wherever it was set, two that contradict each
+other are an error that names both, and what the layout has no use for is off with its reason.
+
+| communication | on by default where | needs |
+|---|---|---|
+| tensor parallel (``tp_comm_overlap``) | nowhere, it is asked for | TP ≥ 2, sequence parallelism, Transformer Engine |
+| pipeline (``overlap_p2p_comm``) | virtual stages | PP ≥ 2 with virtual stages |
+| pipeline, batched (``batch_p2p_comm``) | PP ≥ 2 where it isn't overlapped | PP ≥ 2 |
+| gradients (``overlap_grad_reduce``) | distributed optimizer and more than one rank to reduce with | – |
+| parameters (``overlap_param_gather``) | as gradients | the distributed optimizer, overlapped gradients |
+| context parallel | CP ≥ 2: the ring exchanges the next block while it attends over this one | a ring (``cp_comm_type``) |
+"""
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.overlap.presets import choose_userbuffers
+from nemo2.overlap.settings import Decision, OverlapFacts, Setting, Settings
+
+DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
+"""Elements per bucket of the gradient reduction: large enough to fill the links, small enough to start early."""
+
+
+def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Decision]:
+    """Every field of the callback that gets a value, with the reason. A field without a decision is left as it is.
+
+    ``cp_comm_overlap`` is among them for completeness: no setting turns it.
+
+    Raises:
+        ConfigError: settings that contradict each other, all of them; each sentence names both, with their lines.
+    """
+    settings = Settings(given)
+    problems = [*settings.clashes, *_exclusions(facts, settings)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    decided = {setting.name: Decision(setting.value, f"set: {setting}", by_user=True) for setting in settings}
+    for rules in (_tensor_parallel, _pipeline, _embedding_gradient, _gradients, _parameters, _context_parallel):
+        rules(facts, decided)
+    return decided
+
+
+def contradictions(facts: OverlapFacts, given: Iterable[Setting]) -> list[str]:
+    """What `decide` would refuse, a sentence each."""
+    settings = Settings(given)
+    return [*settings.clashes, *_exclusions(facts, settings)]
+
+
+def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[tuple[Setting, Decision]]:
+    """The settings that don't take effect, each once, with what is used instead."""
+    found = {}
+    for setting in given:
+        decision = decided[setting.name]
+        if not decision.by_user and decision.value != setting.value:
+            found.setdefault(setting.name, (setting, decision))
+    return list(found.values())
+
+
+# ------------------------------------------------------------------------------------------- what excludes each other
+
+
+def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
+    """Pairs of settings of different fields that cannot both be. The reasons are Megatron-LM's (arguments.py)."""
+    pairs = (
+        (
+            ("overlap_p2p_comm", True),
+            ("batch_p2p_comm", True),
+            "batched sends and receives can't be waited for one by one",
+        ),
+        (
+            ("overlap_param_gather", True),
+            ("overlap_grad_reduce", False),
+            "without overlapped reduction there is one bucket, and nothing to gather ahead",
+        ),
+        (
+            ("overlap_param_gather", True),
+            ("use_distributed_optimizer", False),
+            "only the distributed optimizer has parameters to gather",
+        ),
+        (
+            ("align_param_gather", True),
+            ("overlap_param_gather", False),
+            "there is no overlapped gather to align",
+        ),
+        (
+            ("overlap_param_gather_with_optimizer_step", True),
+            ("overlap_param_gather", False),
+            "it overlaps that gather with the optimizer's step",
+        ),
+        (
+            ("overlap_param_gather_with_optimizer_step", True),
+            ("use_distributed_optimizer", False),
+            "only the distributed optimizer has parameters to gather",
+        ),
+    )
+    found = []
+    for (first, value), (second, other), why in pairs:
+        one, two = settings.get(first), settings.get(second)
+        if one is not None and two is not None and one.value is value and two.value is other:
+            found.append(f"{one} contradicts {two}: {why}. Remove one of them.")
+    bucket_size, num_buckets = settings.get("bucket_size"), settings.get("num_buckets")
+    if bucket_size is not None and num_buckets is not None and None not in (bucket_size.value, num_buckets.value):
+        found.append(f"{bucket_size} contradicts {num_buckets}: one follows from the other. Remove one of them.")
+    if facts.interleaved and facts.pipeline_parallel == 2:
+        off = settings.get("overlap_p2p_comm")
+        batched = settings.get("batch_p2p_comm")
+        wrong = off if off is not None and off.value is False else batched if batched and batched.value else None
+        if wrong is not None:
+            found.append(
+                f"{wrong} contradicts strategy.virtual_pipeline_model_parallel_size={facts.virtual_pipeline} with "
+                "pipeline_model_parallel_size=2: two interleaved stages post two messages to the same peer, in an order that "
+                "only overlapped ones keep. Remove it, use more stages, or no virtual ones."
+            )
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+Decisions = dict[str, Decision]
+
+
+def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
+    if facts.tensor_parallel < 2:
+        obstacle = f"tensor_model_parallel_size is {facts.tensor_parallel}"
+    elif not facts.sequence_parallel:
+        obstacle = "sequence_parallel is off"
+    else:
+        obstacle = facts.transformer_engine_missing
+    if obstacle is not None:
+        _turn_off(decided, "tp_comm_overlap", obstacle)
+    decided.setdefault("tp_comm_overlap", Decision(False, "not asked for"))
+    if not decided["tp_comm_overlap"].value:
+        _leave_out(decided, "tp_comm_overlap_cfg", "tp_comm_overlap is off")
+        return
+    # MPI needs a launcher that started it; NCCL is there whenever the run is.
+    decided.setdefault("tp_comm_bootstrap_backend", Decision("nccl", "works under every launcher"))
+    asked = decided.get("tp_comm_overlap_cfg")
+    value, reason = choose_userbuffers(facts, None if asked is None else asked.value)
+    by_user = asked is not None and asked.value not in (None, "auto")
+    decided["tp_comm_overlap_cfg"] = Decision(value, reason, by_user)
+
+
+def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:
+    if facts.pipeline_parallel == 1:
+        why = "pipeline_model_parallel_size is 1"
+        for name in ("overlap_p2p_comm", "batch_p2p_comm"):
+            _turn_off(decided, name, why)
+            decided.setdefault(name, Decision(False, why))
+        return
+    if not facts.interleaved:
+        _turn_off(decided, "overlap_p2p_comm", "without virtual pipeline stages there is nothing to overlap with")
+    batch = decided.get("batch_p2p_comm")
+    if batch is not None and batch.value:
+        overlap = Decision(False, "batch_p2p_comm is on")
+    elif facts.interleaved:
+        overlap = Decision(True, "virtual pipeline stages leave computation to overlap with")
+    else:
+        overlap = Decision(False, "without virtual pipeline stages there is nothing to overlap with")
+    overlapped = decided.setdefault("overlap_p2p_comm", overlap).value
+    decided.setdefault(
+        "batch_p2p_comm", Decision(not overlapped, "sends and receives are either overlapped or batched")
+    )
+
+
+def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
+    if facts.pipeline_parallel == 1:
+        _turn_off(decided, "defer_embedding_wgrad_compute", "pipeline_model_parallel_size is 1")
+    elif not facts.fused_weight_gradients:
+        _turn_off(decided, "defer_embedding_wgrad_compute", "model.config.gradient_accumulation_fusion is off")
+    deferred = decided.get("defer_embedding_wgrad_compute")
+    if deferred is None or not deferred.value:
+        _leave_out(decided, "wgrad_deferral_limit", "defer_embedding_wgrad_compute is off", unused=0)
+
+
+def _gradients(facts: OverlapFacts, decided: Decisions) -> None:
+    if not facts.distributed_optimizer:
+        return  # NeMo's callback leaves such a DDP config alone too
+    alone = facts.gradient_ranks == 1
+    why = "one rank reduces alone" if alone else f"{facts.gradient_ranks} ranks reduce gradients together"
+    if alone:
+        _turn_off(decided, "overlap_grad_reduce", why)
+    reduced = decided.setdefault("overlap_grad_reduce", Decision(not alone, why)).value
+    if not reduced:
+        _leave_out(
+            decided, "bucket_size", "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
+        )
+    if not alone and decided.get("num_buckets") is None:
+        decided.setdefault("bucket_size", Decision(DEFAULT_BUCKET_SIZE, why))
+
+
+def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
+    reduced = decided.get("overlap_grad_reduce")
+    if not facts.distributed_optimizer:
+        obstacle: Optional[str] = "optim.config.use_distributed_optimizer is off"
+    elif facts.gradient_ranks == 1:
+        obstacle = "one rank holds all parameters"
+    elif reduced is None or not reduced.value:
+        # Without it Megatron-Core makes one bucket of everything, and waits for it in the first layer.
+        obstacle = "overlap_grad_reduce is off"
+    else:
+        obstacle = None
+    names = ("overlap_param_gather", "align_param_gather", "overlap_param_gather_with_optimizer_step")
+    if obstacle is not None:
+        for name in names:
+            _turn_off(decided, name, obstacle)
+        if facts.distributed_optimizer:
+            for name in names:
+                decided.setdefault(name, Decision(False, obstacle))
+        return
+    why = f"{facts.gradient_ranks} ranks share the parameters"
+    gathered = decided.setdefault("overlap_param_gather", Decision(True, why)).value
+    if not gathered:
+        for name in names[1:]:
+            _turn_off(decided, name, "overlap_param_gather is off")
+            decided.setdefault(name, Decision(False, "overlap_param_gather is off"))
+        return
+    if not facts.interleaved:
+        for name in names[1:]:
+            _turn_off(decided, name, "there are no virtual pipeline stages")
+    decided.setdefault(
+        "align_param_gather",
+        Decision(True, "all stages gather at one time")
+        if facts.interleaved
+        else Decision(False, "there are no virtual pipeline stages"),
+    )
+    decided.setdefault("overlap_param_gather_with_optimizer_step", Decision(False, "not asked for"))
+
+
+def _context_parallel(facts: OverlapFacts, decided: Decisions) -> None:
+    ring = "p2p" in facts.context_messages
+    if facts.context_parallel == 1:
+        decided["cp_comm_overlap"] = Decision(False, "context_parallel_size is 1")
+    elif ring:
+        decided["cp_comm_overlap"] = Decision(True, "the ring sends the next block while attention works on this one")
+    else:
+        decided["cp_comm_overlap"] = Decision(
+            False, f"model.config.cp_comm_type is {facts.context_messages!r}, not a ring"
+        )
+
+
+def _turn_off(decided: Decisions, name: str, obstacle: str) -> None:
+    if name in decided and decided[name].value:
+        decided[name] = Decision(False, obstacle)
+
+
+def _leave_out(decided: Decisions, name: str, obstacle: str, unused: Any = None) -> None:
+    """A detail of something that is off counts for nothing: it gets Megatron-Core's default."""
+    if name in decided and decided[name].value not in (None, "auto", "default", unused):
+        decided[name] = Decision(unused, obstacle)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked of the overlap rules, what a run is like, and what they answer."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional
+
+CALLBACK = "MegatronCommOverlapCallback"
+
+MODEL_FIELDS = (
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "tp_comm_bootstrap_backend",
+    "overlap_p2p_comm",
+    "batch_p2p_comm",
+    "defer_embedding_wgrad_compute",
+    "wgrad_deferral_limit",
+)
+DDP_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
+OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
+"""Every argument of the callback, once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OverlapFacts:
+    """What the rules need to know about a run."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    virtual_pipeline: Optional[int]
+    """Chunks per pipeline stage; None or 1 where stages are whole."""
+    context_parallel: int = 1
+    gradient_ranks: int
+    """Ranks that reduce gradients together: data parallel times context parallel."""
+    sequence_parallel: bool
+    distributed_optimizer: bool
+    fused_weight_gradients: bool
+    """Whether ``gradient_accumulation_fusion`` is on."""
+    transformer_engine_missing: Optional[str]
+    """Why Transformer Engine cannot be used; None where it can."""
+    context_messages: str = "p2p"
+    """``model.config.cp_comm_type``: how context-parallel ranks exchange keys and values."""
+    gpu: Optional[str] = None
+    """"h100", "b200" and so on (`nemo2.overlap.facts.gpu_model`); None without a known GPU."""
+    quantized: Optional[str] = None
+    """``model.config.fp8``; None without fp8."""
+    hidden_size: Optional[int] = None
+    micro_batch_size: Optional[int] = None
+    seq_length: Optional[int] = None
+
+    @property
+    def interleaved(self) -> bool:
+        return self.pipeline_parallel > 1 and (self.virtual_pipeline or 1) > 1
+
+
+class Setting(NamedTuple):
+    """One value that somebody set: which field, where in the recipe ("strategy.ddp_config"), to what, on which line."""
+
+    name: str
+    owner: str
+    value: Any
+    line: Optional[str] = None
+
+    @property
+    def place(self) -> str:
+        if self.owner == CALLBACK:
+            return f"{CALLBACK}({self.name}={self.value!r})"
+        return f"{self.owner}.{self.name}={self.value!r}"
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.line})" if self.line else self.place
+
+
+class Decision(NamedTuple):
+    """The value a field gets, and why. ``by_user``: it is what somebody set, not a default."""
+
+    value: Any
+    reason: str
+    by_user: bool = False
+
+
+class Settings:
+    """All that was set, by field. Two settings of one field that agree count as one.
+
+    ``clashes`` has a sentence for each pair that does not.
+    """
+
+    def __init__(self, given: Iterable[Setting]) -> None:
+        self._by_name: dict[str, Setting] = {}
+        self.clashes: list[str] = []
+        for setting in given:
+            first = self._by_name.setdefault(setting.name, setting)
+            if first is not setting and not same(first.value, setting.value):
+                self.clashes.append(
+                    f"{first} contradicts {setting}: both were set, and they govern one thing. Remove one of them, or make "
+                    "them agree."
+                )
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._by_name[name]
+
+    def get(self, name: str) -> Optional[Setting]:
+        return self._by_name.get(name)
+
+    def __iter__(self) -> Iterable[Setting]:  # pyright: ignore[reportReturnType]
+        return iter(self._by_name.values())
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, as settings: a dataclass of userbuffer settings and the dict of them too."""
+    if dataclasses.is_dataclass(left) and not isinstance(left, type):
+        left = dataclasses.asdict(left)
+    if dataclasses.is_dataclass(right) and not isinstance(right, type):
+        right = dataclasses.asdict(right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return dict(left) == dict(right)
+    return type(left) is type(right) and left == right
