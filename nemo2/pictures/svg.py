@@ -15,10 +15,10 @@ COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
 Anchor = Literal["start", "middle", "end"]
 
 STYLE = """
-.chart,.picture{--ink:#1f2328;--soft:#59636e;--grid:#e1e5ea;--card:#f3f5f7;--a:#0b6bcb;--b:#c2410c;--bad:#b3261e;
+.chart,.picture{--ink:#1f2328;--soft:#59636e;--grid:#e1e5ea;--card:#e9ecf0;--a:#0b6bcb;--b:#c2410c;--bad:#b3261e;
 --c0:#9ec9f5;--c1:#b5dea6;--c2:#f7c38f;--c3:#d3bff2;--c4:#f2b3c5;--c5:#94dbd3;--c6:#efdf86;--c7:#c9ced4;
 font:12px system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
-@media(prefers-color-scheme:dark){.chart,.picture{--ink:#e6e8eb;--soft:#9aa4af;--grid:#323941;--card:#1e232a;--a:#63b3ff;
+@media(prefers-color-scheme:dark){.chart,.picture{--ink:#e6e8eb;--soft:#9aa4af;--grid:#323941;--card:#2a3038;--a:#63b3ff;
 --b:#ff9d66;--bad:#ff8a80;--c0:#24588f;--c1:#3a6b33;--c2:#8f5217;--c3:#5d4696;--c4:#8a3554;--c5:#1d6a66;--c6:#75671a;
 --c7:#505760}}
 .chart text{fill:var(--soft)}.chart .label{font-weight:600}
@@ -119,10 +119,11 @@ class Canvas:
     def render(self) -> str:
         """The picture as an ``<svg class="picture">`` element."""
         described = f"<desc>{escape(self.description)}</desc>" if self.description else ""
+        width, height = _number(self.width), _number(self.height)
         return (
-            f'<svg class="picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_number(self.width)} '
-            f'{_number(self.height)}" width="{_number(self.width)}" role="img" aria-label="{escape(self.title)}">'
-            f"<title>{escape(self.title)}</title>{described}{''.join(self._parts)}</svg>"
+            f'<svg class="picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" aria-label="{escape(self.title)}"><title>{escape(self.title)}</title>'
+            f"{described}{''.join(self._parts)}</svg>"
         )
 
 

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank holds what: the groups of every kind over a whole world, and the layers of every pipeline stage.
+
+Nothing is initialised and no process runs. The groups are those of Megatron-Core's `RankGenerator`, the layers those of its
+`get_num_layers_to_build`, `get_transformer_layer_offset` and `PipelineParallelLayerLayout`, so that what is shown is what a
+run would have.
+"""
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.parallel.layout import Layout
+
+Groups = tuple[tuple[int, ...], ...]
+
+GROUP_NAMES = {
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "pp": "pipeline parallel",
+    "dp": "data parallel",
+    "dp_cp": "data and context parallel",
+    "etp": "expert tensor parallel",
+    "ep": "expert parallel",
+    "expert_dp": "expert data parallel",
+}
+"""Kinds of groups by our short names. ``dp_cp`` is where dense gradients are reduced and the distributed optimizer's states
+are cut; ``expert_dp`` is the same for the experts' weights."""
+
+_DENSE = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "dp_cp": "dp-cp"}
+_EXPERT = {"etp": "tp", "ep": "ep", "expert_dp": "dp"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """What one virtual stage holds: all of a pipeline stage unless the schedule is interleaved."""
+
+    layers: range
+    """Decoder layers, counted from 0 through the model."""
+    embedding: bool = False
+    loss: bool = False
+    """The output layer and the loss."""
+    mtp_layers: int = 0
+    """Multi-token prediction layers."""
+
+    def describe(self) -> str:
+        """For example ``embedding, layers 0-3``."""
+        parts = ["embedding"] if self.embedding else []
+        if len(self.layers):
+            first, last = self.layers[0], self.layers[-1]
+            parts.append(f"layer {first}" if first == last else f"layers {first}-{last}")
+        if self.mtp_layers:
+            parts.append("MTP" if self.mtp_layers == 1 else f"{self.mtp_layers} MTP")
+        return ", ".join([*parts, "output"] if self.loss else parts) or "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A layout spread over a world."""
+
+    name: str
+    layout: Layout
+    world_size: int
+    gpus_per_node: int
+    order: str
+    """How ranks are numbered, fastest first, in Megatron-Core's spelling: ``tp-cp-ep-dp-pp``."""
+    groups: Mapping[str, Groups]
+    """All groups of the world by kind; the kinds are the keys of `GROUP_NAMES`."""
+    stages: tuple[tuple[Chunk, ...], ...]
+    """By pipeline rank, then by virtual stage."""
+    num_experts: Optional[int] = None
+    """None: a dense model."""
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def replicas(self) -> int:
+        return len(self.groups["dp"][0])
+
+    @property
+    def num_layers(self) -> int:
+        return sum(len(chunk.layers) for stage in self.stages for chunk in stage)
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.gpus_per_node
+
+    def group_of(self, kind: str, rank: int) -> tuple[int, ...]:
+        """The ranks of this rank's group of a kind, itself among them."""
+        return self.groups[kind][self._places[kind][rank][0]]
+
+    def index_in(self, kind: str, rank: int) -> int:
+        """This rank's place in its group of a kind: its tensor-parallel rank for ``tp``, its stage for ``pp``."""
+        return self._places[kind][rank][1]
+
+    def nodes_spanned(self, kind: str) -> int:
+        """The most nodes that a group of a kind reaches over."""
+        return max(len({self.node_of(rank) for rank in group}) for group in self.groups[kind])
+
+    def replica(self, index: int = 0) -> list[list[int]]:
+        """The ranks of one replica of the model by pipeline stage, each in order of their number."""
+        rows: list[list[int]] = [[] for _ in self.stages]
+        for rank in range(self.world_size):
+            if self.index_in("dp", rank) == index:
+                rows[self.index_in("pp", rank)].append(rank)
+        return rows
+
+    def experts_of(self, rank: int) -> range:
+        """The experts of each MoE layer that this rank holds (a share of, with expert tensor parallelism).
+
+        Source: Megatron-Core ``BaseMoELayer``: contiguous shares in order of the expert-parallel rank.
+        """
+        if not self.num_experts:
+            return range(0)
+        share = self.num_experts // self.layout.ep
+        first = self.index_in("ep", rank) * share
+        return range(first, first + share)
+
+    @cached_property
+    def _places(self) -> dict[str, dict[int, tuple[int, int]]]:
+        return {
+            kind: {rank: (number, index) for number, group in enumerate(groups) for index, rank in enumerate(group)}
+            for kind, groups in self.groups.items()
+        }
+
+
+def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = None) -> Placement:
+    """Lay a recipe over the GPUs it asks for, or over a world of another size.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain`` or its like with a ``MegatronStrategy``.
+        name: What to call it. "": nothing.
+        world_size: Ranks. None: the trainer's nodes times devices.
+
+    Raises:
+        ConfigError: the layout doesn't fit the world, or Megatron-Core can't cut the layers that way.
+    """
+    trainer = recipe.trainer
+    strategy: Any = trainer.strategy
+    if not hasattr(strategy, "tensor_model_parallel_size"):
+        raise ConfigError(
+            f"trainer.strategy={type(strategy).__name__}: which rank holds what is shown for MegatronStrategy, whose sizes "
+            "say it."
+        )
+    layout = Layout(
+        tp=strategy.tensor_model_parallel_size,
+        pp=strategy.pipeline_model_parallel_size,
+        vp=strategy.virtual_pipeline_model_parallel_size,
+        cp=strategy.context_parallel_size,
+        ep=strategy.expert_model_parallel_size,
+        etp=strategy.expert_tensor_parallel_size,
+        sp=bool(strategy.sequence_parallel),
+    )
+    devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 8
+    ranks: int = world_size or (trainer.num_nodes or 1) * devices
+    config = recipe.model.config
+    return Placement(
+        name=name,
+        layout=layout,
+        world_size=ranks,
+        gpus_per_node=min(devices, ranks),
+        order=(order := rank_order(tp_pp_dp=bool(strategy.use_tp_pp_dp_mapping))),
+        groups=groups_of(layout, ranks, order=order),
+        stages=stages_of(
+            layout,
+            num_layers=config.num_layers,
+            mtp_num_layers=getattr(config, "mtp_num_layers", None),
+            num_layers_in_first_pipeline_stage=strategy.num_layers_in_first_pipeline_stage,
+            num_layers_in_last_pipeline_stage=strategy.num_layers_in_last_pipeline_stage,
+            account_for_embedding_in_pipeline_split=bool(strategy.account_for_embedding_in_pipeline_split),
+            account_for_loss_in_pipeline_split=bool(strategy.account_for_loss_in_pipeline_split),
+            pipeline_model_parallel_layout=strategy.pipeline_model_parallel_layout,
+        ),
+        num_experts=getattr(config, "num_moe_experts", None),
+    )
+
+
+def rank_order(*, tp_pp_dp: bool = False) -> str:
+    """How `nemo2.strategy.MegatronStrategy` has ranks numbered; without ``tp_pp_dp`` it is Megatron-Core's default."""
+    from megatron.core.parallel_state import initialize_model_parallel
+
+    if tp_pp_dp:
+        return "tp-cp-ep-pp-dp"
+    return inspect.signature(initialize_model_parallel).parameters["order"].default
+
+
+def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -> dict[str, Groups]:
+    """Every group that Megatron-Core makes of a world, by the kinds of `GROUP_NAMES`.
+
+    Raises:
+        ConfigError: the layout can't be laid over the world.
+    """
+    from megatron.core.parallel_state import RankGenerator
+
+    dp = layout.data_parallel_size(world_size)
+    order = order or rank_order()
+    expert_size = layout.expert_tensor_size * layout.ep * layout.pp
+    if world_size % expert_size:
+        raise ConfigError(
+            f"expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
+            f"{layout.expert_tensor_size} * {layout.ep} * {layout.pp} = {expert_size} does not divide the world of {world_size} "
+            "ranks."
+        )
+    # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
+    dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
+    expert = RankGenerator(
+        tp=layout.expert_tensor_size, ep=layout.ep, dp=world_size // expert_size, pp=layout.pp, cp=1, order=order
+    )
+    if dense.get_ranks("pp") != expert.get_ranks("pp"):
+        raise ConfigError(
+            f"strategy.use_tp_pp_dp_mapping=True with expert_model_parallel_size={layout.ep}: the stages of the experts would "
+            "not be those of the dense layers; unset it."
+        )
+    found = {kind: dense.get_ranks(token) for kind, token in _DENSE.items()}
+    found |= {kind: expert.get_ranks(token) for kind, token in _EXPERT.items()}
+    return {kind: tuple(map(tuple, groups)) for kind, groups in found.items()}
+
+
+def stages_of(
+    layout: Layout,
+    *,
+    num_layers: int,
+    mtp_num_layers: Optional[int] = None,
+    pipeline_model_parallel_layout: Any = None,
+    **split: Any,
+) -> tuple[tuple[Chunk, ...], ...]:
+    """The chunks of every pipeline rank.
+
+    Args:
+        layout: Gives the number of stages and virtual stages.
+        num_layers: Decoder layers of the whole model.
+        mtp_num_layers: Multi-token prediction layers. None: none.
+        pipeline_model_parallel_layout: Megatron-Core's own notation; it may set the number of virtual stages too.
+        split: Megatron-Core's fields for uneven stages: ``num_layers_in_first_pipeline_stage`` and the like.
+
+    Raises:
+        ConfigError: with Megatron-Core's reason.
+    """
+    import torch
+    from megatron.core.transformer.enums import LayerType
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = TransformerConfig(
+                num_layers=num_layers,
+                mtp_num_layers=mtp_num_layers,
+                # Only there because they have no defaults; nothing here depends on them.
+                hidden_size=64,
+                num_attention_heads=1,
+                pipeline_dtype=torch.bfloat16,
+                pipeline_model_parallel_size=layout.pp,
+                virtual_pipeline_model_parallel_size=layout.vp if layout.pp > 1 else None,
+                pipeline_model_parallel_layout=pipeline_model_parallel_layout,
+                **split,
+            )
+            if config.pipeline_model_parallel_layout is not None:
+                return _stages_from_table(config.pipeline_model_parallel_layout.layout, LayerType)
+            vp = config.virtual_pipeline_model_parallel_size
+            chunks = vp or 1
+            stages = []
+            for pp_rank in range(layout.pp):
+                stage = []
+                for index in range(chunks):
+                    vp_stage = index if vp else None
+                    first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
+                    count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
+                    last = pp_rank == layout.pp - 1 and index == chunks - 1
+                    stage.append(
+                        Chunk(
+                            layers=range(first, first + count),
+                            embedding=pp_rank == 0 and index == 0,
+                            loss=last,
+                            mtp_layers=(mtp_num_layers or 0) if last else 0,
+                        )
+                    )
+                stages.append(tuple(stage))
+            return tuple(stages)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{num_layers} layers can't be cut over pipeline_model_parallel_size={layout.pp}, "
+            f"virtual_pipeline_model_parallel_size={layout.vp}: {' '.join(str(error).split())}."
+        ) from error
+
+
+def _stages_from_table(table: Any, types: Any) -> tuple[tuple[Chunk, ...], ...]:
+    """The chunks of Megatron-Core's parsed layout: by pipeline rank and virtual stage a list of kinds of layers."""
+    counted = 0
+    chunks: dict[tuple[int, int], Chunk] = {}
+    # Layers are numbered in the order in which a sample meets them: through all ranks, then their next virtual stage.
+    for index in range(len(table[0])):
+        for pp_rank, row in enumerate(table):
+            held = row[index]
+            count = held.count(types.decoder)
+            chunks[pp_rank, index] = Chunk(
+                layers=range(counted, counted + count),
+                embedding=types.embedding in held,
+                loss=types.loss in held,
+                mtp_layers=held.count(types.mtp),
+            )
+            counted += count
+    return tuple(tuple(chunks[pp_rank, index] for index in range(len(row))) for pp_rank, row in enumerate(table))

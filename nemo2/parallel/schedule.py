@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline schedules as orders of work and as a timeline, from Megatron-Core's own tables.
+
+A step of a pipeline is, on each rank, a list of forward and backward passes of one micro-batch through one model chunk.
+`rank_order` reads that list off Megatron-Core's `get_pp_rank_microbatches`, `get_schedule_table` and
+`convert_schedule_table_to_order`. `timeline` plays the lists against each other: a pass starts as soon as its rank is free
+and what it needs has been computed. Sending takes no time unless told, and never keeps the sender waiting.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from nemo2.errors import ConfigError
+
+Phase = Literal["warm-up", "steady", "drain"]
+Cost = Callable[[int, int], float]
+"""The time of a pass by pipeline rank and model chunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What decides the order of work.
+
+    Raises:
+        ConfigError: Megatron-Core would refuse the interleaving.
+    """
+
+    pp: int
+    num_microbatches: int
+    vp: Optional[int] = None
+    """Model chunks per rank. None: not interleaved."""
+    group_size: Optional[int] = None
+    """Micro-batches that a chunk takes in a row before the next one (``microbatch_group_size_per_vp_stage``). None: ``pp``."""
+    overlap_moe_expert_parallel_comm: bool = False
+    """One more forward before the first backward, as Megatron-Core does to hide the experts' exchanges."""
+    all_forward_first: bool = False
+    """GPipe's order: every forward, then every backward. Megatron-Core has no such schedule; it is here to be compared with."""
+
+    def __post_init__(self) -> None:
+        if self.pp < 1 or self.num_microbatches < 1:
+            raise ConfigError(f"pp={self.pp}, num_microbatches={self.num_microbatches}: must both be at least 1.")
+        if not self.interleaved:
+            return
+        # The rules of Megatron-Core's forward_backward_pipelining_with_interleaving, which states them as it starts.
+        group, count = self.group, self.num_microbatches
+        if not self.pp <= group <= count:
+            raise ConfigError(
+                f"microbatch_group_size_per_vp_stage={group} must lie between the pipeline size {self.pp} and the number of "
+                f"micro-batches {count}; use at least {max(group, self.pp)} micro-batches, or no virtual stages."
+            )
+        if 0 < count % group < self.pp:
+            raise ConfigError(
+                f"{count} micro-batches leave {count % group} after groups of {group}, fewer than the {self.pp} pipeline stages; "
+                f"use {count - count % group} or {count - count % group + self.pp}."
+            )
+
+    @property
+    def interleaved(self) -> bool:
+        return self.pp > 1 and self.vp is not None and self.vp > 1
+
+    @property
+    def chunks(self) -> int:
+        return (self.vp or 1) if self.interleaved else 1
+
+    @property
+    def group(self) -> int:
+        return self.group_size or self.pp
+
+    @property
+    def name(self) -> str:
+        if self.all_forward_first:
+            return "all forward, then all backward (GPipe)"
+        if self.pp == 1:
+            return "no pipeline"
+        return f"interleaved 1F1B, {self.vp} virtual stages" if self.interleaved else "1F1B"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward or backward of one micro-batch through one model chunk of a rank."""
+
+    forward: bool
+    chunk: int
+    microbatch: int
+    phase: Phase = "steady"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A pass in time; the unit is that of the costs."""
+
+    work: Pass
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """What every pipeline rank does when, from 0 to `span`."""
+
+    schedule: Schedule
+    slots: tuple[tuple[Slot, ...], ...]
+    """By pipeline rank, in order of time."""
+
+    @property
+    def span(self) -> float:
+        return max(row[-1].end for row in self.slots)
+
+    def busy(self, rank: int) -> float:
+        return sum(slot.end - slot.start for slot in self.slots[rank])
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of all ranks' time, from the first pass to the last, in which a rank has nothing to do."""
+        return 1 - sum(self.busy(rank) for rank in range(len(self.slots))) / (len(self.slots) * self.span)
+
+    @property
+    def bubble_overhead(self) -> float:
+        """Time lost over the time of the work itself, (p - 1) / m for 1F1B: the measure of the Megatron-LM papers."""
+        return self.bubble_fraction / (1 - self.bubble_fraction)
+
+    def in_flight(self, rank: int) -> int:
+        """The most chunk-micro-batches whose forward is done and whose backward is not: activations that are held."""
+        held = most = 0
+        for slot in self.slots[rank]:
+            held += 1 if slot.work.forward else -1
+            most = max(most, held)
+        return most
+
+
+def rank_order(schedule: Schedule, rank: int) -> tuple[Pass, ...]:
+    """What pipeline rank ``rank`` does in one training step, in order."""
+    from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
+    from megatron.core.transformer.cuda_graphs import convert_schedule_table_to_order
+
+    chunks = schedule.chunks
+    _, _, warmup, _ = get_pp_rank_microbatches(
+        schedule.num_microbatches,
+        chunks,
+        schedule.group,
+        overlap_moe_expert_parallel_comm=schedule.overlap_moe_expert_parallel_comm,
+        p2p_communicator=_Communicator(schedule, rank),  # pyright: ignore[reportArgumentType]
+    )
+    if schedule.all_forward_first:
+        warmup = schedule.num_microbatches * chunks
+    # Where it isn't interleaved there is one chunk, whose micro-batches come in their order.
+    group = schedule.group if schedule.interleaved else schedule.num_microbatches
+    table = get_schedule_table(schedule.num_microbatches, chunks, group)
+    order = convert_schedule_table_to_order(warmup, chunks, table)
+    steady_until = len(order) - warmup
+    passes = []
+    forwards, backwards = [0] * chunks, [0] * chunks
+    for index, entry in enumerate(order):
+        chunk, counters = (entry - 1, forwards) if entry > 0 else (-entry - 1, backwards)
+        phase: Phase = "warm-up" if index < warmup else "steady" if index < steady_until else "drain"
+        passes.append(Pass(forward=entry > 0, chunk=chunk, microbatch=counters[chunk], phase=phase))
+        counters[chunk] += 1
+    return tuple(passes)
+
+
+def timeline(
+    schedule: Schedule,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    weights: Optional[Sequence[Sequence[float]]] = None,
+    transfer: float = 0.0,
+) -> Timeline:
+    """Play a schedule.
+
+    Args:
+        schedule: The order of work.
+        forward: Time of one micro-batch's forward pass through a whole stage of average weight, all its chunks together.
+        backward: The same of its backward pass; twice the forward's, as matrix products have it. With full activation
+            recomputation it is three times.
+        weights: How heavy each chunk is, by rank and chunk, in any unit (its number of layers). None: all the same.
+        transfer: From the end of a pass until the next stage may start on its result. The sender doesn't wait.
+
+    Raises:
+        ConfigError: a time or a weight is negative, or all weights are zero.
+    """
+    shares = _shares(schedule, weights)
+    if forward < 0 or backward < 0 or transfer < 0:
+        raise ConfigError(f"forward={forward}, backward={backward}, transfer={transfer}: times can't be negative.")
+    orders = [rank_order(schedule, rank) for rank in range(schedule.pp)]
+    done: dict[tuple[bool, int, int], float] = {}
+    rows: list[list[Slot]] = [[] for _ in orders]
+    free = [0.0] * schedule.pp
+    last = schedule.pp * schedule.chunks - 1
+    progress = True
+    while progress:
+        progress = False
+        for rank, order in enumerate(orders):
+            while len(rows[rank]) < len(order):
+                work = order[len(rows[rank])]
+                stage = work.chunk * schedule.pp + rank
+                ready = _ready(work, stage, last, done, transfer)
+                if ready is None:
+                    break
+                start = max(free[rank], ready)
+                end = start + (forward if work.forward else backward) * shares[rank][work.chunk]
+                free[rank] = done[work.forward, stage, work.microbatch] = end
+                rows[rank].append(Slot(work, start, end))
+                progress = True
+    stuck = [rank for rank, order in enumerate(orders) if len(rows[rank]) < len(order)]
+    # Each of Megatron-Core's schedules runs to its end; a new one that doesn't is a fault of this module.
+    assert not stuck, f"the order of work of pipeline ranks {stuck} waits for itself"
+    return Timeline(schedule=schedule, slots=tuple(map(tuple, rows)))
+
+
+def _ready(
+    work: Pass, stage: int, last: int, done: dict[tuple[bool, int, int], float], transfer: float
+) -> Optional[float]:
+    """When what a pass needs is there; None if that hasn't been computed."""
+    if work.forward:
+        before = done.get((True, stage - 1, work.microbatch)) if stage else 0.0
+        return before if before is None or stage == 0 else before + transfer
+    own = done.get((True, stage, work.microbatch))
+    if stage == last or own is None:
+        return own
+    behind = done.get((False, stage + 1, work.microbatch))
+    return None if behind is None else max(own, behind + transfer)
+
+
+def _shares(schedule: Schedule, weights: Optional[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """Each chunk's weight as a share of an average stage."""
+    if weights is None:
+        return [[1 / schedule.chunks] * schedule.chunks for _ in range(schedule.pp)]
+    if len(weights) != schedule.pp or any(len(row) != schedule.chunks for row in weights):
+        raise ConfigError(
+            f"weights of {[len(row) for row in weights]} chunks don't fit {schedule.pp} ranks of {schedule.chunks} chunks."
+        )
+    total = sum(map(sum, weights))
+    if total <= 0 or any(weight < 0 for row in weights for weight in row):
+        raise ConfigError("weights must not be negative, and not all zero.")
+    return [[weight * schedule.pp / total for weight in row] for row in weights]
+
+
+class _Communicator:
+    """What Megatron-Core asks of a communicator to count a rank's warm-up passes."""
+
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self._size, self._rank = schedule.pp, rank
+        self.pp_group = self
+        self.virtual_pipeline_model_parallel_size = schedule.vp if schedule.interleaved else None
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank

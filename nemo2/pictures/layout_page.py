@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's layout as one picture, one page or JSON: ranks, layers, experts, groups and the pipeline's timeline."""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.parallel.placement import GROUP_NAMES, Placement
+from nemo2.parallel.schedule import Schedule, Timeline, timeline
+from nemo2.pictures.page import cards, figure, page, paragraph, section, table
+from nemo2.pictures.pipeline import draw_timeline
+from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
+from nemo2.pictures.svg import Canvas, stack
+from nemo2.pictures.terminal import placement_text, ranks_text, timeline_text
+
+_MOST_DRAWN = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutView:
+    """A placement with its pipeline: what the pictures of a recipe are made of."""
+
+    placement: Placement
+    whole: Optional[Timeline]
+    """The timeline of a whole step. None: one stage, or no step is possible, as `note` says."""
+    drawn: Optional[Timeline]
+    """The timeline to draw: of as many micro-batches as can be read. None with `whole`."""
+    note: str = ""
+    """What the reader should know of the timeline."""
+
+
+def view(
+    recipe: Any, placement: Placement, *, num_microbatches: Optional[int] = None, backward: float = 2.0
+) -> LayoutView:
+    """Add the pipeline's timeline to a placement.
+
+    Args:
+        recipe: Says the batch sizes and the order of the schedule.
+        placement: Where its layers are.
+        num_microbatches: Micro-batches per step. None: the recipe's global batch over micro-batch size and replicas.
+        backward: Time of a backward pass; a forward pass takes 1.
+
+    Raises:
+        ConfigError: with ``num_microbatches`` given, Megatron-Core would refuse it.
+    """
+    if len(placement.stages) == 1:
+        return LayoutView(placement=placement, whole=None, drawn=None, note="one stage: there is no pipeline")
+    strategy = recipe.trainer.strategy
+    count = num_microbatches
+    if count is None:
+        data = recipe.data
+        batch, micro, replicas = data.global_batch_size, data.micro_batch_size, placement.replicas
+        if batch % (micro * replicas):
+            note = (
+                f"No timeline: data.global_batch_size={batch} is not a multiple of micro_batch_size * replicas = "
+                f"{micro} * {replicas} = {micro * replicas}; nearest: {_nearest(batch, micro * replicas)}."
+            )
+            return LayoutView(placement=placement, whole=None, drawn=None, note=note)
+        count = batch // (micro * replicas)
+    weights = [[float(len(chunk.layers) + chunk.mtp_layers) for chunk in stage] for stage in placement.stages]
+    # Where Megatron-Core is told to count them as a layer, so does the picture.
+    weights[0][0] += bool(strategy.account_for_embedding_in_pipeline_split)
+    weights[-1][-1] += bool(strategy.account_for_loss_in_pipeline_split)
+    chunks = len(placement.stages[0])
+    options: dict[str, Any] = {
+        "pp": len(placement.stages),
+        "vp": chunks if chunks > 1 else None,
+        "group_size": strategy.microbatch_group_size_per_vp_stage,
+        "overlap_moe_expert_parallel_comm": bool(
+            getattr(recipe.model.config, "overlap_moe_expert_parallel_comm", False)
+        ),
+    }
+    try:
+        schedule = Schedule(num_microbatches=count, **options)
+    except ConfigError as error:
+        if num_microbatches is not None:
+            raise
+        return LayoutView(placement=placement, whole=None, drawn=None, note=f"No timeline: {error}")
+    whole = drawn = timeline(schedule, backward=backward, weights=weights)
+    most = max(2 * schedule.group, _MOST_DRAWN // schedule.chunks)
+    note = (
+        f"backward {backward:g} times as long as forward; a chunk's time goes with its layers; transfers take no time"
+    )
+    if count > most:
+        fewer = most - most % schedule.group if schedule.interleaved else most
+        drawn = timeline(Schedule(num_microbatches=fewer, **options), backward=backward, weights=weights)
+        note = f"{fewer} of {count:,} micro-batches; " + note
+    return LayoutView(placement=placement, whole=whole, drawn=drawn, note=note)
+
+
+def summary(one: LayoutView) -> str:
+    """One sentence about the pipeline of a whole step."""
+    if one.whole is None:
+        return one.note
+    schedule = one.whole.schedule
+    return (
+        f"{schedule.name}: {schedule.pp} stages, {schedule.num_microbatches:,} micro-batches, bubble "
+        f"{one.whole.bubble_fraction:.1%} of the time ({one.whole.bubble_overhead:.1%} on top of the work)"
+    )
+
+
+def draw(one: LayoutView) -> Canvas:
+    """All pictures of a layout, one above the other."""
+    pictures = [draw_depth(one.placement), draw_ranks(one.placement)]
+    if one.placement.num_experts:
+        pictures.append(draw_experts(one.placement))
+    if one.drawn is not None:
+        pictures.append(draw_timeline(one.drawn, title=summary(one), note=one.note))
+    return stack(pictures, title=f"layout of {one.placement.name}".strip())
+
+
+def layout_page(one: LayoutView) -> str:
+    """The layout as an HTML page."""
+    placement = one.placement
+    figures = [
+        (f"{placement.world_size:,}", f"ranks on {placement.nodes:,} nodes of {placement.gpus_per_node}"),
+        (f"{placement.replicas:,}", "replicas of the model"),
+        (f"{placement.world_size // placement.replicas:,}", "ranks that hold one"),
+    ]
+    if one.whole is not None:
+        figures.append((f"{one.whole.bubble_fraction:.1%}", "of the time in the pipeline's bubble"))
+    held = [figure(draw_depth(placement).render(), "Layers"), figure(draw_ranks(placement).render(), "Ranks")]
+    if placement.num_experts:
+        held.append(figure(draw_experts(placement).render(), "Experts"))
+    if one.drawn is not None:
+        picture = figure(draw_timeline(one.drawn, title=summary(one), note=one.note).render(), "One step")
+        pipeline = section("Pipeline", picture, _orders(one.drawn))
+    else:
+        pipeline = section("Pipeline", paragraph(one.note))
+    rows = [
+        (name, len(groups[0]), len(groups), placement.nodes_spanned(kind), ranks_text(groups[0]))
+        for kind, name in GROUP_NAMES.items()
+        for groups in [placement.groups[kind]]
+        if placement.num_experts or kind not in ("etp", "ep", "expert_dp")
+    ]
+    groups = section(
+        "Groups",
+        table(("kind", "ranks in each", "groups", "nodes that one reaches over", "the first one"), rows),
+        paragraph(f"Ranks are numbered {placement.order.replace('-', ', ')}, the first fastest."),
+    )
+    return page(
+        f"Layout of {placement.name}",
+        cards(figures),
+        section("Who holds what", *held),
+        pipeline,
+        groups,
+        subtitle=placement.layout.describe(placement.world_size),
+    )
+
+
+def layout_text(one: LayoutView, *, width: int = 100, colour: bool = False) -> str:
+    """The layout on a terminal."""
+    parts = [placement_text(one.placement), "", summary(one)]
+    if one.drawn is not None:
+        parts += [one.note, timeline_text(one.drawn, width=width, colour=colour)]
+    return "\n".join(parts)
+
+
+def layout_json(one: LayoutView) -> dict[str, Any]:
+    """Everything the pictures show, for programs."""
+    placement, layout = one.placement, one.placement.layout
+    facts: dict[str, Any] = {
+        "name": placement.name,
+        "world_size": placement.world_size,
+        "gpus_per_node": placement.gpus_per_node,
+        "order": placement.order,
+        "layout": {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "sp")}
+        | {"dp": placement.replicas},
+        "stages": [
+            [
+                {
+                    "layers": list(chunk.layers),
+                    "embedding": chunk.embedding,
+                    "loss": chunk.loss,
+                    "mtp_layers": chunk.mtp_layers,
+                }
+                for chunk in stage
+            ]
+            for stage in placement.stages
+        ],
+        "groups": {kind: [list(group) for group in groups] for kind, groups in placement.groups.items()},
+        "note": one.note,
+        "pipeline": None,
+    }
+    if one.whole is not None:
+        facts["pipeline"] = {
+            "schedule": one.whole.schedule.name,
+            "num_microbatches": one.whole.schedule.num_microbatches,
+            "bubble_fraction": one.whole.bubble_fraction,
+            "bubble_overhead": one.whole.bubble_overhead,
+            "activations_in_flight": [one.whole.in_flight(rank) for rank in range(len(one.whole.slots))],
+            "passes": [
+                [
+                    {
+                        "kind": "forward" if slot.work.forward else "backward",
+                        "chunk": slot.work.chunk,
+                        "microbatch": slot.work.microbatch,
+                        "phase": slot.work.phase,
+                        "start": slot.start,
+                        "end": slot.end,
+                    }
+                    for slot in row
+                ]
+                for row in one.whole.slots
+            ],
+        }
+    return facts
+
+
+def _nearest(batch: int, unit: int) -> str:
+    below, above = batch // unit * unit, (batch // unit + 1) * unit
+    return f"{below} or {above}" if below else str(above)
+
+
+def _orders(drawn: Timeline) -> str:
+    rows = [
+        (
+            rank,
+            sum(slot.work.phase == "warm-up" for slot in row),
+            sum(slot.work.phase == "steady" for slot in row),
+            sum(slot.work.phase == "drain" for slot in row),
+            drawn.in_flight(rank),
+            f"{1 - drawn.busy(rank) / drawn.span:.1%}",
+        )
+        for rank, row in enumerate(drawn.slots)
+    ]
+    head = ("stage", "warm-up passes", "steady passes", "drain passes", "activations held at most", "idle")
+    return table(head, rows)

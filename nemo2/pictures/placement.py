@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank holds what, as a picture: one replica of the model with its ranks and layers, and how often it is repeated.
+
+A world of a thousand ranks is one replica many times over, so one replica is drawn and the rest is counted.
+"""
+
+from nemo2.parallel.placement import Chunk, Placement
+from nemo2.pictures.svg import COLOURS, Canvas, text_width
+
+_LEFT, _WIDTH, _PER_LINE, _HIGH = 74, 1040, 32, 26.0
+_REPLICA_GAP = 14.0
+
+
+def draw_depth(placement: Placement) -> Canvas:
+    """The model from embedding to output, a tile per layer, in the colour of the stage that holds it."""
+    canvas = Canvas(_WIDTH, 0, title=f"{placement.num_layers} layers over {len(placement.stages)} pipeline stages")
+    canvas.text(8, 16, canvas.title, "ink", size=14, strong=True)
+    chunks = [
+        (rank, index, placement.stages[rank][index])
+        for index in range(len(placement.stages[0]))
+        for rank in range(len(placement.stages))
+    ]
+    tiles = sum(len(chunk.layers) + chunk.embedding + chunk.loss + chunk.mtp_layers for _, _, chunk in chunks)
+    gap = 5.0 if len(chunks) <= 60 else 2.0
+    tile = min(26.0, (_WIDTH - 16 - gap * (len(chunks) - 1)) / max(tiles, 1))
+    numbered = tile >= text_width(str(placement.num_layers - 1), 10) + 2
+    x, y = 8.0, 30.0
+    for rank, index, chunk in chunks:
+        fill = COLOURS[rank % len(COLOURS)]
+        where = f"stage {rank}" + (f", chunk {index}" if len(placement.stages[0]) > 1 else "")
+        pieces = _tiles(chunk, ranges=not numbered)
+        start = x
+        for label, words, size in pieces:
+            canvas.rect(x, y, size * tile, 24, fill, tip=f"{where}: {words}", outline="edge" if size * tile > 4 else "")
+            if size * tile >= text_width(label, 10) + 1:
+                canvas.text(x + size * tile / 2, y + 16, label, "ink", anchor="middle", size=10)
+            x += size * tile
+        if x - start >= text_width(str(rank), 11):
+            canvas.text((start + x) / 2, y + 39, rank, anchor="middle", size=11, tip=f"{where}: {chunk.describe()}")
+        x += gap
+    words = "layers above, stage below; E the embedding, O the output layer and the loss"
+    has_mtp = any(chunk.mtp_layers for _, _, chunk in chunks)
+    canvas.text(8, y + 58, f"{words}, M multi-token prediction" if has_mtp else words, size=11)
+    canvas.height = y + 66
+    return canvas
+
+
+def draw_ranks(placement: Placement) -> Canvas:
+    """The ranks of a replica or a few by stage, nodes framed; tensor-parallel groups stand together.
+
+    A replica that is wider than about 32 ranks is broken into lines; of narrower ones as many are drawn as fit.
+    """
+    layout, columns = placement.layout, len(placement.replica()[0])
+    held = [_held(stage) for stage in placement.stages]
+    side = min(250.0, max(text_width(words) for words in held) + 16)
+    per_line = min(columns, max(_PER_LINE // layout.tp, 1) * layout.tp)
+    lines = -(-columns // per_line)
+    tp_gap = 8.0 if layout.tp > 1 else 2.0
+    gaps = -(-per_line // layout.tp) * tp_gap + _REPLICA_GAP
+    room = _WIDTH - _LEFT - side
+    # As many replicas as leave room for the longest number in a cell and a heading above each.
+    needed = max(per_line * (text_width(str(placement.world_size - 1), 9) + 3) + gaps, text_width("replica 00", 11) + 6)
+    shown = max(1, min(placement.replicas, int(room // needed)))
+    replicas = [placement.replica(index) for index in range(shown)]
+    cell = min(44.0, (room / shown - gaps) / per_line)
+    replica_width = max(per_line * cell + gaps, text_width("replica 00", 11) + 6 if shown > 1 else 0)
+    row_height = lines * (_HIGH + 8) + 10
+    canvas = Canvas(_WIDTH, 0, title=_title(placement, shown, columns * len(placement.stages)))
+    canvas.text(8, 16, canvas.title, "ink", size=14, strong=True)
+    canvas.text(8, 34, _how_to_read(placement))
+    top = 50.0
+    if shown > 1:
+        top += 14
+        for index in range(shown):
+            canvas.text(_LEFT + index * replica_width, top - 10, f"replica {index}", size=11)
+    for stage, words in enumerate(held):
+        y = top + stage * row_height
+        canvas.text(_LEFT - 8, y + 17, f"stage {stage}", "ink", anchor="end", tip=words)
+        for line in range(lines):
+            spots = [
+                (
+                    rank,
+                    _LEFT + index * replica_width + column * cell + (column // layout.tp) * tp_gap,
+                    y + line * (_HIGH + 8),
+                )
+                for index, replica in enumerate(replicas)
+                for column, rank in enumerate(replica[stage][line * per_line : (line + 1) * per_line])
+            ]
+            _frames(canvas, placement, spots, cell)
+            for rank, x, cell_y in spots:
+                _rank(canvas, placement, rank, x, cell_y, cell)
+        canvas.text(_LEFT + shown * replica_width - _REPLICA_GAP + 6, y + 17, _shorten(words, side), tip=words)
+    canvas.height = top + len(held) * row_height
+    return canvas
+
+
+def draw_experts(placement: Placement) -> Canvas:
+    """The ranks of the first stage's first expert-parallel group, and which experts of each MoE layer they hold."""
+    group = placement.group_of("ep", 0)
+    ranks = [rank for member in group for rank in placement.group_of("etp", member)]
+    nodes = placement.nodes_spanned("ep")
+    title = (
+        f"{placement.num_experts} experts over {len(group)} ranks"
+        + (f", each cut over {placement.layout.expert_tensor_size}" if placement.layout.expert_tensor_size > 1 else "")
+        + f"; {len(placement.groups['ep'])} such groups, each over {nodes} node{'s' if nodes > 1 else ''}"
+    )
+    canvas = Canvas(_WIDTH, 0, title=title)
+    canvas.text(8, 16, title, "ink", size=14, strong=True)
+    per_line, x, y = 16, 8.0, 30.0
+    cell = (_WIDTH - 16) / per_line
+    for number, rank in enumerate(ranks):
+        x = 8 + (number % per_line) * cell
+        y = 30 + (number // per_line) * 42
+        fill = COLOURS[(number // placement.layout.expert_tensor_size) % len(COLOURS)]
+        experts = placement.experts_of(rank)
+        canvas.rect(x, y, cell - 3, 36, fill, radius=3, tip=describe_rank(placement, rank))
+        canvas.text(x + cell / 2 - 1, y + 15, f"rank {rank}", "ink", anchor="middle", size=11)
+        canvas.text(x + cell / 2 - 1, y + 29, _span(experts), "ink", anchor="middle", size=10)
+    canvas.height = y + 46
+    return canvas
+
+
+def describe_rank(placement: Placement, rank: int) -> str:
+    """What a rank is and holds, in one line per thing."""
+    layout = placement.layout
+    stage = placement.index_in("pp", rank)
+    sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": placement.replicas}
+    if placement.num_experts:
+        sizes |= {"ep": layout.ep, "etp": layout.expert_tensor_size}
+    places = ", ".join(f"{kind} {placement.index_in(kind, rank)} of {size}" for kind, size in sizes.items() if size > 1)
+    lines = [f"rank {rank} on node {placement.node_of(rank)}" + (f": {places}" if places else "")]
+    chunks = placement.stages[stage]
+    lines.append("; ".join(chunk.describe() for chunk in chunks))
+    if experts := placement.experts_of(rank):
+        lines.append(f"experts {_span(experts)} of each MoE layer")
+    return "\n".join(lines)
+
+
+def _how_to_read(placement: Placement) -> str:
+    layout, parts = placement.layout, []
+    if layout.tp > 1:
+        parts.append(f"cells that touch: a tensor-parallel group of {layout.tp}")
+    if layout.cp > 1:
+        parts.append(f"colours: the {layout.cp} context-parallel slices of a sequence")
+    parts.append(f"frames: the ranks that share a node of {placement.gpus_per_node} GPUs")
+    return "; ".join(parts)
+
+
+def _title(placement: Placement, shown: int, per_replica: int) -> str:
+    ranks = f"{shown * per_replica:,} of {placement.world_size:,} ranks"
+    if placement.replicas == 1:
+        words = f"all {placement.world_size:,} ranks, which hold one replica"
+    elif shown == placement.replicas:
+        words = f"all {shown} replicas, {placement.world_size:,} ranks"
+    else:
+        words = f"{shown if shown > 1 else 'one'} of {placement.replicas:,} replicas, {ranks}"
+    return f"{placement.name}: {words}" if placement.name else words
+
+
+def _rank(canvas: Canvas, placement: Placement, rank: int, x: float, y: float, cell: float) -> None:
+    fill = COLOURS[placement.index_in("cp", rank) % len(COLOURS)]
+    canvas.rect(x, y, cell - 1.5, _HIGH, fill, radius=3, tip=describe_rank(placement, rank))
+    size = 11 if text_width(str(rank), 11) + 4 <= cell else 9
+    if text_width(str(rank), size) <= cell:
+        canvas.text(x + (cell - 1.5) / 2, y + 17, rank, "ink", anchor="middle", size=size)
+
+
+def _frames(canvas: Canvas, placement: Placement, spots: list[tuple[int, float, float]], cell: float) -> None:
+    """A frame around neighbours in a line that are on one node."""
+    start = 0
+    for index in range(1, len(spots) + 1):
+        node = placement.node_of(spots[start][0])
+        if index < len(spots) and placement.node_of(spots[index][0]) == node:
+            continue
+        x, y = spots[start][1], spots[start][2]
+        end = spots[index - 1][1] + cell
+        canvas.rect(x - 3, y - 3, end - x + 4.5, _HIGH + 6, "none", outline="edge", radius=5, tip=f"node {node}")
+        start = index
+
+
+def _tiles(chunk: Chunk, *, ranges: bool = False) -> list[tuple[str, str, int]]:
+    """Label, words and how many layers wide; with ``ranges`` the decoder layers are one tile."""
+    tiles = [("E", "the embedding", 1)] if chunk.embedding else []
+    if ranges and len(chunk.layers):
+        tiles.append((_span(chunk.layers), f"layers {_span(chunk.layers)}", len(chunk.layers)))
+    else:
+        tiles += [(str(layer), f"layer {layer}", 1) for layer in chunk.layers]
+    tiles += [("M", "multi-token prediction", 1)] * chunk.mtp_layers
+    return [*tiles, ("O", "the output layer and the loss", 1)] if chunk.loss else tiles
+
+
+def _held(stage: tuple[Chunk, ...]) -> str:
+    """What a stage holds: its chunks in full where they are few, else their number and how many layers."""
+    if len(stage) <= 2:
+        return "; ".join(chunk.describe() for chunk in stage)
+    layers = [len(chunk.layers) for chunk in stage]
+    sizes = str(min(layers)) if min(layers) == max(layers) else f"{min(layers)}-{max(layers)}"
+    extra = [name for name, there in (("embedding", stage[0].embedding), ("output", stage[-1].loss)) if there]
+    return ", ".join([f"{sum(layers)} layers in {len(stage)} chunks of {sizes}", *extra])
+
+
+def _shorten(words: str, width: float) -> str:
+    while text_width(words) > width and len(words) > 4:
+        words = words[:-2].rstrip(" ;,…") + "…"
+    return words
+
+
+def _span(numbers: range) -> str:
+    if not len(numbers):
+        return "none"
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
