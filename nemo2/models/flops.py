@@ -2,15 +2,19 @@
 """How many floating-point operations training a model needs, counted from its config.
 
 Counted are the matrix products of the forward pass and the two of the backward pass (gradient of the input, gradient of
-the weight), a multiply-add as two operations. Not counted: embedding look-up, norms, activations, router, softmax, and
-anything computed twice because of recomputation: these are *model* FLOPs, the numerator of MFU.
+the weight), a multiply-add as two operations. Not counted: embedding look-up, norms, activations, router, softmax, the
+width-four convolution of Mamba's mixers, and anything computed twice because of recomputation: these are *model* FLOPs,
+the numerator of MFU.
 
 Attention scores come in two conventions that differ by up to a third at long sequences, so every figure must say which:
 ``causal=True`` counts the lower triangle that a causal model needs (Megatron-LM's ``num_floating_point_operations`` and
-our logs), ``causal=False`` the whole square (PaLM, arXiv:2204.02311, appendix B; NeMo 2.0's ``flops_formulas.py``).
+our logs), ``causal=False`` the whole square (PaLM, arXiv:2204.02311, appendix B; NeMo 2.0's ``flops_formulas.py``). Both
+count a layer with a sliding window as if it saw everything, as those formulas do.
 """
 
 from typing import Any
+
+from nemo2.errors import ConfigError
 
 # Forward, gradient of the input, gradient of the weight; two operations per multiply-add.
 _TRAINING = 3 * 2
@@ -19,15 +23,16 @@ _TRAINING = 3 * 2
 def model_flops_per_token(config: Any, seq_length: int, *, vocab_size: int | None = None, causal: bool = True) -> float:
     """Training FLOPs per token of a sample of ``seq_length`` tokens.
 
-    ``config`` is a built ``GPTConfig`` (or a config tree of one: only attributes are read). ``vocab_size`` counts the
-    output layer; None takes ``config.vocab_size``, and where that is None too the output layer is left out.
+    ``config`` is a built ``GPTConfig`` (or a config tree of one: only attributes are read, and those of heterogeneous
+    layers are there once it is built), of a hybrid or a heterogeneous model too. ``vocab_size`` counts the output layer;
+    None takes ``config.vocab_size``, and where that is None too the output layer is left out.
+
+    Raises:
+        ConfigError: a hybrid pattern has a letter for which there is no formula here.
     """
     rows = vocab_size or _get(config, "vocab_size", None) or 0
     depth = _get(config, "mtp_num_layers", None) or 0
-    layer_kinds = _is_moe_per_layer(config)
-    layer_kinds += layer_kinds[-1:] * depth
-    products = sum(_mlp_products(config, is_moe) for is_moe in layer_kinds)
-    products += len(layer_kinds) * _attention_products(config, seq_length, causal)
+    products = _layer_products(config, seq_length, causal, depth)
     # A multi-token-prediction depth joins two hidden states into one and predicts once more.
     products += depth * 2 * config.hidden_size**2 + (1 + depth) * config.hidden_size * rows
     return float(_TRAINING * products)
@@ -41,8 +46,72 @@ def model_flops_per_step(
     return per_token * seq_length * global_batch_size
 
 
-def _attention_products(config: Any, seq_length: int, causal: bool) -> float:
-    """Multiply-adds per token of one attention layer."""
+def _layer_products(config: Any, seq_length: int, causal: bool, depth: int) -> float:
+    """Multiply-adds per token of all layers, those of ``depth`` further predictions included."""
+    if hasattr(config, "hybrid_override_pattern"):
+        return sum(_hybrid_layer_products(config, kind, seq_length, causal) for kind in _hybrid_pattern(config))
+    if _get(config, "heterogeneous_block_specs", False):
+        return sum(_block_products(config, block, seq_length, causal) for block in config.per_block_parameters)
+    kinds = _is_moe_per_layer(config)
+    kinds += kinds[-1:] * depth
+    attention = len(kinds) * _attention_products(config, seq_length, causal)
+    return attention + sum(_mlp_products(config, is_moe) for is_moe in kinds)
+
+
+def _hybrid_layer_products(config: Any, kind: str, seq_length: int, causal: bool) -> float:
+    """A layer of a hybrid does one thing: ``M`` a Mamba 2 mixer, ``*`` attention, ``-`` feed-forward, ``E`` experts."""
+    if kind == "M":
+        return mixer_products(config)
+    if kind == "*":
+        return _attention_products(config, seq_length, causal)
+    if kind in "-E":
+        return _mlp_products(config, kind == "E")
+    raise ConfigError(
+        f"model.config.hybrid_override_pattern has a layer {kind!r}; its FLOPs are known for M, *, - and E."
+    )
+
+
+def mixer_products(config: Any) -> float:
+    """Multiply-adds per token of one Mamba 2 mixer: two projections and the recurrence.
+
+    Dao and Gu 2024, arXiv:2405.21060: section 7 for the projections (``z x B C dt`` in one, and the output's), equation 1
+    for the recurrence. Per head of P channels and N states, ``B x`` adds to the state and ``C h`` reads it: N P each.
+    The chunked algorithm that kernels use does more, and that is not counted.
+    """
+    hidden, states = config.hidden_size, config.mamba_state_dim
+    heads = _get(config, "mamba_num_heads", None) or 2 * hidden // config.mamba_head_dim
+    inner = heads * config.mamba_head_dim
+    projections = hidden * (2 * inner + 2 * config.mamba_num_groups * states + heads) + inner * hidden
+    return projections + 2 * inner * states
+
+
+def _hybrid_pattern(config: Any) -> str:
+    """A letter per layer; where only shares are given, as many of each as Megatron-Core's ``allocate_layers`` takes."""
+    pattern = config.hybrid_override_pattern
+    if pattern is not None:
+        return pattern.replace("|", "")  # cuts between pipeline stages, in newer versions
+    attention = round(config.num_layers * _get(config, "hybrid_attention_ratio", 0.0))
+    mlp = round(config.num_layers * _get(config, "hybrid_mlp_ratio", 0.0))
+    return "*" * attention + "-" * mlp + "M" * (config.num_layers - attention - mlp)
+
+
+def _block_products(config: Any, block: Any, seq_length: int, causal: bool) -> float:
+    """A layer of Megatron-Core's heterogeneous blocks, whose parts may be missing or a single matrix."""
+    linear = config.hidden_size**2
+    products = 0.0
+    if block.attention.replace_with_linear:
+        products += linear
+    elif not block.attention.no_op:
+        products += _attention_products(config, seq_length, causal, groups=block.attention.num_query_groups)
+    if block.mlp.replace_with_linear:
+        products += linear
+    elif not block.mlp.no_op:
+        products += _mlp_products(config, False, ffn=block.mlp.ffn_hidden_size)
+    return products
+
+
+def _attention_products(config: Any, seq_length: int, causal: bool, *, groups: int | None = None) -> float:
+    """Multiply-adds per token of one attention layer; ``groups`` None takes the config's."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     keys_per_query = seq_length / 2 if causal else seq_length
     if _get(config, "multi_latent_attention", False):
@@ -55,16 +124,19 @@ def _attention_products(config: Any, seq_length: int, causal: bool) -> float:
         key_value += latent * heads * (config.qk_head_dim + config.v_head_dim)
         output = heads * config.v_head_dim * hidden
         return query + key_value + output + keys_per_query * heads * (query_dim + config.v_head_dim)
-    groups = _get(config, "num_query_groups", None) or heads
+    groups = groups or _get(config, "num_query_groups", None) or heads
     head_dim = _get(config, "kv_channels", None) or hidden // heads
     projections = hidden * head_dim * (heads + 2 * groups) + heads * head_dim * hidden
     return projections + keys_per_query * heads * head_dim * 2
 
 
-def _mlp_products(config: Any, is_moe: bool) -> float:
-    """Multiply-adds per token of one feed-forward layer: the experts a token visits, and the shared one."""
+def _mlp_products(config: Any, is_moe: bool, *, ffn: int | None = None) -> float:
+    """Multiply-adds per token of one feed-forward layer: the experts a token visits, and the shared one.
+
+    ``ffn`` None takes the config's width.
+    """
     matrices = 3 if _get(config, "gated_linear_unit", False) else 2
-    ffn = _get(config, "ffn_hidden_size", None) or 4 * config.hidden_size
+    ffn = ffn or _get(config, "ffn_hidden_size", None) or 4 * config.hidden_size
     if is_moe:
         expert = _get(config, "moe_ffn_hidden_size", None) or ffn
         shared = _get(config, "moe_shared_expert_intermediate_size", None) or 0

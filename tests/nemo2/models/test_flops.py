@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from nemo2.models.flops import model_flops_per_step, model_flops_per_token
+from nemo2.errors import ConfigError
+from nemo2.models.flops import mixer_products, model_flops_per_step, model_flops_per_token
 from nemo2.models.llama import Llama3Config8B, Llama31Config405B
 
 
@@ -58,34 +59,117 @@ def test_low_rank_attention_counts_its_factors() -> None:
     assert model_flops_per_token(config, 10, causal=False) == expected
 
 
-def counted_by_torch(shape: dict[str, Any]) -> tuple[float, float]:
+LAYERS: dict[str, Any] = {
+    "num_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 48,
+    "seq_length": 16, "vocab_size": 64,
+}  # fmt: skip
+SMALL_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama": ("llama", "LlamaConfig", {}),
+    "hybrid": ("ssm", "NemotronHConfig8B", {
+        "num_layers": 6, "hybrid_override_pattern": "M-M*M-", "mamba_num_groups": 2, "mamba_head_dim": 8,
+        "mamba_state_dim": 16,
+    }),
+    "mixers with heads of their own": ("ssm", "NemotronNano9Bv2", {
+        "num_layers": 2, "hybrid_override_pattern": "MM", "mamba_num_heads": 6, "mamba_num_groups": 2,
+        "mamba_head_dim": 8, "mamba_state_dim": 16, "kv_channels": 8,
+    }),
+    "spread by shares": ("ssm", "SSMConfig", {
+        "num_layers": 6, "hybrid_attention_ratio": 0.17, "hybrid_mlp_ratio": 0.5, "mamba_num_groups": 2,
+        "mamba_head_dim": 8, "mamba_state_dim": 16,
+    }),
+    "heterogeneous": ("llama_nemotron", "Llama33NemotronSuper49BConfig", {
+        "heterogeneous_layers_config_encoded_json": '{"block_configs": ['
+        '{"attention": {"num_query_groups": 4}, "mlp": {"ffn_hidden_size": 32}},'
+        '{"attention": {"no_op": true, "num_query_groups": null}, "mlp": {"ffn_hidden_size": 64}},'
+        '{"attention": {"num_query_groups": 2}, "mlp": {"no_op": true, "ffn_hidden_size": null}}]}',
+    }),
+}  # fmt: skip
+
+
+def counted_by_torch() -> dict[str, tuple[float, float]]:
+    """For each model, the FLOPs of its linear layers by torch's counter, and those of the formula without the rest."""
+    from importlib import import_module
+
     import torch
     from megatron.core import parallel_state, tensor_parallel
     from torch.utils.flop_counter import FlopCounterMode
 
     from nemo2.backend import get_backend
-    from nemo2.models.llama import LlamaConfig
 
     get_backend().install()
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    config = LlamaConfig(**shape)
-    chunk = config.configure_model(None)
-    tokens = torch.zeros(2, config.seq_length, dtype=torch.long)
-    positions = torch.arange(config.seq_length).expand_as(tokens)
-    with FlopCounterMode(display=False) as counter:
-        chunk(tokens, positions, None, labels=tokens).mean().backward()
-    attention = sum(
-        flops for op, flops in counter.get_flop_counts()["Global"].items() if "attention" in str(op) or "bmm" in str(op)
-    )
-    # A sequence of length 0 leaves attention scores out and keeps the projections.
-    return float(counter.get_total_flops() - attention), model_flops_per_token(config, 0) * tokens.numel()
+    counts = {}
+    for name, (module, config_class, fields) in SMALL_MODELS.items():
+        config = getattr(import_module(f"nemo2.models.{module}"), config_class)(**{**LAYERS, **fields})
+        chunk = config.configure_model(None)
+        tokens = torch.zeros(2, config.seq_length, dtype=torch.long)
+        positions = torch.arange(config.seq_length).expand_as(tokens)
+        with FlopCounterMode(display=False) as counter:
+            chunk(tokens, positions, None, labels=tokens).mean().backward()
+        by_torch = sum(
+            flops for op, flops in counter.get_flop_counts()["Global"].items() if str(op).endswith(("mm", "addmm"))
+            and "bmm" not in str(op)
+        )  # fmt: skip
+        # A sequence of length 0 leaves attention scores out and keeps the projections; the scan is taken off by hand.
+        mixers = sum(type(layer).__name__ == "TorchMambaMixer" for layer in chunk.modules())
+        inner = (config.mamba_num_heads or 2 * config.hidden_size // config.mamba_head_dim) * config.mamba_head_dim
+        scans = mixers * 6 * 2 * inner * config.mamba_state_dim
+        counts[name] = float(by_torch), (model_flops_per_token(config, 0) - scans) * tokens.numel()
+    return counts
 
 
 def test_the_matrix_products_are_those_that_torch_counts(run_on_ranks: Any) -> None:
-    shape = {
-        "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 48,
-        "seq_length": 16, "vocab_size": 64,
-    }  # fmt: skip
-    by_torch, by_formula = run_on_ranks(counted_by_torch, 1, shape)[0]
-    assert by_formula == by_torch
+    for name, (by_torch, by_formula) in run_on_ranks(counted_by_torch, 1)[0].items():
+        assert by_formula == by_torch, name
+
+
+def test_the_recurrence_is_what_torch_counts_when_it_is_written_out() -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    heads, channels, states, length = 6, 8, 16, 5
+    x = torch.randn(length, heads, 1, channels, requires_grad=True)
+    b, c = (torch.randn(length, heads, states, 1, requires_grad=True) for _ in range(2))
+    with FlopCounterMode(display=False) as counter:
+        state, outputs = torch.zeros(heads, states, channels), []
+        for t in range(length):
+            state = 0.9 * state + torch.bmm(b[t], x[t])
+            outputs.append(torch.bmm(c[t].transpose(1, 2), state))
+        torch.stack(outputs).sum().backward()
+    config = SimpleNamespace(
+        hidden_size=0, mamba_num_heads=heads, mamba_head_dim=channels, mamba_state_dim=states, mamba_num_groups=2
+    )
+    assert counter.get_total_flops() == 6 * mixer_products(config) * length
+
+
+def test_a_hybrid_counts_its_layers_by_their_letters() -> None:
+    from nemo2.models.ssm import NemotronHConfig8B
+
+    whole = NemotronHConfig8B()
+    sizes = {kind: whole.hybrid_override_pattern.count(kind) for kind in "M-*"}
+    assert sizes == {"M": 24, "-": 24, "*": 4}  # arXiv:2504.03624, table 1
+    hidden, seq = 4096, 8192
+    mixer = hidden * (2 * 8192 + 2 * 8 * 128 + 128) + 8192 * hidden + 2 * 8192 * 128
+    attention = hidden * 128 * (32 + 2 * 8) + hidden * hidden + seq / 2 * 2 * hidden
+    expected = 24 * mixer + 24 * 2 * hidden * 21504 + 4 * attention + hidden * 131072
+    assert model_flops_per_token(whole, seq) == pytest.approx(6 * expected, rel=1e-12)
+    # Two FLOPs per parameter and pass; the look-up of the embedding computes nothing.
+    assert model_flops_per_token(whole, 0) == pytest.approx(6 * (8.10e9 - hidden * 131072), rel=0.01)
+
+
+def test_a_letter_without_a_formula_is_refused() -> None:
+    from nemo2.models.ssm import SSMConfig
+
+    config = SSMConfig(num_layers=2, hidden_size=32, num_attention_heads=4, hybrid_override_pattern="M*")
+    config.hybrid_override_pattern = "MG"
+    with pytest.raises(ConfigError, match="has a layer 'G'"):
+        model_flops_per_token(config, 8)
+
+
+def test_heterogeneous_layers_count_as_many_flops_as_parameters() -> None:
+    from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
+
+    config = Llama33NemotronSuper49BConfig()
+    rows = config.hidden_size * 128_256
+    assert model_flops_per_token(config, 0, vocab_size=128_256) == pytest.approx(6 * (49.87e9 - rows), rel=0.001)
