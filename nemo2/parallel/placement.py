@@ -206,16 +206,17 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
             f"{layout.expert_tensor_size} * {layout.ep} * {layout.pp} = {expert_size} does not divide the world of {world_size} "
             "ranks."
         )
+    expert_dp = world_size // expert_size
+    if not order.endswith("pp") and layout.pp > 1 and expert_dp != dp:
+        # Megatron-Core asserts it, of dense models too, for which the experts' groups are made as well.
+        raise ConfigError(
+            f"strategy.use_tp_pp_dp_mapping=True needs as many replicas of the experts as of the dense layers, not {expert_dp} "
+            f"and {dp}: context_parallel_size must be 1 and expert_tensor_parallel_size * expert_model_parallel_size equal "
+            "tensor_model_parallel_size. Unset it, or change these."
+        )
     # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
     dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
-    expert = RankGenerator(
-        tp=layout.expert_tensor_size, ep=layout.ep, dp=world_size // expert_size, pp=layout.pp, cp=1, order=order
-    )
-    if dense.get_ranks("pp") != expert.get_ranks("pp"):
-        raise ConfigError(
-            f"strategy.use_tp_pp_dp_mapping=True with expert_model_parallel_size={layout.ep}: the stages of the experts would "
-            "not be those of the dense layers; unset it."
-        )
+    expert = RankGenerator(tp=layout.expert_tensor_size, ep=layout.ep, dp=expert_dp, pp=layout.pp, cp=1, order=order)
     found = {kind: dense.get_ranks(token) for kind, token in _DENSE.items()}
     found |= {kind: expert.get_ranks(token) for kind, token in _EXPERT.items()}
     return {kind: tuple(map(tuple, groups)) for kind, groups in found.items()}
