@@ -4,6 +4,7 @@
 import fnmatch
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
@@ -83,9 +84,17 @@ def show(
     defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody has set.")] = False,
     who: Annotated[bool, typer.Option("--who", help="Also the file and line that set each value.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The recipe as JSON that can be loaded again.")] = False,
+    graph: Annotated[
+        Optional[Path], typer.Option(help="Draw it into a file: .svg, .html or .dot; .png and .pdf with Graphviz.")
+    ] = None,
 ) -> None:
     """Show everything a recipe sets, with your changes applied."""
     recipe = configured(name, overrides or [])
+    if graph is not None:
+        from nemo2.pictures.recipe_tree import write_picture
+
+        print(write_picture(recipe, graph, title=" ".join([name, *(overrides or [])]), defaults=defaults))
+        return
     if as_json:
         from nemo2.config.serialize import to_json
 

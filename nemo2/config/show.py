@@ -50,7 +50,7 @@ def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
     def visit(path: str, value: Any) -> None:
         if isinstance(value, fdl.Buildable):
             flat[f"{path}.{TARGET}".removeprefix(".")] = qualified_name(value.__fn_or_cls__)
-        steps = _children(value, defaults=defaults)
+        steps = effective_children(value, defaults=defaults)
         if not steps and not isinstance(value, fdl.Buildable):
             flat[path] = value
         for step, child in steps:
@@ -84,7 +84,7 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
         else:
             lines.append(f"{indent}{label.rstrip()}{note}")
         given = dict(children(value))
-        for step, child in _children(value, defaults=defaults):
+        for step, child in effective_children(value, defaults=defaults):
             is_field = step.startswith(".")
             name = f"{step[1:]}: " if is_field else f"{step[1:-1]}: "
             child_label = "- " if isinstance(value, list | tuple) else name
@@ -121,7 +121,7 @@ def plain(value: Any, defaults: bool = False) -> Any:
         shown: dict[str, Any] = {TARGET: qualified_name(value.__fn_or_cls__)}
         if not isinstance(value, fdl.Config):
             shown["_partial_"] = True
-        steps = _children(value, defaults=defaults)
+        steps = effective_children(value, defaults=defaults)
         return shown | {step.strip(".[]"): plain(child, defaults) for step, child in steps}
     if isinstance(value, dict):
         return {key if isinstance(key, str | int) else str(key): plain(item, defaults) for key, item in value.items()}
@@ -163,7 +163,8 @@ def qualified_name(target: Any) -> str:
     return name if module in (None, "builtins") or wire.constant_name(target) else f"{module}.{name}"
 
 
-def _children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
+def effective_children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
+    """`children`, and with `defaults` those of a config that nobody has set, `NOT_SET` where there is no default."""
     if not defaults or not isinstance(value, fdl.Buildable):
         return children(value)
     if isinstance(value, Config | Partial):

@@ -136,12 +136,12 @@ def _mlp_products(config: Any, is_moe: bool, *, ffn: int | None = None) -> float
     ``ffn`` None takes the config's width.
     """
     matrices = 3 if _get(config, "gated_linear_unit", False) else 2
-    ffn = ffn or _get(config, "ffn_hidden_size", None) or 4 * config.hidden_size
+    width: int = ffn or _get(config, "ffn_hidden_size", None) or 4 * config.hidden_size
     if is_moe:
-        expert = _get(config, "moe_ffn_hidden_size", None) or ffn
+        expert = _get(config, "moe_ffn_hidden_size", None) or width
         shared = _get(config, "moe_shared_expert_intermediate_size", None) or 0
-        ffn = expert * _get(config, "moe_router_topk", 2) + shared
-    return matrices * config.hidden_size * ffn
+        width = expert * _get(config, "moe_router_topk", 2) + shared
+    return matrices * config.hidden_size * width
 
 
 def _is_moe_per_layer(config: Any) -> list[bool]:

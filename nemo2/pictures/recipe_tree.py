@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a picture: a box for each config with what it sets, joined to the configs that it holds.
+
+Drawn here as SVG or in a page, which needs nothing installed; ``.dot`` is the same for Graphviz, and ``.png`` and ``.pdf``
+are made by its ``dot`` where there is one.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Optional
+
+import fiddle as fdl
+
+from nemo2.config.show import effective_children, format_value, qualified_name
+from nemo2.errors import ConfigError
+from nemo2.pictures.page import figure, page
+from nemo2.pictures.svg import Canvas, standalone, text_width
+
+SUFFIXES = (".svg", ".html", ".dot", ".png", ".pdf")
+
+_LINE, _HEAD, _PAD, _GAP, _BETWEEN, _EDGE = 17, 24, 9, 14, 54, 16
+"""Heights of a row and of a title, and distances, in pixels."""
+_MOST = 44
+"""Characters of a value that are shown; the whole is under the pointer."""
+
+
+@dataclass
+class Box:
+    """A config: its class and its rows. ``part`` counts the recipe's own parts, which have a colour each."""
+
+    name: str
+    title: str
+    part: int
+    rows: list["Row"] = field(default_factory=list)
+
+
+@dataclass
+class Row:
+    """A field: its value as text, or the box of the config it holds. ``default`` where nobody has set it."""
+
+    label: str
+    value: str
+    child: Optional[Box] = None
+    default: bool = False
+
+
+def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False) -> Path:
+    """Draw a recipe into a file by its ending (`SUFFIXES`) and return its path; a file that is there is replaced.
+
+    ``defaults`` also shows what nobody has set.
+
+    Raises:
+        ConfigError: another ending, or one that needs Graphviz where it isn't installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: a picture ends in {', '.join(SUFFIXES)}.")
+    command = shutil.which("dot") if path.suffix in (".png", ".pdf") else None
+    if path.suffix in (".png", ".pdf") and command is None:
+        raise ConfigError(
+            f"{path}: {path.suffix} is made by Graphviz, whose `dot` is not installed (apt-get install graphviz); .svg and "
+            ".html need nothing."
+        )
+    root = boxes(recipe, defaults=defaults)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if command is not None:
+        subprocess.run([command, f"-T{path.suffix[1:]}", "-o", path], input=dot(root, title), text=True, check=True)
+    elif path.suffix == ".dot":
+        path.write_text(dot(root, title), encoding="utf-8")
+    elif path.suffix == ".svg":
+        path.write_text(standalone(draw(root, title).render()), encoding="utf-8")
+    else:
+        drawn = figure(
+            draw(root, title).render(), "Each box is a config; below its name, what it sets.", natural_size=True
+        )
+        path.write_text(page(title, drawn), encoding="utf-8")
+    return path
+
+
+def boxes(recipe: Any, *, defaults: bool = False) -> Box:
+    """The recipe's configs as boxes. One that stands in two places is a box at the first and named at the second."""
+    first: dict[int, str] = {}
+
+    def box(node: Any, name: str, path: str, part: int) -> Box:
+        first[id(node)] = path or "the recipe"
+        found = Box(name or "recipe", _short(node), part)
+        for number, (label, value, default) in enumerate(_fields(node, defaults)):
+            below = f"{path}.{label}".removeprefix(".")
+            if not isinstance(value, fdl.Buildable):
+                found.rows.append(Row(label, format_value(value), default=default))
+            elif id(value) in first:
+                found.rows.append(Row(label, f"same as {first[id(value)]}", default=default))
+            else:
+                child = box(value, label, below, number if part < 0 else part)
+                found.rows.append(Row(label, child.title, child, default))
+        return found
+
+    return box(recipe, "", "", -1)
+
+
+def draw(root: Box, title: str) -> Canvas:
+    """The boxes from left to right, each beside those it holds."""
+    columns: list[float] = []
+
+    def measure(box: Box, depth: int) -> None:
+        columns.extend([0.0] * (depth + 1 - len(columns)))
+        columns[depth] = max(columns[depth], _width(box))
+        for child in _children(box):
+            measure(child, depth + 1)
+
+    measure(root, 0)
+    starts = [_EDGE + sum(width + _BETWEEN for width in columns[:depth]) for depth in range(len(columns))]
+    canvas = Canvas(starts[-1] + columns[-1] + _EDGE, 0, title=title)
+
+    def place(box: Box, depth: int, top: float) -> tuple[float, float]:
+        """Draws a box and what is below it from ``top`` on; returns where its title is and where all of it ends."""
+        end, joints = top, {}
+        for row in box.rows:
+            if row.child is not None:
+                joints[id(row)], end = place(row.child, depth + 1, end)
+                end += _GAP
+        end = end - _GAP if joints else end
+        height = _height(box)
+        y = max(top, min((top + end - height) / 2, next(iter(joints.values()), top) - _HEAD / 2)) if joints else top
+        x, width = starts[depth], _width(box)
+        canvas.rect(x, y, width, height, "card", radius=5, outline="edge")
+        canvas.rect(x, y, width, _HEAD, f"c{box.part % 7}" if box.part >= 0 else "c7", radius=5)
+        canvas.text(x + _PAD, y + 16, box.title, "ink", strong=True, tip=f"{box.name}: {box.title}")
+        for number, row in enumerate(box.rows):
+            middle = y + _HEAD + 4 + number * _LINE + 12
+            tone = "soft" if row.default else "ink"
+            canvas.text(x + _PAD, middle, row.label, "soft")
+            if row.child is None:
+                # On the right, because nothing here knows exactly how wide the label is drawn.
+                canvas.text(x + width - _PAD, middle, _cut(row.value), tone, anchor="end", tip=row.value)
+            else:
+                # Straight out to the row of elbows, up or down there, and on to the title of the box.
+                elbow = starts[depth + 1] - _BETWEEN / 2
+                canvas.line(x + width, middle - 4, elbow, middle - 4, "soft")
+                canvas.line(elbow, middle - 4, elbow, joints[id(row)], "soft")
+                canvas.line(elbow, joints[id(row)], starts[depth + 1], joints[id(row)], "soft")
+        return y + _HEAD / 2, max(end, y + height)
+
+    _, canvas.height = place(root, 0, _EDGE)
+    canvas.height += _EDGE
+    return canvas
+
+
+def dot(root: Box, title: str) -> str:
+    """The boxes as a graph in Graphviz' language."""
+    lines = [
+        "digraph recipe {",
+        f"  label={_quoted(title)}; rankdir=LR; ranksep=0.6;",
+        '  node [shape=plain, fontname="Helvetica", fontsize=11];',
+        '  edge [color="#59636e", arrowsize=0.6];',
+    ]
+    numbers: dict[int, int] = {}
+
+    def visit(box: Box) -> None:
+        own = numbers[id(box)] = len(numbers)
+        rows = [f'<tr><td bgcolor="{_FILLS[box.part]}"><b>{escape(box.title)}</b></td></tr>']
+        for index, row in enumerate(box.rows):
+            text = row.label if row.child else f"{row.label}: {_cut(row.value)}"
+            rows.append(f'<tr><td port="r{index}" align="left">{escape(text)}</td></tr>')
+        table = f'<<table border="0" cellborder="1" cellspacing="0" cellpadding="4">{"".join(rows)}</table>>'
+        lines.append(f"  n{own} [label={table}];")
+        for index, row in enumerate(box.rows):
+            if row.child is not None:
+                visit(row.child)
+                lines.append(f"  n{own}:r{index}:e -> n{numbers[id(row.child)]}:w;")
+
+    visit(root)
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+_FILLS = dict(
+    zip(
+        range(-1, 7),
+        ("#c9ced4", "#9ec9f5", "#b5dea6", "#f7c38f", "#d3bff2", "#f2b3c5", "#94dbd3", "#efdf86"),
+        strict=True,
+    )
+)
+
+
+def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
+    """``(label, value, nobody set it)`` of a config; the items of lists and dicts that hold configs one by one."""
+    given = {step for step, _ in effective_children(node, defaults=False)}
+
+    def spread(label: str, value: Any, default: bool) -> Iterator[tuple[str, Any, bool]]:
+        if isinstance(value, list | tuple | dict) and _holds_configs(value):
+            for step, child in effective_children(value, defaults=False):
+                yield from spread(f"{label}{step}", child, default)
+        else:
+            yield label, value, default
+
+    for step, value in effective_children(node, defaults=defaults):
+        yield from spread(step.strip("."), value, step not in given)
+
+
+def _holds_configs(value: Any) -> bool:
+    return isinstance(value, fdl.Buildable) or any(
+        _holds_configs(child) for _, child in effective_children(value, defaults=False)
+    )
+
+
+def _short(node: Any) -> str:
+    return qualified_name(node.__fn_or_cls__).rpartition(".")[2]
+
+
+def _children(box: Box) -> Iterator[Box]:
+    return (row.child for row in box.rows if row.child is not None)
+
+
+def _width(box: Box) -> float:
+    rows = [text_width(row.label) + (18 + text_width(_cut(row.value)) if row.child is None else 0) for row in box.rows]
+    return max([text_width(box.title) * 1.25, *(width * 1.04 for width in rows)]) + 2 * _PAD
+
+
+def _height(box: Box) -> float:
+    return _HEAD + (len(box.rows) * _LINE + 8 if box.rows else 0)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe drawn: every config is a box, every value is there, nothing overlaps, and Graphviz is a luxury."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from nemo2 import recipes
+from nemo2.cli.app import main
+from nemo2.config import Config
+from nemo2.config.show import flatten
+from nemo2.config.walk import iterate_nodes
+from nemo2.errors import ConfigError
+from nemo2.pictures.recipe_tree import Box, boxes, dot, draw, write_picture
+
+
+def recipe() -> Any:
+    return recipes.get("deepseek_v3").pretrain_recipe(performance_mode=True)
+
+
+def all_boxes(box: Box) -> list[Box]:
+    return [box, *(below for row in box.rows if row.child is not None for below in all_boxes(row.child))]
+
+
+def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
+    found = re.findall(r'<rect class="card edge" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', svg)
+    return [tuple(float(number) for number in one) for one in found]  # pyright: ignore[reportReturnType]
+
+
+def test_there_is_a_box_for_each_config_and_a_row_for_each_value() -> None:
+    tree = recipe()
+    found = all_boxes(boxes(tree))
+    assert len(found) == len(list(iterate_nodes(tree)))
+    names = {path.rpartition(".")[2] for path in flatten(tree) if not path.endswith("_target_")}
+    labels = {row.label for box in found for row in box.rows}
+    assert {re.sub(r"\[\d+\]$", "", name) for name in names} <= {re.sub(r"\[\d+\]$", "", label) for label in labels}
+    by_title = {box.title: box for box in found}
+    values = {row.label: row.value for row in by_title["MegatronStrategy"].rows}
+    assert (values["tensor_model_parallel_size"], values["ddp"]) == ("2", "DistributedDataParallelConfig")
+
+
+def test_defaults_are_drawn_when_asked_for_and_told_apart() -> None:
+    plain, whole = boxes(recipe()), boxes(recipe(), defaults=True)
+    assert all(not row.default for box in all_boxes(plain) for row in box.rows)
+    trainer = next(box for box in all_boxes(whole) if box.title == "Trainer")
+    rows = {row.label: row.default for row in trainer.rows}
+    assert rows["max_steps"] is False and rows["benchmark"] is True
+
+
+def test_a_config_in_two_places_is_drawn_once() -> None:
+    tree = recipe()
+    tree.resume = tree.log
+    rows = {row.label: row.value for row in boxes(tree).rows}
+    assert rows["resume"] == "same as log"
+
+
+@pytest.mark.parametrize("defaults", [False, True])
+def test_boxes_do_not_overlap_and_lie_on_the_canvas(defaults: bool) -> None:
+    for name in ("llama_tiny", "deepseek_v3", "nemotronh_8b"):
+        canvas = draw(boxes(recipes.get(name).pretrain_recipe(), defaults=defaults), name)
+        found = rectangles(canvas.render())
+        assert len(found) > 10
+        for index, (x, y, width, height) in enumerate(found):
+            assert x >= 0 and y >= 0 and x + width <= canvas.width and y + height <= canvas.height
+            for x2, y2, width2, height2 in found[index + 1 :]:
+                apart = x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+                assert apart, (name, (x, y, width, height), (x2, y2, width2, height2))
+
+
+def test_the_picture_is_well_formed_whatever_the_values_say(tmp_path: Path) -> None:
+    tree = recipe()
+    tree.log.name = '<&">' + "x" * 200
+    text = write_picture(tree, tmp_path / "a.svg", title="a < b").read_text()
+    root = ElementTree.fromstring(text)
+    said = "".join(root.itertext())
+    assert "DeepSeekV3Config" in said and repr('<&">' + "x" * 200) in said and "…" in said
+    assert "DeepSeekV3Config" in write_picture(tree, tmp_path / "a.html", title="a < b").read_text()
+
+
+def test_graphviz_gets_a_graph_that_it_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = recipe()
+    tree.log.name = '<&">'
+    graph = dot(boxes(tree), 'say "a\\b"')
+    assert (
+        graph.count("[label=<") == len(list(iterate_nodes(tree))) and graph.count(" -> ") == graph.count("[label=<") - 1
+    )
+    assert "&lt;&amp;&quot;&gt;" in graph
+    made = tmp_path / "bin" / "dot"
+    made.parent.mkdir()
+    made.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && out="$2"; shift; done\ncat > "$out"\n')
+    made.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(made))
+    assert write_picture(tree, tmp_path / "a.png", title="t").read_text() == dot(boxes(tree), "t")
+    monkeypatch.undo()
+    if real := shutil.which("dot"):  # where it is installed, it reads ours
+        done = subprocess.run([real, "-Tsvg"], input=graph, capture_output=True, text=True)
+        assert done.returncode == 0 and "MegatronStrategy" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("ending", [".png", ".pdf"])
+def test_without_graphviz_one_is_told_what_needs_nothing(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"`dot` is not installed \(apt-get install graphviz\); .svg and .html need"):
+        write_picture(recipe(), tmp_path / f"a{ending}", title="t")
+    with pytest.raises(ConfigError, match=r"a picture ends in .svg, .html, .dot, .png, .pdf"):
+        write_picture(recipe(), tmp_path / "a.jpeg", title="t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_draws_the_recipe_with_its_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pictures" / "tree.svg"
+    assert main(["show", "llama_tiny", "trainer.max_steps=77", "--graph", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}\n" and ">77<" in file.read_text()
+
+
+def test_a_config_of_nothing_is_one_box() -> None:
+    from nemo2.callbacks import TimingCallback
+
+    assert len(rectangles(draw(boxes(Config(TimingCallback)), "t").render())) == 1
