@@ -7,7 +7,7 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup fmt check test docs demo parity parity-quick clean
+.PHONY: help setup fmt check test docs demo drill parity parity-quick reshard clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,6 +35,12 @@ check: $(READY) ## formatting, lint, types
 fmt: $(READY) ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+drill: $(READY) ## kill, fill, flip and interrupt runs, and see that the same command goes on (half an hour)
+	@$(BIN)/python tools/drill
+
+reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 32 pairs
+	@$(BIN)/python tools/reshard.py
 
 docs: $(READY) ## run every example of the README, the docs and the notebook
 	@$(BIN)/python -m pytest -q tests/docs

@@ -12,12 +12,18 @@ if __name__ != "nemo2.callbacks":
 
 if TYPE_CHECKING:
     from nemo2.callbacks.garbage_collection import GarbageCollectionCallback as GarbageCollectionCallback
+    from nemo2.callbacks.loss_guard import LossGuard as LossGuard
     from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as MegatronCommOverlapCallback
     from nemo2.callbacks.timing import TimingCallback as TimingCallback
+    from nemo2.run_dir.hang import HangWatchdog as HangWatchdog
+    from nemo2.run_dir.preemption import PreemptionCallback as PreemptionCallback
 
 _HOMES = {
     "GarbageCollectionCallback": "nemo2.callbacks.garbage_collection",
+    "HangWatchdog": "nemo2.run_dir.hang",
+    "LossGuard": "nemo2.callbacks.loss_guard",
     "MegatronCommOverlapCallback": "nemo2.callbacks.megatron_comm_overlap",
+    "PreemptionCallback": "nemo2.run_dir.preemption",
     "TimingCallback": "nemo2.callbacks.timing",
 }
 

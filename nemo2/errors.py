@@ -6,6 +6,10 @@ keep tracebacks for what nobody foresaw.
 """
 
 
+EXIT_PREEMPTED = 143
+"""128 + SIGTERM: the run has saved and stopped because it was asked to; the same command goes on."""
+
+
 class Nemo2Error(Exception):
     """Anything nemo2 refuses or finds broken, with a message that is complete without its traceback."""
 
@@ -32,6 +36,17 @@ class CheckpointError(Nemo2Error):
 
 class SecurityError(Nemo2Error):
     """A file or name asks for something that could run code or reach outside its directory."""
+
+
+class Preempted(SystemExit):
+    """The run was asked to stop, has saved and ends: exit code 143, as of a process that SIGTERM ended.
+
+    A `SystemExit`, so that it ends the process without a traceback and no `except Exception` holds it up.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(EXIT_PREEMPTED)
+        self.message = message
 
 
 class RuntimeFault(Nemo2Error, RuntimeError):

@@ -40,9 +40,10 @@ from nemo2.checkpoint.directory import (
     temporary_name,
 )
 from nemo2.checkpoint.lock import holds
+from nemo2.checkpoint.untrusted import data_only
 from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.errors import CheckpointError, ConfigError, SecurityError
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -261,26 +262,30 @@ class MegatronCheckpointIO(CheckpointIO):
 
         Args:
             path: The checkpoint directory.
-            map_location, weights_only: Kept for Lightning's signature; nothing is unpickled beyond what Megatron-Core's
-                format needs.
+            map_location, weights_only: Kept for Lightning's signature; pickles are read as data, see `untrusted`.
             sharded_state_dict: What to load, as ``sharded_state_dict()`` of model and optimizer describe it. None: only the
                 plain data.
             strict: Megatron-Core's ``StrictHandling`` ("assume_ok_unexpected", "raise_all", "log_all" ...). None: the first.
 
         Raises:
             CheckpointError: it isn't there, isn't whole, or doesn't fit the model.
+            SecurityError: reading it would run code.
         """
         checkpoint = Path(path)
         self.check(checkpoint)
         weights = weights_dir(checkpoint)
+        refused: list[SecurityError] = []
         try:
-            if sharded_state_dict is None:
-                return dist_checkpointing.load_common_state_dict(str(weights))
-            handling = StrictHandling(strict) if strict else StrictHandling.ASSUME_OK_UNEXPECTED
-            loaded = dist_checkpointing.load(
-                sharded_state_dict, str(weights), self._load_strategy(str(weights)), strict=handling
-            )
+            with data_only() as refused:
+                if sharded_state_dict is None:
+                    return dist_checkpointing.load_common_state_dict(str(weights))
+                handling = StrictHandling(strict) if strict else StrictHandling.ASSUME_OK_UNEXPECTED
+                loaded = dist_checkpointing.load(
+                    sharded_state_dict, str(weights), self._load_strategy(str(weights)), strict=handling
+                )
         except (Exception, CheckpointException) as error:
+            if refused or isinstance(error, SecurityError):
+                raise SecurityError(f"{checkpoint} is not loaded. {refused[0] if refused else error}") from error
             raise CheckpointError(
                 f"{checkpoint} can't be loaded into this model: {reason_of(error)}. Check that model.config, the tokenizer "
                 "(vocabulary size) and the optimizer are those it was saved with."
@@ -345,7 +350,7 @@ class MegatronCheckpointIO(CheckpointIO):
 
     def load_content_metadata(self, path: os.PathLike | str) -> dict[str, Any]:
         """How the optimizer's state was cut when it was saved; {} for a checkpoint that doesn't say."""
-        return dist_checkpointing.load_content_metadata(str(weights_dir(Path(path)))) or {}
+        return dist_checkpointing.load_content_metadata(preloaded_state_dict=self.load_checkpoint(path)) or {}
 
     def remove_checkpoint(self, path: os.PathLike | str) -> None:
         """Delete a checkpoint directory. One rank calls it."""

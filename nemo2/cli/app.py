@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import inspection, recipe_tools, runs, tools
-from nemo2.errors import Nemo2Error, RuntimeFault
+from nemo2.cli import inspect, inspection, recipe_tools, runs, tools
+from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
 
@@ -44,6 +44,7 @@ def _options(
 
 
 inspection.register(app)
+inspect.register(app)
 recipe_tools.register(app)
 runs.register(app)
 tools.register(app)
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Nemo2Error as error:
-        return _report(error, debug=debug, code=1 if isinstance(error, RuntimeFault) else 2)
+        return _report(error, debug=debug, code=_code(error))
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -85,6 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.freeze()
         gc.set_threshold(*thresholds)
     return 0
+
+
+def _code(error: Nemo2Error) -> int:
+    if getattr(error, "exit_code", None) == EXIT_PREEMPTED:
+        return EXIT_PREEMPTED
+    return 1 if isinstance(error, RuntimeFault) else 2
 
 
 def _report(error: Nemo2Error, *, debug: bool, code: int) -> int:

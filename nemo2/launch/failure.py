@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo2.errors import RuntimeFault
+from nemo2.errors import EXIT_PREEMPTED, Preempted, RuntimeFault
 from nemo2.launch.stream import agent_logs, without_rank
 from nemo2.run_dir.faults import Fault, read_faults
 
@@ -48,7 +48,7 @@ class Death:
 def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
     """The first failure as an exception, ready to be raised.
 
-    Looked for in this order: a rank killed by a signal; the earliest error that a rank wrote down; the last traceback
+    Looked for in this order: a rank killed by a signal; ranks that saved and stopped because they were asked to; the earliest error that a rank wrote down; the last traceback
     in the output of the rank that torchrun saw failing first; the end of torchrun's own output.
     """
     deaths = reported_deaths(log_dir)
@@ -56,6 +56,9 @@ def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
         if -death.code in _DECISIVE_SIGNALS:
             return _killed(death, log_dir)
     if faults := read_faults(fault_dir):
+        if preempted := next((fault for fault in faults if fault.kind == Preempted.__name__), None):
+            text = _with_logs(preempted.message, log_dir)
+            return RankFailure(text, rank=None, exit_code=EXIT_PREEMPTED, details="", log_dir=log_dir)
         return _raised(faults[0], log_dir)
     rank = deaths[0].rank if deaths else None
     output = rank_output(log_dir, rank)

@@ -21,7 +21,7 @@ import nemo_run
 from nemo_run.config import get_nemorun_home
 
 from nemo2.config.serialize import to_json
-from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.errors import EXIT_PREEMPTED, ConfigError, RuntimeFault
 from nemo2.launch.failure import RankFailure, explain_failure
 from nemo2.launch.local import (
     child_processes,
@@ -156,7 +156,8 @@ def launch(
     if raise_on_failure:
         raise failure
     state: Status = "cancelled" if status == "CANCELLED" else "failed"
-    return RunResult(status=state, exit_code=1, failure=failure, **result)
+    code = EXIT_PREEMPTED if failure.exit_code == EXIT_PREEMPTED else 1
+    return RunResult(status=state, exit_code=code, failure=failure, **result)
 
 
 def run(

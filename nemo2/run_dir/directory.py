@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nemo2.checkpoint.directory import finished
+from nemo2.checkpoint.directory import finished, unusable
 from nemo2.errors import ConfigError
 from nemo2.names import safe_name
 
@@ -94,14 +94,21 @@ def choose_directory(
 
 
 def newest_run(root: Path) -> Path | None:
-    """The directory below ``root`` with the newest finished checkpoint, or ``root`` itself (a run without version)."""
+    """The directory below ``root`` with the newest finished checkpoint, or ``root`` itself (a run without version).
+
+    Where there is none, one whose checkpoints can't be used: it is for `AutoResume` to say so, rather than for a new folder to
+    hide it.
+    """
     candidates = [root, *(path for path in sorted(root.glob("*")) if path.is_dir() and path.name != CHECKPOINTS)]
     newest = [
         (max(manifest.saved_at for _, manifest in checkpoints), path)
         for path in candidates
         if (checkpoints := finished(path / CHECKPOINTS))
     ]
-    return max(newest)[1] if newest else None
+    if newest:
+        return max(newest)[1]
+    broken = [path for path in candidates if unusable(path / CHECKPOINTS)]
+    return broken[-1] if broken else None
 
 
 def create_directory(directory: Path, *, field: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from nemo2.errors import Nemo2Error
+from nemo2.errors import Nemo2Error, Preempted
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
 """Where the ranks of a launched run write their errors; set by the launcher."""
@@ -62,15 +62,15 @@ def record_fault(error: BaseException) -> None:
 
     Never raises: it runs while something else is already failing.
     """
-    if isinstance(error, KeyboardInterrupt | SystemExit):
+    if isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, Preempted):
         return
     fault = Fault(
         rank=int(os.environ.get("RANK", "0")),
         time=time.time(),
         kind=type(error).__name__,
-        message=str(error),
+        message=error.message if isinstance(error, Preempted) else str(error),
         traceback="".join(traceback.format_exception(error)),
-        explained=isinstance(error, Nemo2Error),
+        explained=isinstance(error, Nemo2Error | Preempted),
     )
     try:
         if directory := os.environ.get(FAULT_DIR_VARIABLE):
@@ -85,11 +85,47 @@ def record_fault(error: BaseException) -> None:
 
 
 def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
-    """The faults of a fault directory, earliest first; an unreadable one is left out."""
-    faults = []
+    """The faults of a fault directory, earliest first; an unreadable one is left out.
+
+    Ranks that `HangWatchdog` ended are one fault, of the first of them, with the stacks of all.
+    """
+    faults = _hangs(Path(directory))
     for path in sorted(Path(directory).glob("rank-*.json")):
         try:
             faults.append(Fault(**json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, TypeError):
             continue
     return sorted(faults, key=lambda fault: fault.time)
+
+
+def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:
+    """Where a rank's stacks go when it hangs."""
+    return Path(directory) / f"rank-{rank}.stacks"
+
+
+def _hangs(directory: Path) -> list[Fault]:
+    files = [path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size]
+    if not files:
+        return []
+    stacks = "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8', errors='replace')}" for path in files)
+    first = min(files, key=lambda path: path.stat().st_mtime)
+    waited = first.read_text(encoding="utf-8", errors="replace").partition("(")[2].partition(")")[0]
+    return [
+        Fault(
+            rank=int(first.stem.removeprefix("rank-")),
+            time=first.stat().st_mtime,
+            kind="Hang",
+            message=f"no step ended within {waited} (h:mm:ss). Where the ranks were: {_innermost(files)}",
+            traceback=stacks,
+            explained=True,
+        )
+    ]
+
+
+def _innermost(files: list[Path]) -> str:
+    """The innermost frame of each rank's main thread, which faulthandler writes last."""
+    places = []
+    for path in files:
+        main = path.read_text(encoding="utf-8", errors="replace").split("(most recent call first):\n")[-1]
+        places.append(f"{path.stem} in {main.splitlines()[0].strip() if main.strip() else 'an unknown place'}")
+    return "; ".join(places)

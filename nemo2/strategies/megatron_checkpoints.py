@@ -18,7 +18,7 @@ from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.optimizer_forms import completed, forms_of, under_saved_names
 from nemo2.checkpoint.random_state import load_random_state, random_state
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.strategies.stepping import SteppingStrategy
 
@@ -90,6 +90,7 @@ class CheckpointingStrategy(SteppingStrategy):
         assert self.megatron_parallel is not None
         options = storage_options or {}
         self.megatron_parallel.force_param_sync()
+        self._refuse_what_is_not_finite(filepath)
         metadata = self.sharded_state_dict_metadata
         weights_only = "optimizer_states" not in checkpoint
         state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key not in ("state_dict",)}
@@ -118,6 +119,24 @@ class CheckpointingStrategy(SteppingStrategy):
                 "published": options.get("published"),
             },
         )
+
+    def _refuse_what_is_not_finite(self, filepath: Union[str, Path]) -> None:
+        """Parameters that aren't numbers make no checkpoint: retention would drop good ones for them.
+
+        Raises:
+            RuntimeFault: on every rank, if some parameter of some rank isn't finite.
+        """
+        flags = [parameter.detach().isfinite().all() for parameter in self.megatron_parallel.parameters()]  # pyright: ignore[reportOptionalMemberAccess]
+        finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
+        worst = finite.to(dtype=torch.int32, device=self.root_device).reshape(1)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
+        if not worst:
+            raise RuntimeFault(
+                f"After step {self.trainer.global_step} some parameters aren't finite numbers: {ckpt_to_dir(filepath).name} is "
+                "not saved, and the checkpoints before it stay. Start again from the last one with a lower learning rate, or "
+                "with the callback LossGuard(on_nonfinite='skip')."
+            )
 
     def _layout_record(self) -> dict[str, Any]:
         record = {field.name: getattr(self.layout, field.name) for field in fields(self.layout)}

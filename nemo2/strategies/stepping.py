@@ -29,6 +29,7 @@ class SteppingStrategy(WorldStrategy):
     progress_interval: int
     _own_names: set[str]
     """Metrics that `_log_unless_the_module_did` has logged."""
+    _skip_update: bool = False
 
     def connect(self, model: pl.LightningModule) -> None:
         super().connect(model)
@@ -94,9 +95,21 @@ class SteppingStrategy(WorldStrategy):
         _call_hooks(trainer, "on_before_optimizer_step", optimizer)
         if not isinstance(optimizer, MegatronOptimizer):
             _give_gradients(optimizer)
-        optimizer.step()
+        if self._skip_update:
+            self._skip_update = False
+        else:
+            optimizer.step()
         self._log_step(optimizer)
         return loss
+
+    @property
+    def last_loss(self) -> Tensor:
+        """Of the step that runs or has just ended, reduced over the global batch; the same on every rank."""
+        return self._last_loss
+
+    def skip_update(self) -> None:
+        """Leave the update of the step that runs out. Called on every rank, before the optimizer steps."""
+        self._skip_update = True
 
     def _log_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Metrics under NeMo's names, on the steps that Lightning logs; the others cost nothing."""

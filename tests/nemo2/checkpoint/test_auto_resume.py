@@ -51,6 +51,31 @@ def test_finding_nothing_is_an_error_that_says_where_it_looked_unless_told_other
     assert AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True).setup(trainer(tmp_path)) is None
 
 
+@pytest.mark.parametrize("ignore", [False, True])
+def test_checkpoints_that_cannot_be_used_are_never_a_reason_to_start_anew(tmp_path, ignore):
+    from nemo2.run_dir.directory import newest_run
+
+    run = tmp_path / "2026-01-01_00-00-00"
+    torn = saved(run / "checkpoints" / "step=9", 9)
+    (torn / "manifest.json").write_text("{")
+    resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=ignore)
+    with pytest.raises(CheckpointError, match=r"none of them is usable: .*step=9 \(manifest\.json can't be read\)"):
+        resume.setup(trainer(run / "checkpoints"))
+    assert newest_run(tmp_path) == run, "a new folder would hide it"
+    # With a good one beside it, that one is taken.
+    good = saved(run / "checkpoints" / "step=3", 3)
+    assert resume.setup(trainer(run / "checkpoints")) == good
+
+
+def test_only_a_checkpoint_that_was_found_may_give_way_to_an_older_one(tmp_path):
+    chosen = saved(tmp_path / "step=5", 5)
+    for options, expected in (({"resume_if_exists": True}, True), ({"resume_from_path": str(chosen)}, False)):
+        a_trainer = trainer(tmp_path)
+        a_trainer.strategy.checkpoint_io = types.SimpleNamespace(fall_back=False)
+        AutoResume(**options).setup(a_trainer)
+        assert a_trainer.strategy.checkpoint_io.fall_back is expected
+
+
 def test_another_directory_may_be_a_run_a_folder_of_checkpoints_or_one_checkpoint(tmp_path):
     newest = saved(tmp_path / "run" / "2026-01-01" / "checkpoints" / "step=5", 5)
     for place in (tmp_path / "run", newest.parent, newest.parent.parent, newest):

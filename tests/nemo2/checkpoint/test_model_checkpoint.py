@@ -171,6 +171,24 @@ def schedules(directory: str) -> dict[str, list[str]]:
     return found
 
 
+def ended_by_the_clock(directory: str) -> tuple[int, bool]:
+    """The step that a run of half a second saved, and whether it can be gone on from."""
+    from nemo2.checkpoint.directory import finished
+
+    keep = ModelCheckpoint(dirpath=directory, filename="{step}", every_n_train_steps=10**6, verbose=False)
+    small_runs.fit(
+        small_runs.build_llama(), max_steps=10**6, callbacks=[keep], trainer={"max_time": timedelta(seconds=0.5)}
+    )
+    [(_, manifest)] = finished(Path(directory))
+    return manifest.step, manifest.weights_only
+
+
+def test_a_run_whose_time_is_over_saves_all_that_is_needed_to_go_on(run_on_ranks, tmp_path):
+    step, weights_only = run_on_ranks(ended_by_the_clock, 1, str(tmp_path))[0]
+    assert 0 < step < 10**6
+    assert not weights_only
+
+
 def test_saves_follow_steps_time_or_validations(run_on_ranks, tmp_path):
     found = run_on_ranks(schedules, 1, str(tmp_path))[0]
     assert found["steps"] == ["step=3", "step=4-last"]

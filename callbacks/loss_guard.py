@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stops a run, or leaves out an update, when the loss isn't a number or jumps."""
+
+import logging
+import math
+import statistics
+from collections import deque
+from typing import Any, Literal, Optional
+
+import lightning.pytorch as pl
+import torch
+
+from nemo2.config.adjust import adjust
+from nemo2.config.capture import captured_arguments, configurable
+from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.names import did_you_mean
+
+_log = logging.getLogger(__name__)
+_POLICIES = ("stop", "skip")
+
+
+@configurable
+class LossGuard(pl.Callback):
+    """Looks at each step's loss before the update; on every rank, which all know the same loss.
+
+    "stop" raises before the update: the parameters are those of the step before, and the checkpoints stay as they are. "skip"
+    leaves this update out: parameters, moments and schedule go on as if the batch had not been there, its samples count as
+    consumed, and a resumed run skips the same. With "skip" gradients are looked at too, which costs a pass over them per step;
+    Megatron-Core's own check, which ends the run, is then turned off.
+
+    Independently of this callback no checkpoint with parameters that aren't finite is ever published.
+
+    Args:
+        on_nonfinite: What to do about a loss (or with "skip", gradients) that is NaN or infinite.
+        on_spike: What to do about a loss of more than ``spike_factor`` times the median of the last ``window`` good ones.
+            None: nothing.
+        spike_factor: Above 1.
+        window: Steps. Spikes are looked for once there are this many.
+        max_skips: Stop after so many skipped steps in a row.
+
+    Raises:
+        ConfigError: a setting that can't work, or that contradicts ``strategy.ddp_config.check_for_nan_in_grad=True``.
+        RuntimeFault: the policy is to stop, or too many steps in a row were skipped.
+    """
+
+    def __init__(
+        self,
+        on_nonfinite: Literal["stop", "skip"] = "stop",
+        on_spike: Optional[Literal["stop", "skip"]] = None,
+        spike_factor: float = 2.0,
+        window: int = 50,
+        max_skips: int = 10,
+    ) -> None:
+        for name, value in (("on_nonfinite", on_nonfinite), ("on_spike", on_spike)):
+            if value not in _POLICIES and (name, value) != ("on_spike", None):
+                raise ConfigError(
+                    f"LossGuard.{name}={value!r}: must be 'stop' or 'skip'{did_you_mean(str(value), _POLICIES)}"
+                )
+        if spike_factor <= 1:
+            raise ConfigError(f"LossGuard.spike_factor={spike_factor}: must be above 1, or every step is a spike.")
+        for name, value in (("window", window), ("max_skips", max_skips)):
+            if value < 1:
+                raise ConfigError(f"LossGuard.{name}={value}: must be at least 1.")
+        self.on_nonfinite = on_nonfinite
+        self.on_spike = on_spike
+        self.spike_factor = spike_factor
+        self.window = window
+        self.max_skips = max_skips
+        self.skipped: list[int] = []
+        """Steps whose update was left out, since the run began."""
+        self._losses: deque[float] = deque(maxlen=window)
+        self._in_a_row = 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        ddp: Any = getattr(trainer.strategy, "ddp_config", None)
+        if self.on_nonfinite != "skip" or not getattr(ddp, "check_for_nan_in_grad", False):
+            return
+        # The strategy's own default turns the check on; only a configuration of the user's contradicts this callback.
+        given = not isinstance((captured_arguments(trainer.strategy) or {}).get("ddp", "megatron"), str)
+        if given and "check_for_nan_in_grad" in getattr(trainer.strategy, "explicit_ddp_fields", ()):
+            raise ConfigError(
+                "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends the run at "
+                "the first gradient that isn't finite: set it to False, or on_nonfinite='stop'."
+            )
+        adjust(ddp, "check_for_nan_in_grad", False, why="LossGuard(on_nonfinite='skip') looks at the gradients")
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        loss = trainer.strategy.last_loss  # pyright: ignore[reportAttributeAccessIssue]
+        problem, policy = self._judge(float(loss))
+        if problem is None and self.on_nonfinite == "skip" and not _gradients_finite(trainer):
+            problem, policy = "its gradients aren't finite", self.on_nonfinite
+        if problem is None:
+            self._in_a_row = 0
+            self._losses.append(float(loss))
+            return
+        where = f"Step {trainer.global_step + 1}: {problem}"
+        if policy == "stop":
+            raise RuntimeFault(
+                f"{where}. Nothing was updated or saved with it. Start again from the last checkpoint with another learning "
+                "rate or data, or let LossGuard(on_nonfinite='skip', on_spike='skip') leave such steps out."
+            )
+        self._in_a_row += 1
+        if self._in_a_row > self.max_skips:
+            raise RuntimeFault(f"{where}, as in the {self.max_skips} steps before it: this doesn't pass by itself.")
+        self.skipped.append(trainer.global_step + 1)
+        trainer.strategy.skip_update()  # pyright: ignore[reportAttributeAccessIssue]
+        _log.warning("%s. The update is left out.", where)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": list(self._losses), "skipped": self.skipped, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._losses = deque(state_dict["losses"], maxlen=self.window)
+        self.skipped = list(state_dict["skipped"])
+        self._in_a_row = state_dict["in_a_row"]
+
+    def _judge(self, loss: float) -> tuple[Optional[str], Optional[str]]:
+        if not math.isfinite(loss):
+            return f"the loss is {loss}", self.on_nonfinite
+        if self.on_spike is not None and len(self._losses) == self.window:
+            median = statistics.median(self._losses)
+            if loss > self.spike_factor * median:
+                return (
+                    f"the loss is {loss:.4g}, {loss / median:.3g} times the median of {self.window} steps",
+                    self.on_spike,
+                )
+        return None, None
+
+
+def _gradients_finite(trainer: pl.Trainer) -> bool:
+    """On every rank; the same answer on all."""
+    model: Any = trainer.model
+    gradients = (getattr(parameter, "main_grad", parameter.grad) for parameter in model.parameters())
+    flags = [gradient.isfinite().all() for gradient in gradients if gradient is not None]
+    finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
+    worst = finite.to(dtype=torch.int32, device=trainer.strategy.root_device).reshape(1)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
+    return bool(worst)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder with a checkpoint in it is: whose format, which step, how large, and whether all of it is there.
+
+Nothing is loaded and nothing is run: names and sizes of files, JSON, and the names and shapes in Megatron-Core's ``.metadata``,
+read by `untrusted.read_metadata`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+from nemo2.checkpoint.directory import (
+    CONTEXT_PATH,
+    MANIFEST,
+    WEIGHTS_PATH,
+    changed,
+    finished,
+    missing_context,
+    problems,
+    read_manifest,
+    step_in_name,
+    unusable,
+)
+from nemo2.errors import CheckpointError
+
+Kind = Literal[
+    "nemo2", "NeMo 2.0", "Megatron-Bridge", "Megatron-LM", "Megatron-LM (legacy)", "Hugging Face", "torch_dist"
+]
+_TRACKER = "latest_checkpointed_iteration.txt"
+_BRIDGE = ("run_config.yaml", "train_state.pt", "latest_train_state.pt")
+_NO_COMMAND = "nemo2 doesn't read this format"
+
+
+@dataclass
+class Found:
+    """One checkpoint. ``problems`` is empty if it is whole; None stands for what nothing tells."""
+
+    kind: Kind
+    path: Path
+    step: Optional[int] = None
+    consumed_samples: Optional[int] = None
+    layout: Optional[str] = None
+    weights_only: Optional[bool] = None
+    parameters: Optional[int] = None
+    dtypes: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    files: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    """What can be done with it next."""
+
+
+def identify(path: Path | str, *, verify: bool = False) -> Found:
+    """Say what ``path`` is. A run directory or a folder of checkpoints stands for its newest one.
+
+    Args:
+        path: A folder.
+        verify: Also read every file of ours and compare its SHA-256.
+
+    Raises:
+        CheckpointError: there is no such folder, or no checkpoint in it.
+    """
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder; a checkpoint is one.")
+    for looks_like, describe in _FORMATS:
+        if looks_like(path):
+            found = describe(path, verify) if describe is _ours else describe(path)
+            _measure(found)
+            return found
+    for folder, rest in _inside(path):
+        found = identify(folder, verify=verify)
+        found.notes.append(
+            f"the newest of {len(rest) + 1} checkpoints in {path}" if rest else f"the checkpoint in {path}"
+        )
+        for other, reason in unusable(folder.parent).items():
+            found.notes.append(f"not usable: {other} ({reason})")
+        return found
+    raise CheckpointError(_not_one(path))
+
+
+# ------------------------------------------------------------------------------------------------------ formats
+
+
+def _is_ours(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def _ours(path: Path, verify: bool) -> Found:
+    manifest = read_manifest(path)
+    assert manifest is not None
+    layout = {name: value for name, value in manifest.layout.items() if name != "world_size"}
+    cuts = " ".join(
+        f"{name}{value}" for name, value in layout.items() if isinstance(value, int) and value not in (0, 1, False)
+    )
+    found = Found(
+        "nemo2",
+        path,
+        step=manifest.step,
+        consumed_samples=manifest.consumed_samples,
+        layout=f"{cuts or 'not cut'} over {manifest.layout.get('world_size', '?')} ranks",
+        weights_only=manifest.weights_only,
+        versions=manifest.versions,
+        problems=problems(path),
+    )
+    if verify and not found.problems:
+        found.problems = changed(path)
+        found.notes.append("every SHA-256 was compared" if manifest.hashes else "its version took no hashes")
+    found.notes += [f"context: {problem}" for problem in missing_context(path)]
+    if not found.problems:
+        _read_weights(found, path / WEIGHTS_PATH)
+    if not found.problems:
+        found.commands = [
+            f"nemo2 generate {path} --prompt TEXT",
+            f"nemo2 validate RECIPE --checkpoint {path}",
+            f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # go on with this run"
+            if not manifest.weights_only
+            else f"# weights only: start from them with resume.restore_config=RestoreConfig(path='{path}')",
+        ]
+    return found
+
+
+def _is_torch_dist(path: Path) -> bool:
+    return (path / "metadata.json").is_file() or (path / ".metadata").is_file()
+
+
+def _is_nemo(path: Path) -> bool:
+    return _is_torch_dist(path / WEIGHTS_PATH)
+
+
+def _nemo(path: Path) -> Found:
+    found = Found("NeMo 2.0", path, step=step_in_name(path))
+    _read_weights(found, path / WEIGHTS_PATH)
+    context = path / CONTEXT_PATH
+    if not (context / "model.yaml").is_file():
+        found.notes.append("context/model.yaml is missing: the model has to be given by a recipe")
+    else:
+        from nemo2.checkpoint.nemo_context import describe
+
+        found.notes.append(describe(path))
+    if not found.problems:
+        found.commands = [
+            "recipe.resume.restore_config = Config(RestoreConfig, path="
+            f"'{path}')  # start from its weights, with the recipe of its model"
+        ]
+    return found
+
+
+def _is_legacy(path: Path) -> bool:
+    return any(path.glob("mp_rank_*/model_optim_rng.pt")) or any(path.glob("mp_rank_*/model_rng.pt"))
+
+
+def _legacy(path: Path) -> Found:
+    ranks = sorted(folder.name for folder in path.glob("mp_rank_*"))
+    return Found(
+        "Megatron-LM (legacy)",
+        path,
+        step=_iteration(path),
+        layout=f"{len(ranks)} model-parallel ranks, a pickle each",
+        notes=[
+            "one file per rank, readable in its own layout only; Megatron-LM's tools/checkpoint converts it to torch_dist"
+        ],
+        commands=[f"# {_NO_COMMAND}"],
+    )
+
+
+def _is_iteration(path: Path) -> bool:
+    return _is_torch_dist(path) and (_iteration(path) is not None or (path.parent / _TRACKER).is_file())
+
+
+def _megatron(path: Path) -> Found:
+    bridge = any((folder / name).is_file() for folder in (path, path.parent) for name in _BRIDGE)
+    found = Found("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
+    _read_weights(found, path)
+    found.notes.append(
+        "its names have no 'module.' in front, which nemo2's have: its weights are not loaded as they are"
+    )
+    found.commands = [f"# {_NO_COMMAND}; export it to Hugging Face with the tool that wrote it, and import that"]
+    return found
+
+
+def _bare(path: Path) -> Found:
+    found = Found("torch_dist", path, step=step_in_name(path.parent) if path.name == WEIGHTS_PATH else None)
+    _read_weights(found, path)
+    if path.name == WEIGHTS_PATH:
+        found.notes.append(f"the inside of {path.parent}")
+    return found
+
+
+def _is_hugging_face(path: Path) -> bool:
+    return (path / "config.json").is_file() and bool(_weight_files(path))
+
+
+def _hugging_face(path: Path) -> Found:
+    found = Found("Hugging Face", path, weights_only=True)
+    try:
+        config = json.loads((path / "config.json").read_text())
+        found.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
+    except ValueError as error:
+        found.problems.append(f"config.json can't be read ({error})")
+    for index in path.glob("*.index.json"):
+        try:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            found.problems.append(f"{index.name} can't be read")
+            continue
+        found.problems += [f"{name} is missing" for name in sorted(named) if not (path / name).is_file()]
+    found.parameters = 0
+    for file in path.glob("*.safetensors"):
+        _read_safetensors(found, file)
+    if not list(path.glob("*.safetensors")):
+        found.parameters = None
+        found.notes.append("weights are pickles (.bin): convert them to safetensors where they are trusted")
+    found.commands = [f"nemo2 import {path}  # once this version of nemo2 has the command: see `nemo2 --help`"]
+    return found
+
+
+_FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Found]]] = [
+    (_is_ours, _ours),
+    (_is_nemo, _nemo),
+    (_is_legacy, _legacy),
+    (_is_iteration, _megatron),
+    (_is_torch_dist, _bare),
+    (_is_hugging_face, _hugging_face),
+]
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def _read_weights(found: Found, weights: Path) -> None:
+    """Parameters, dtypes and completeness of a ``torch_dist`` folder: every file that it names is there and long enough."""
+    from nemo2.checkpoint.untrusted import read_metadata
+
+    for name in (".metadata", "metadata.json"):
+        if not (weights / name).is_file():
+            found.problems.append(f"{weights.name}/{name} is missing")
+    if not (weights / ".metadata").is_file():
+        return
+    try:
+        metadata = read_metadata(weights)
+    except CheckpointError as error:
+        found.problems.append(str(error))
+        return
+    tensors = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
+    model = {name: entry for name, entry in tensors.items() if not name.startswith("optimizer.")}
+    found.parameters = sum(math.prod(entry.size) for entry in model.values())
+    found.dtypes = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
+    if found.weights_only is None:
+        found.weights_only = len(model) == len(tensors)
+    needed: dict[str, int] = {}
+    for info in (metadata.storage_data or {}).values():
+        needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
+    for name, length in sorted(needed.items()):
+        file = weights / name
+        if not file.is_file():
+            found.problems.append(f"{weights.name}/{name} is missing")
+        elif file.stat().st_size < length:
+            found.problems.append(f"{weights.name}/{name} has {file.stat().st_size} bytes, and {length} are needed")
+    if found.layout is None:
+        writers = {match[1] for name in needed if (match := re.match(r"(?:\w*?)__(\d+)_", name))}
+        found.layout = f"written by {len(writers)} ranks" if writers else None
+
+
+def _read_safetensors(found: Found, file: Path) -> None:
+    """The header of a safetensors file: 8 bytes of length, then JSON with each tensor's dtype, shape and place."""
+    try:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > file.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        needed = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
+    except (ValueError, KeyError, TypeError) as error:
+        found.problems.append(f"{file.name} is no safetensors file ({error})")
+        return
+    if file.stat().st_size < needed:
+        found.problems.append(f"{file.name} has {file.stat().st_size} bytes, and {needed} are needed")
+    found.parameters = (found.parameters or 0) + sum(math.prod(entry["shape"]) for entry in tensors)
+    found.dtypes = sorted({*found.dtypes, *(entry["dtype"].lower() for entry in tensors)})
+
+
+def _measure(found: Found) -> None:
+    files = [file for file in found.path.rglob("*") if file.is_file()]
+    found.files, found.size_bytes = len(files), sum(file.stat().st_size for file in files)
+
+
+def _inside(path: Path) -> list[tuple[Path, list[Path]]]:
+    """The newest checkpoint somewhere a user would point at, with the others beside it; [] if there is none."""
+    folders = [path, path / "checkpoints", *sorted(path.glob("*/checkpoints"))]
+    ours = [item for folder in folders for item in finished(folder)]
+    if ours:
+        newest = max(ours, key=lambda item: (item[1].saved_at, item[1].step))[0]
+        return [(newest, [other for other, _ in ours if other != newest])]
+    if (path / _TRACKER).is_file():
+        word = (path / _TRACKER).read_text().strip()
+        name = "release" if word == "release" else f"iter_{int(word):07d}" if word.isdigit() else ""
+        if name and (path / name).is_dir():
+            return [(path / name, [other for other in path.glob("iter_*") if other.name != name])]
+    theirs = [
+        folder
+        for where in folders
+        if where.is_dir()
+        for folder in where.iterdir()
+        if folder.is_dir() and _is_nemo(folder)
+    ]
+    if theirs:
+        newest = max(theirs, key=lambda folder: (step_in_name(folder) or -1, folder.stat().st_mtime))
+        return [(newest, [other for other in theirs if other != newest])]
+    return []
+
+
+def _not_one(path: Path) -> str:
+    lost = {**unusable(path), **unusable(path / "checkpoints")}
+    if lost:
+        listed = "; ".join(f"{folder} ({reason})" for folder, reason in lost.items())
+        return f"{path} holds no usable checkpoint: {listed}."
+    return (
+        f"{path} holds no checkpoint that nemo2 knows: no {MANIFEST} (ours), weights/metadata.json (NeMo 2.0), metadata.json or "
+        f"mp_rank_* (Megatron), {_TRACKER} or config.json with safetensors (Hugging Face)."
+    )
+
+
+def _iteration(path: Path) -> Optional[int]:
+    match = re.fullmatch(r"iter_(\d+)", path.name)
+    return int(match[1]) if match else None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    return [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo 2.0's ``context/model.yaml`` as a model of ours: read as data, nothing of NeMo is needed or imported.
+
+NeMo writes the model's configuration three times (nemo/lightning/io/mixin.py, ``io_dump``): ``io.json`` is fiddle's
+serialisation of the whole trainer and may hold pickles; ``model.yaml`` is the model alone, a tree of ``_target_`` with the
+arguments beside it. Only the latter is read, with ``yaml.safe_load``, and of the names in it only NeMo's language models,
+looked up by their last part among ours.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from nemo2.checkpoint.directory import CONTEXT_PATH
+from nemo2.errors import CheckpointError, SecurityError
+from nemo2.names import did_you_mean
+
+MODEL_FILE = "model.yaml"
+_PREFIX = "nemo.collections.llm."
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def load_nemo_model(checkpoint: Path | str) -> Any:
+    """The model of a NeMo 2.0 checkpoint, built without weights; its ``config`` has what NeMo's had.
+
+    Fields that describe how NeMo ran it (parallel sizes, dtypes, functions) are left to this run's strategy and our classes.
+
+    Raises:
+        CheckpointError: no ``context/model.yaml``, or a model that nemo2 doesn't have.
+        SecurityError: it names something that isn't a language model of NeMo's.
+    """
+    tree = _read(Path(checkpoint))
+    model = _ours(tree)
+    config = _ours(tree.get("config") or {})
+    return model(config(**_arguments(tree.get("config") or {}, config)))
+
+
+def describe(checkpoint: Path) -> str:
+    """One line on the model; the reason, where it can't be rebuilt."""
+    try:
+        tree = _read(checkpoint)
+        model, config = _ours(tree), _ours(tree.get("config") or {})
+    except (CheckpointError, SecurityError) as error:
+        return str(error)
+    return f"model: {model.__name__}({config.__name__}), known to nemo2"
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    import yaml
+
+    file = checkpoint / CONTEXT_PATH / MODEL_FILE
+    try:
+        tree = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{file} can't be read: {error.strerror or error}.") from error
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{file} isn't YAML of plain data: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict) or "_target_" not in tree:
+        raise CheckpointError(f"{file} doesn't describe a model: it has no _target_.")
+    return tree
+
+
+def _ours(node: Any) -> type:
+    """Our class of the same name.
+
+    Raises:
+        SecurityError: the name isn't one of NeMo's language models.
+        CheckpointError: nemo2 has no such model.
+    """
+    from nemo2 import llm
+
+    target = node.get("_target_") if isinstance(node, dict) else None
+    if not isinstance(target, str) or not target.startswith(_PREFIX):
+        raise SecurityError(
+            f"context/{MODEL_FILE} names {target!r}: only NeMo's language models ({_PREFIX}...) are looked up."
+        )
+    name = target.rpartition(".")[2]
+    found = getattr(llm, name, None) if name in llm.__all__ else None
+    if not isinstance(found, type):
+        models = [item for item in llm.__all__ if item.endswith("Model") or "Config" in item]
+        raise CheckpointError(
+            f"The checkpoint is of NeMo's {name}, which nemo2 doesn't have{did_you_mean(name, models)}"
+        )
+    return found
+
+
+def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
+    """The plain values that our class takes, but for those that say how NeMo ran the model."""
+    from dataclasses import fields
+
+    from nemo2.parallel.layout import ParallelismConfig
+    from nemo2.precision import DtypeConfig
+
+    managed = {item.name for kind in (ParallelismConfig, DtypeConfig) for item in fields(kind)}
+    known = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)
+    return {
+        name: value
+        for name, value in node.items()
+        if name in known - managed and isinstance(value, _PLAIN) and value is not None
+    }

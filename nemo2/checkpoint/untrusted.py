@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading Megatron-Core's checkpoint files as data, whoever wrote them.
+
+Three places of the format are pickles, and what reads them would run what they say: torch opens ``.metadata`` with
+`pickle.load`, and objects inside the shards with ``torch.load(weights_only=False)``; ``common.pt`` is read with torch's safe
+default, which an environment variable turns off. Inside `data_only` all three may only name what a checkpoint consists of.
+"""
+
+import functools
+import importlib
+import io
+import os
+import pickle
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo2.errors import CheckpointError, SecurityError
+
+_METADATA = ".metadata"
+_UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
+_CLASSES = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.planner": {"BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "megatron.core.dist_checkpointing.strategies.torch": {"MCoreMetadata", "MCoreSavePlan"},
+    "pathlib": _PATHS,
+    "pathlib._local": _PATHS,
+    "collections": {"OrderedDict"},
+    "_codecs": {"encode"},
+}  # fmt: skip
+"""What ``.metadata`` of torch 2.6 to 2.13 and Megatron-Core 0.15 to 0.19 names."""
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch":
+            # By exact attribute, no dotted path: only a dtype comes out of this.
+            value = torch.__dict__.get(name)
+            if isinstance(value, torch.dtype):
+                return value
+        raise SecurityError(
+            f"{_METADATA} names {module}.{name}, which no checkpoint consists of: loading it could run code. It was written by "
+            "something else, or made to. Nothing of it was run."
+        )
+
+
+def read_metadata(weights: Path) -> Any:
+    """``.metadata`` of a ``torch_dist`` folder, torch's ``Metadata``: names, shapes and dtypes of the tensors, no contents.
+
+    Raises:
+        CheckpointError: it isn't there, or is no such file.
+        SecurityError: it names something else than the parts of a checkpoint.
+    """
+    path = weights / _METADATA
+    try:
+        with open(path, "rb") as file:
+            return _load_metadata(file)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}.") from error
+    except SecurityError as error:
+        raise SecurityError(f"{weights}: {error}") from None
+    except Exception as error:  # unpickling garbage raises anything
+        raise CheckpointError(
+            f"{path} is damaged: it can't be unpickled ({type(error).__name__}). Load another checkpoint."
+        ) from error
+
+
+@contextmanager
+def data_only() -> Iterator[list[SecurityError]]:
+    """While this lasts, torch reads pickles in this process as data, whatever it is asked for.
+
+    Gives the list of what was refused: torch and Megatron-Core make other errors of these on the way.
+
+    Raises:
+        SecurityError: the environment turns torch's safe loading off.
+    """
+    if os.environ.get(_UNSAFE, "").lower() in ("1", "y", "yes", "true"):
+        raise SecurityError(f"{_UNSAFE} is set: torch would run what a checkpoint tells it to. Unset it.")
+    filesystem: Any = importlib.import_module("torch.distributed.checkpoint.filesystem")
+    load, theirs = torch.load, filesystem.pickle
+    refused: list[SecurityError] = []
+
+    def load_metadata(file: Any) -> Any:
+        try:
+            return _load_metadata(file)
+        except SecurityError as error:
+            refused.append(error)
+            raise
+
+    @functools.wraps(load)
+    def load_data(*args: Any, **kwargs: Any) -> Any:
+        try:
+            # BytesIO: Transformer Engine keeps its FP8 state in one.
+            with torch.serialization.safe_globals([io.BytesIO]):
+                return load(*args, **{**kwargs, "weights_only": True})
+        except pickle.UnpicklingError as error:
+            refused.append(SecurityError(_what_is_named(error)))
+            raise refused[-1] from error
+
+    torch.load = load_data
+    filesystem.pickle = types.SimpleNamespace(load=load_metadata, dump=pickle.dump)
+    try:
+        yield refused
+    finally:
+        torch.load, filesystem.pickle = load, theirs
+
+
+def _load_metadata(file: Any) -> Any:
+    return _MetadataUnpickler(file).load()
+
+
+def _what_is_named(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    named = text.partition("GLOBAL ")[2].partition(" was not")[0] or text.partition("Unsupported ")[2][:80]
+    what = f"names {named}" if named else "holds more than data"
+    return (
+        f"An object in the checkpoint {what}: loading it could run code. Nothing of it was run. Ours hold tensors, "
+        "numbers and texts only; one from elsewhere that holds objects has to be converted where it is trusted."
+    )
+
+
+def security_error_in(error: BaseException) -> SecurityError | None:
+    """The `SecurityError` behind what torch made of it, for several ranks maybe; None if there is none."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, SecurityError):
+            return seen
+        for failure in getattr(seen, "failures", {}).values():
+            inner = failure[0] if isinstance(failure, tuple) else failure
+            if isinstance(inner, SecurityError):
+                return inner
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 inspect``: what a checkpoint is, whether it is whole, and what can be done with it."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+EXAMPLE = "Example: nemo2 inspect nemo_experiments/llama_tiny"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("inspect", epilog=EXAMPLE)(inspect)
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, a run directory, or a folder of checkpoints.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its SHA-256.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Say what a checkpoint is: ours, NeMo 2.0's, Megatron's or Hugging Face's. Exit code 2 if it isn't whole."""
+    from nemo2.checkpoint.identify import identify
+
+    found = identify(path, verify=verify)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found) | {"path": str(found.path)}, indent=2))
+    else:
+        print("\n".join(lines(found)))
+    if found.problems:
+        raise typer.Exit(2)
+
+
+def lines(found: Any) -> list[str]:
+    """A `Found` for a reader."""
+    facts = {
+        "format": found.kind,
+        "path": found.path,
+        "step": found.step,
+        "samples": None if found.consumed_samples is None else f"{found.consumed_samples:,}",
+        "layout": found.layout,
+        "holds": {True: "weights only", False: "weights and optimizer state", None: None}[found.weights_only],
+        "parameters": None if found.parameters is None else f"{found.parameters:,} ({', '.join(found.dtypes)})",
+        "size": f"{size(found.size_bytes)} in {found.files} files",
+        "written by": ", ".join(f"{name} {version}" for name, version in found.versions.items()) or None,
+        "whole": "yes" if not found.problems else f"NO: {'; '.join(found.problems[:5])}",
+    }
+    text = [f"{name:<11} {value}" for name, value in facts.items() if value is not None]
+    text += [f"{'note':<11} {note}" for note in found.notes]
+    return [*text, *(["next:"] if found.commands else []), *(f"  {command}" for command in found.commands)]
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

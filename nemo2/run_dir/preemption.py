@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Save and stop when the scheduler asks: SIGTERM, or the signal Slurm sends before a job's time is over."""
+
+import logging
+import signal
+import threading
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+import torch
+
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError, Preempted
+from nemo2.names import did_you_mean
+from nemo2.run_dir.faults import record_fault
+
+_log = logging.getLogger(__name__)
+_REFUSED = ("SIGKILL", "SIGSTOP")
+
+
+@configurable
+class PreemptionCallback(pl.Callback):
+    """Saves a checkpoint after the step in which a signal reached any rank, and ends the run with exit code 143.
+
+    ``llm.pretrain`` adds one for SIGTERM unless the trainer has its own. Every rank listens, and after each step the ranks
+    agree whether any of them has heard something: one all-reduce of a number between the CPUs (gloo), which doesn't wait for
+    the GPU. A second signal changes nothing; the checkpoint it interrupts would not have counted anyway. A signal during
+    validation is answered after the batch of it that runs.
+
+    Lightning's own handler of SIGTERM is replaced while training runs: it broadcasts from inside the handler, on whichever
+    ranks the signal reached, in the middle of whatever collective is under way.
+
+    Args:
+        sig: Signals by number or name ("SIGUSR1"; Slurm: ``#SBATCH --signal=USR1@120``), one or a list. None: SIGTERM.
+
+    Raises:
+        ConfigError: no such signal, or one that can't be caught.
+    """
+
+    def __init__(self, sig: Optional[Union[int, str, list[Union[int, str]]]] = None) -> None:
+        given = [signal.SIGTERM] if sig is None else sig if isinstance(sig, list) else [sig]
+        self.signals = [_signal(item) for item in given]
+        self._heard: Optional[signal.Signals] = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._group: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._heard = None
+        if torch.distributed.is_initialized() and torch.distributed.get_backend() != "gloo":
+            self._group = torch.distributed.new_group(backend="gloo")
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python delivers signals to the main thread only: whoever runs a trainer elsewhere has its own way
+        for number in self.signals:
+            self._before[number] = signal.signal(number, self._hear)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step >= trainer.max_steps > 0:
+            return  # the last step: what follows is the end of training, which saves
+        self._stop_if_asked(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step != trainer.max_steps:
+            self._stop_if_asked(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _hear(self, number: int, frame: Any) -> None:
+        # Nothing but this: a handler runs between any two instructions.
+        self._heard = self._heard or signal.Signals(number)
+
+    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
+        heard = self._agreed()
+        if heard is None:
+            return
+        saved = _save(trainer)
+        error = Preempted(
+            f"{signal.Signals(heard).name} after step {trainer.global_step}: "
+            + (
+                f"saved {saved}. The same command goes on from there."
+                if saved
+                else "nothing is saved, log.ckpt is unset."
+            )
+        )
+        if trainer.is_global_zero:
+            _log.warning("%s", error.message)
+        record_fault(error)
+        raise error
+
+    def _agreed(self) -> Optional[int]:
+        """The signal that some rank has heard, the same on all ranks; None if none has."""
+        heard = 0 if self._heard is None else int(self._heard)
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            flag = torch.tensor([heard], dtype=torch.int32)
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            heard = int(flag)
+        return heard or None
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+
+def _save(trainer: pl.Trainer) -> str:
+    """Save with the trainer's checkpoint callback and wait until it is whole; its path, "" without such a callback."""
+    callback = next((item for item in trainer.checkpoint_callbacks if isinstance(item, ModelCheckpoint)), None)
+    if callback is None:
+        return ""
+    callback.save(trainer, weights_only=False)
+    io: Any = trainer.strategy.checkpoint_io
+    if hasattr(io, "maybe_finalize_save_checkpoint"):
+        io.maybe_finalize_save_checkpoint(blocking=True)
+    return callback.last_model_path
+
+
+def _signal(item: Union[int, str]) -> signal.Signals:
+    known = [number.name for number in signal.Signals if number.name not in _REFUSED]
+    try:
+        number = signal.Signals[item] if isinstance(item, str) else signal.Signals(item)
+        if number.name in _REFUSED:
+            raise ValueError
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"PreemptionCallback.sig={item!r}: not a signal that a process can catch{did_you_mean(str(item), known)}"
+        ) from None
+    return number

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss that isn't a number, or jumps, changes no parameter and no checkpoint."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "nemo2"))
+import small_runs
+
+from nemo2.callbacks import LossGuard
+from nemo2.errors import ConfigError, RuntimeFault
+
+NAN = float("nan")
+
+
+class Disturb(pl.Callback):
+    """Before the guard looks: the loss of some steps is replaced; NaN gradients or a NaN parameter in others."""
+
+    def __init__(self, losses: dict[int, float] | None = None, gradients: int = -1, parameters: int = -1) -> None:
+        self.losses, self.gradients, self.parameters = losses or {}, gradients, parameters
+        self.digests: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        step = trainer.global_step + 1
+        if step in self.losses:
+            trainer.strategy._last_loss = trainer.strategy._last_loss * 0 + self.losses[step]
+        if step == self.gradients:
+            next(trainer.model.parameters()).main_grad.fill_(NAN)
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.digests.append(sum(float(value.double().sum()) for value in small_runs.parameters(trainer).values()))
+        if trainer.global_step == self.parameters:
+            next(trainer.model.parameters()).data.fill_(NAN)
+
+
+def run(guard: LossGuard, *more: Any, steps: int = 4, **disturb: Any) -> tuple[list[float], list[int], str]:
+    """Digests of the parameters after each step, the steps skipped, and how it ended."""
+    disturbing = Disturb(**disturb)
+    try:
+        small_runs.fit(small_runs.build_llama(), max_steps=steps, callbacks=[disturbing, guard, *more])
+    except RuntimeFault as error:
+        return disturbing.digests, guard.skipped, str(error)
+    return disturbing.digests, guard.skipped, ""
+
+
+def guarded(directory: str) -> dict[str, Any]:
+    from nemo2.checkpoint.directory import finished
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    def keep(name: str) -> ModelCheckpoint:
+        return ModelCheckpoint(
+            dirpath=f"{directory}/{name}", filename="{step}", every_n_train_steps=1, save_top_k=0, verbose=False
+        )
+
+    found: dict[str, Any] = {"undisturbed": run(LossGuard())}
+    found["stop"] = run(LossGuard(), keep("stop"), losses={3: NAN})
+    found["skip"] = run(LossGuard(on_nonfinite="skip"), losses={3: NAN})
+    found["gradients"] = run(LossGuard(on_nonfinite="skip"), gradients=3)
+    found["spike"] = run(LossGuard(on_spike="skip", window=2), losses={3: 1e3})
+    found["too many"] = run(LossGuard(on_nonfinite="skip", max_skips=1), losses={2: NAN, 3: NAN})
+    found["parameters"] = run(LossGuard(), keep("parameters"), parameters=2)
+    found["left"] = {
+        name: [manifest.step for _, manifest in finished(Path(directory) / name)] for name in ("stop", "parameters")
+    }
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    return run_on_ranks(guarded, 1, str(tmp_path_factory.mktemp("guarded")))[0]
+
+
+def test_stopping_leaves_parameters_and_checkpoints_of_the_step_before(found):
+    digests, _, ended = found["stop"]
+    assert digests == found["undisturbed"][0][:2]
+    assert "Step 3: the loss is nan" in ended
+    assert found["left"]["stop"] == [2]
+
+
+@pytest.mark.parametrize("name", ["skip", "gradients", "spike"])
+def test_a_skipped_step_changes_no_parameter_and_the_next_one_does(found, name):
+    digests, skipped, ended = found[name]
+    assert ended == ""
+    assert skipped == [3]
+    assert digests[:2] == found["undisturbed"][0][:2]
+    assert digests[2] == digests[1]
+    assert digests[3] != digests[2]
+
+
+def test_too_many_skips_in_a_row_end_the_run(found):
+    _, skipped, ended = found["too many"]
+    assert skipped == [2]
+    assert "as in the 1 steps before it" in ended
+
+
+def test_parameters_that_are_not_finite_are_never_saved(found):
+    _, _, ended = found["parameters"]
+    assert "some parameters aren't finite" in ended and "is not saved" in ended
+    assert found["left"]["parameters"] == [1]
+
+
+def test_a_guard_resumes_with_what_it_had_seen():
+    guard, other = LossGuard(on_spike="skip", window=3), LossGuard(on_spike="skip", window=3)
+    guard._losses.extend([1.0, 2.0, 3.0])
+    guard.skipped.append(7)
+    other.load_state_dict(guard.state_dict())
+    assert other._judge(4.1) == guard._judge(4.1) != (None, None)
+    assert other._judge(3.9) == (None, None)
+    assert other.skipped == [7]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"on_nonfinite": "skipp"}, {"on_spike": "warn"}, {"spike_factor": 1.0}, {"window": 0}, {"max_skips": 0}],
+    ids=lambda options: next(iter(options)),
+)
+def test_settings_that_cannot_work_are_refused(options):
+    with pytest.raises(ConfigError, match=f"LossGuard.{next(iter(options))}="):
+        LossGuard(**options)

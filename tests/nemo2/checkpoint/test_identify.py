@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder is said to be: ours, NeMo 2.0's, Megatron's, Hugging Face's, or nothing that is known."""
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+from torch.distributed.checkpoint import save
+from typer.testing import CliRunner
+
+from nemo2.checkpoint.identify import identify
+from nemo2.checkpoint.nemo_context import load_nemo_model
+from nemo2.cli.app import app
+from nemo2.errors import CheckpointError, SecurityError
+
+NAME = "llama--val_loss=2.53-step=20-consumed_samples=160-last"
+MODEL_YAML = """\
+_target_: nemo.collections.llm.gpt.model.llama.LlamaModel
+config:
+  _target_: nemo.collections.llm.gpt.model.llama.LlamaConfig
+  num_layers: 2
+  hidden_size: 32
+  ffn_hidden_size: 64
+  num_attention_heads: 4
+  num_query_groups: 2
+  seq_length: 16
+  vocab_size: 64
+  tensor_model_parallel_size: 2
+  params_dtype:
+    _target_: torch.bfloat16
+    _call_: false
+  forward_step_fn:
+    _target_: nemo.collections.llm.gpt.model.base.gpt_forward_step
+    _call_: false
+optim: null
+tokenizer: null
+"""
+
+# Torch says on every call that it was told to work without ranks.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+def torch_dist(folder: Path, **tensors: Any) -> Path:
+    save(tensors or {"module.w": torch.ones(3, 4), "optimizer.state.exp_avg.module.w": torch.ones(3, 4)},
+         checkpoint_id=str(folder), no_dist=True)  # fmt: skip
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    return folder
+
+
+def nemo(folder: Path, model_yaml: str = MODEL_YAML) -> Path:
+    torch_dist(folder / "weights")
+    (folder / "context").mkdir()
+    (folder / "context" / "model.yaml").write_text(model_yaml)
+    return folder
+
+
+def safetensors(file: Path, **shapes: list[int]) -> Path:
+    header, place = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * shape[1]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * place)
+    return file
+
+
+def test_a_nemo_checkpoint_is_known_by_its_folders_and_its_model_by_name(tmp_path):
+    found = identify(nemo(tmp_path / NAME))
+    assert (found.kind, found.step, found.problems) == ("NeMo 2.0", 20, [])
+    assert (found.parameters, found.dtypes, found.weights_only) == (12, ["float32"], False)
+    assert found.layout == "written by 1 ranks"
+    assert "model: LlamaModel(LlamaConfig), known to nemo2" in found.notes
+    assert "RestoreConfig" in found.commands[0] and NAME in found.commands[0]
+    # The folder that holds several stands for the newest.
+    nemo(tmp_path / NAME.replace("step=20", "step=30"))
+    assert identify(tmp_path).step == 30
+
+
+def test_a_nemo_model_is_rebuilt_from_plain_values_and_runs_no_name_of_the_file(tmp_path):
+    model = load_nemo_model(nemo(tmp_path / NAME))
+    assert type(model).__name__ == "LlamaModel"
+    assert (model.config.num_layers, model.config.hidden_size, model.config.num_query_groups) == (2, 32, 2)
+    assert model.config.tensor_model_parallel_size == 1, "how NeMo cut it is no part of the model"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "_target_: os.system\ncommand: 'mkdir RAN'\n",
+        "_target_: nemo.lightning.run.plugins.X\n",
+        "_target_: [1]\n",
+        MODEL_YAML.replace("nemo.collections.llm.gpt.model.llama.LlamaConfig", "subprocess.Popen"),
+    ],
+)
+def test_a_context_that_names_anything_else_is_refused(tmp_path, content):
+    with pytest.raises(SecurityError, match="only NeMo's language models"):
+        load_nemo_model(nemo(tmp_path / NAME, content))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("!!python/object/apply:os.mkdir [RAN]\n", "isn't YAML of plain data"),
+        ("- 1\n", "doesn't describe a model"),
+        (MODEL_YAML.replace("LlamaModel", "BERTModel"), "BERTModel, which nemo2 doesn't have"),
+    ],
+)
+def test_a_context_that_cannot_be_used_is_a_named_error(tmp_path, monkeypatch, content, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        load_nemo_model(nemo(tmp_path / NAME, content))
+    assert not (tmp_path / "RAN").exists()
+
+
+@pytest.mark.parametrize(("file", "kind"), [("run_config.yaml", "Megatron-Bridge"), (None, "Megatron-LM")])
+def test_an_iteration_of_megatron_is_found_through_its_tracker(tmp_path, file, kind):
+    torch_dist(tmp_path / "iter_0000100")
+    torch_dist(tmp_path / "iter_0000200")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100\n")
+    if file:
+        (tmp_path / "iter_0000100" / file).write_text("")
+    found = identify(tmp_path)
+    assert (found.kind, found.step, found.problems) == (kind, 100, [])
+    assert found.path == tmp_path / "iter_0000100"
+
+
+def test_a_legacy_checkpoint_is_named_with_what_converts_it(tmp_path):
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        (tmp_path / "iter_0000007" / rank).mkdir(parents=True)
+        (tmp_path / "iter_0000007" / rank / "model_optim_rng.pt").write_bytes(b"x")
+    found = identify(tmp_path / "iter_0000007")
+    assert (found.kind, found.step) == ("Megatron-LM (legacy)", 7)
+    assert "2 model-parallel ranks" in (found.layout or "")
+
+
+def test_a_model_of_hugging_face_is_read_by_its_headers(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    safetensors(tmp_path / "model-00001-of-00002.safetensors", a=[2, 3], b=[4, 5])
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = identify(tmp_path)
+    assert (found.kind, found.parameters, found.dtypes) == ("Hugging Face", 26, ["bf16"])
+    assert found.problems == ["model-00002-of-00002.safetensors is missing"]
+    os.truncate(tmp_path / "model-00001-of-00002.safetensors", 100)
+    assert "are needed" in identify(tmp_path).problems[1] or "no safetensors file" in identify(tmp_path).problems[1]
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_shard_that_metadata_needs_is_missed(tmp_path, damage):
+    path = nemo(tmp_path / NAME)
+    [shard] = (path / "weights").glob("*.distcp")
+    if damage == "missing":
+        shard.unlink()
+    else:
+        os.truncate(shard, 10)
+    [problem] = identify(path).problems
+    assert f"weights/{shard.name}" in problem
+    assert identify(path).commands == []
+
+
+def test_other_folders_are_nothing_that_is_known(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint that nemo2 knows.*NeMo 2\.0.*Hugging Face"):
+        identify(tmp_path)
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        identify(tmp_path / "no")
+
+
+def run_and_checkpoint(directory: str) -> None:
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    keep = ModelCheckpoint(
+        dirpath=f"{directory}/checkpoints", filename="{step}", every_n_train_steps=1, save_top_k=-1, verbose=False,
+        save_optim_on_train_end=True, save_last=False,
+    )  # fmt: skip
+    small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[keep], tensor_model_parallel_size=2)
+
+
+def started_from_nemo(directory: str, path: str) -> list[float]:
+    """The weights of a NeMo checkpoint, and with them the first loss."""
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+
+    model = load_nemo_model(path)
+    model.optim = small_runs.build_llama().optim
+    return small_runs.fit(model, max_steps=1, restore_config=RestoreConfig(path=path))["losses"]
+
+
+def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(run_on_ranks, tmp_path):
+    run_on_ranks(run_and_checkpoint, 2, str(tmp_path / "run"))
+    found = identify(tmp_path / "run")
+    assert (found.kind, found.step, found.consumed_samples, found.problems) == ("nemo2", 2, 16, [])
+    assert found.layout == "tp2 over 2 ranks"
+    # 2 layers: q, k, v and proj, a gated pair and down, two norms; embedding, output, last norm.
+    layer = 32 * (32 + 2 * 16) + 32 * 32 + 32 * 128 + 64 * 32 + 2 * 32
+    assert found.parameters == 2 * layer + 2 * 64 * 32 + 32
+    assert any("nemo2 generate" in command for command in found.commands)
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--verify"])
+    assert result.exit_code == 0, result.output
+    assert "every SHA-256 was compared" in result.output and "whole       yes" in result.output
+
+    # As NeMo 2.0 lays it out: its weights/ (Megatron-Core's, names with "module." in front) and its context/, no manifest.
+    theirs = tmp_path / NAME
+    shutil.copytree(found.path / "weights", theirs / "weights")
+    (theirs / "context").mkdir()
+    (theirs / "context" / "model.yaml").write_text(MODEL_YAML)
+    first = run_on_ranks(started_from_nemo, 1, str(tmp_path), str(theirs))[0]
+    fresh = run_on_ranks(started_from_ours, 1, str(found.path))[0]
+    assert first == fresh
+
+    shard = sorted((found.path / "weights").glob("*.distcp"))[0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert CliRunner().invoke(app, ["inspect", str(found.path)]).exit_code == 0, "sizes tell nothing"
+    result = CliRunner().invoke(app, ["inspect", str(found.path), "--verify", "--json"])
+    assert result.exit_code == 2
+    assert "SHA-256 differs" in json.loads(result.output)["problems"][0]
+
+
+def started_from_ours(path: str) -> list[float]:
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+
+    return small_runs.fit(small_runs.build_llama(), max_steps=1, restore_config=RestoreConfig(path=path))["losses"]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint that wants to run something is refused, and nothing of it is run; every door is first shown to be one."""
+
+import contextlib
+import os
+import pickle
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load, save
+from torch.distributed.checkpoint.api import CheckpointException
+
+from nemo2.checkpoint.untrusted import data_only, read_metadata
+from nemo2.errors import CheckpointError, SecurityError
+
+# Torch says on every call that it was told to work without ranks.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.marker,)
+
+
+@pytest.fixture
+def marker(tmp_path) -> Path:
+    return tmp_path / "it-ran"
+
+
+def saved(folder: Path, state: dict[str, Any]) -> Path:
+    save(state, checkpoint_id=str(folder), no_dist=True)
+    return folder
+
+
+def test_metadata_that_runs_something_is_refused_and_torch_alone_would_run_it(tmp_path, marker):
+    weights = saved(tmp_path / "weights", {"x": torch.ones(3)})
+    assert list(read_metadata(weights).state_dict_metadata) == ["x"]
+    (weights / ".metadata").write_bytes(pickle.dumps(Bomb(marker)))
+    with pytest.raises(SecurityError, match=r"weights: \.metadata names (posix|nt)\.mkdir.*Nothing of it was run"):
+        read_metadata(weights)
+    with data_only(), pytest.raises(SecurityError):
+        FileSystemReader(weights).read_metadata()
+    assert not marker.exists()
+    with contextlib.suppress(AttributeError):  # what comes out of it is no metadata, but by then it has run
+        FileSystemReader(weights).read_metadata()
+    assert marker.exists(), "the test's bomb is none"
+
+
+@pytest.mark.parametrize(
+    "name", ["getattr", "eval", "torch.load", "os.system", "torch.distributed.checkpoint.metadata.os"]
+)
+def test_metadata_may_name_nothing_but_its_parts(tmp_path, name):
+    module, _, attribute = name.rpartition(".")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    # Protocol 4 by hand: names can be written that pickle itself wouldn't.
+    parts = b"".join(
+        pickle.SHORT_BINUNICODE + bytes([len(text)]) + text.encode() for text in (module or "builtins", attribute)
+    )
+    (weights / ".metadata").write_bytes(pickle.PROTO + b"\x04" + parts + pickle.STACK_GLOBAL + pickle.STOP)
+    with pytest.raises(SecurityError, match=rf"names {module or 'builtins'}\.{attribute}"):
+        read_metadata(weights)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x04"])
+def test_metadata_that_is_garbage_is_a_named_error(tmp_path, content):
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"\.metadata is damaged"):
+        read_metadata(tmp_path)
+
+
+def test_an_object_in_a_shard_that_runs_something_is_refused_and_torch_alone_would_run_it(tmp_path, marker):
+    weights = saved(tmp_path / "weights", {"x": Bomb(marker)})
+    with data_only() as refused, pytest.raises(CheckpointException):
+        load({"x": None}, checkpoint_id=str(weights), no_dist=True)
+    assert "could run code" in str(refused[0]) and "mkdir" in str(refused[0])
+    assert not marker.exists()
+    load({"x": None}, checkpoint_id=str(weights), no_dist=True)
+    assert marker.exists(), "the test's bomb is none"
+
+
+def test_asking_torch_for_unsafe_loading_is_of_no_use(tmp_path, marker):
+    torch.save(Bomb(marker), tmp_path / "common.pt")
+    with data_only(), pytest.raises(SecurityError, match="could run code"):
+        torch.load(tmp_path / "common.pt", weights_only=False)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_an_environment_that_turns_safe_loading_off_is_refused(monkeypatch, value):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", value)
+    with pytest.raises(SecurityError, match="Unset it"), data_only():
+        pass
+
+
+def test_torch_is_as_it_was_afterwards():
+    before = torch.load
+    with data_only():
+        assert torch.load is not before
+    assert torch.load is before
+    from torch.distributed.checkpoint import filesystem
+
+    assert isinstance(filesystem.pickle, types.ModuleType)
+
+
+def resumed_from_malicious_files(directory: str) -> dict[str, str]:
+    """A checkpoint of ours whose files somebody has replaced, manifest and all."""
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    keep = ModelCheckpoint(
+        dirpath=directory, filename="good", save_last=False, verbose=False, save_optim_on_train_end=True
+    )
+    small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keep])
+    checkpoint, answers = Path(directory) / "good", {}
+    (checkpoint / "manifest.json").unlink()
+    small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(checkpoint))  # without a manifest it does load
+    for name in (".metadata", "common.pt"):
+        file = checkpoint / "weights" / name
+        content = file.read_bytes() if file.exists() else None
+        if name == ".metadata":
+            file.write_bytes(pickle.dumps(Bomb(Path(directory) / "it-ran")))
+        else:
+            torch.save({"global_step": Bomb(Path(directory) / "it-ran")}, file)
+        try:
+            small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(checkpoint))
+        except SecurityError as error:
+            answers[name] = str(error)
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+    return answers
+
+
+def test_resuming_from_a_malicious_checkpoint_is_refused_and_runs_nothing(run_on_ranks, tmp_path, marker):
+    answers = run_on_ranks(resumed_from_malicious_files, 1, str(tmp_path))[0]
+    assert answers.keys() == {".metadata", "common.pt"}
+    assert all("could run code" in answer and "is not loaded" in answer for answer in answers.values()), answers
+    assert not marker.exists()

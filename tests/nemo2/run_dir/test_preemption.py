@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A signal to any rank ends the run after the step, saved, with an exit code that says so."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import small_runs
+
+from nemo2.checkpoint.directory import finished
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
+from nemo2.run_dir.preemption import PreemptionCallback
+
+STEPS = 6
+
+
+class SignalAt(pl.Callback):
+    """One rank sends itself a signal before a step, twice."""
+
+    def __init__(self, number: int, step: int, rank: int) -> None:
+        self.number, self.step, self.rank = number, step, rank
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.step and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), self.number)
+            os.kill(os.getpid(), self.number)
+
+
+def keeping(directory: str) -> ModelCheckpoint:
+    return ModelCheckpoint(
+        dirpath=directory, filename="{step}", every_n_train_steps=100, verbose=False, save_optim_on_train_end=True
+    )
+
+
+def preempted(directory: str) -> dict[str, Any]:
+    """An undisturbed run, one that rank 1 hears SIGUSR1 in, and what goes on from it."""
+    os.environ[FAULT_DIR_VARIABLE] = f"{directory}/faults"
+    before = signal.getsignal(signal.SIGTERM)
+    options: dict[str, Any] = {"max_steps": STEPS, "tensor_model_parallel_size": 2}
+    found: dict[str, Any] = {"whole": small_runs.fit(small_runs.build_llama(), **options)["losses"]}
+    for name, asynchronous in (("foreground", False), ("background", True)):
+        folder = f"{directory}/{name}"
+        try:
+            small_runs.fit(
+                small_runs.build_llama(),
+                callbacks=[PreemptionCallback(["SIGUSR1", "SIGTERM"]), SignalAt(signal.SIGUSR1, 2, 1), keeping(folder)],
+                ckpt_async_save=asynchronous,
+                **options,
+            )
+        except Preempted as error:
+            found[f"{name} code"], found[f"{name} message"] = error.code, error.message
+        [(path, manifest)] = finished(Path(folder))
+        found[f"{name} saved"] = manifest.step
+        found[name] = small_runs.fit(small_runs.build_llama(), ckpt_path=str(path), **options)["losses"]
+    found["restored"] = signal.getsignal(signal.SIGTERM) == before
+    found["faults"] = [(fault.kind, fault.explained) for fault in read_faults(f"{directory}/faults")]
+    return found
+
+
+def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_from_there(run_on_ranks, tmp_path):
+    for found in run_on_ranks(preempted, 2, str(tmp_path)):
+        for name in ("foreground", "background"):
+            assert found[f"{name} code"] == EXIT_PREEMPTED == 143
+            assert found[f"{name} saved"] == 3
+            assert "SIGUSR1 after step 3: saved" in found[f"{name} message"]
+            assert found[name] == found["whole"][3:]
+        assert found["restored"]
+    assert ("Preempted", True) in found["faults"]
+
+
+def in_the_last_step(directory: str) -> list[int]:
+    keep = keeping(directory)
+    small_runs.fit(
+        small_runs.build_llama(), max_steps=2, callbacks=[PreemptionCallback(), SignalAt(signal.SIGTERM, 1, 0), keep]
+    )
+    return [manifest.step for _, manifest in finished(Path(directory))]
+
+
+def test_a_signal_in_the_last_step_lets_the_run_end_as_it_would(run_on_ranks, tmp_path):
+    assert run_on_ranks(in_the_last_step, 1, str(tmp_path))[0] == [2]
+
+
+@pytest.mark.parametrize("sig", ["SIGTREM", "SIGKILL", 9, 1000])
+def test_a_signal_that_cannot_be_caught_is_refused(sig):
+    with pytest.raises(ConfigError, match=r"PreemptionCallback\.sig="):
+        PreemptionCallback(sig)

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make drill`: disturb a run in every way that has lost somebody a run, run the same command again, compare.
+
+After each disturbance a plain rerun must go on from the last finished save, say so, and end with exactly the loss curve of
+an undisturbed run; `metrics.jsonl` is compared digit by digit. Prints a line per case; ``--output FILE`` writes a table.
+``--only TEXT`` runs the cases whose name contains it, ``--sigterms N`` sets the repetitions of SIGTERM (30).
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools" / "drill"), str(ROOT / "tools"), str(ROOT / "tests" / "nemo2")]
+
+import command  # noqa: E402
+import faults  # noqa: E402
+import ranks  # noqa: E402
+from command import STEPS, Ended, Run  # noqa: E402
+
+Case = tuple[str, Callable[[Path, dict[int, str]], str]]
+
+
+class NotSo(Exception):
+    """A case didn't go as it has to."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--sigterms", type=int, default=30, help="repetitions of SIGTERM at a random moment")
+    parser.add_argument("--seed", type=int, default=1, help="of the random moments")
+    parser.add_argument("--output", type=Path, help="write the table there")
+    parser.add_argument("--keep", type=Path, help="keep the runs' directories there")
+    options = parser.parse_args()
+    ranks.prepare()
+    speak()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="drill") as temporary:
+        folder = options.keep or Path(temporary)
+        undisturbed = Run(folder / "undisturbed")
+        ended = undisturbed()
+        if not ended.done:
+            raise SystemExit(f"drill: the undisturbed run failed\n{ended.said}")
+        reference = command.curve(undisturbed)
+        assert len(set(reference.values())) == STEPS, reference
+        lines = [line for line in run(cases(options.sigterms, options.seed), options.only, folder, reference)]
+    good = sum(line.endswith("| ok |") for line in lines)
+    summary = f"{good} of {len(lines)} cases, in {time.monotonic() - started:.0f} s"
+    print(f"\n{summary}")
+    if options.output is not None:
+        options.output.write_text(table(lines, summary))
+    raise SystemExit(0 if good == len(lines) else 1)
+
+
+def run(all_cases: list[Case], only: str, folder: Path, reference: dict[int, str]) -> Iterator[str]:
+    for number, (name, case) in enumerate(all_cases):
+        if only not in name:
+            continue
+        directory = folder / str(number)
+        try:
+            line = f"| {name} | {case(directory, reference)} | ok |"
+        except Exception as error:
+            line = f"| {name} | {type(error).__name__}: {error} | not so |"
+        print(line if len(line) < 1500 else f"{line[:700]} ... {line[-700:]}", flush=True)
+        yield line
+
+
+def cases(sigterms: int, seed: int) -> list[Case]:
+    kill = faults.die
+    found: list[Case] = []
+    for asynchronous in (False, True):
+        how = "background" if asynchronous else "foreground"
+        found += [
+            (
+                f"rank {rank} killed in step {step}, saves in the {how}",
+                disturbed(faults.at_step(step, rank, kill), asynchronous),
+            )
+            for rank, step in ((0, 2), (1, 5), (1, 8))
+        ]
+    for phase in (
+        "before anything is written",
+        "before the shards",
+        "after the shards",
+        "before metadata.json",
+        "before the manifest",
+        "before the rename",
+        "after the rename",
+        "while old ones are deleted",
+    ):
+        found.append((f"rank killed in a save {phase}", disturbed(faults.in_save(phase, 1))))
+        if phase != "before the shards":
+            found.append((f"rank killed in a background save {phase}", disturbed(faults.in_save(phase, 1), True)))
+    found += [
+        ("rank 1 killed in a save after some shards", disturbed(faults.after_some_shards(1, kill_rank=True))),
+        (
+            "rank 1 killed while its background writer writes",
+            disturbed(faults.after_some_shards(1, kill_rank=True), True),
+        ),
+        (
+            "a background writer killed after some shards",
+            disturbed(faults.after_some_shards(1, kill_rank=False), True, says="killed, or ran out of memory"),
+        ),
+        ("a rank stopped for good (SIGSTOP)", hung),
+        ("the disk full", disk_full),
+        ("two runs in one directory", two_runs),
+    ]
+    for name, damage, says in (
+        ("a truncated shard", faults.truncate, "bytes were written|were written"),
+        ("a flipped bit", faults.flip_a_bit, "SHA-256 differs"),
+        ("a lost shard", faults.lose_a_shard, "is missing"),
+        ("a lost .metadata", faults.lose("weights/.metadata"), "is missing"),
+        ("a lost metadata.json", faults.lose("weights/metadata.json"), "is missing"),
+        ("a lost manifest", faults.lose("manifest.json"), "manifest.json is missing"),
+        ("a torn manifest", faults.tear_the_manifest, "can't be read"),
+        ("a deleted context/", faults.lose("context"), "context/.*is missing"),
+    ):
+        found.append((f"{name} in the newest checkpoint", damaged(damage, says)))
+    found.append(("every checkpoint damaged: refused, nothing started", all_damaged))
+    chance = random.Random(seed)
+    for number in range(sigterms):
+        share, to = chance.random(), chance.choice(("rank 0", "rank 1", "all ranks"))
+        found.append((f"SIGTERM {number + 1} to {to}", sigterm(share, to, asynchronous=number % 2 == 1)))
+    found += [
+        ("nemo2 pretrain: rank 1 killed", cli("kill")),
+        ("nemo2 pretrain: SIGTERM to the command", cli("command")),
+    ]
+    found.append(("nemo2 pretrain: SIGTERM to rank 1", cli("rank")))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ the cases
+
+
+def disturbed(fault: faults.Fault, asynchronous: bool = False, says: str = "") -> Callable[[Path, dict[int, str]], str]:
+    """Run into a fault, then run again."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory, asynchronous=asynchronous)
+        first = run(fault)
+        require(not first.done, f"the fault did nothing: {first.said[-500:]}")
+        require(bool(re.search(says, first.said)), f"the run said nothing of {says!r}: {first.said[-800:]}")
+        return rerun(run, reference, first)
+
+    return case
+
+
+def damaged(damage: Callable[[Path], None], says: str) -> Callable[[Path, dict[int, str]], str]:
+    """Kill a run that has saved twice, damage what it saved last, run again."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory)
+        first = run(faults.at_step(8, 1, faults.die))
+        found = command.checkpoints(run)
+        require(max(found) == 6, f"saved were {sorted(found)}")
+        damage(found[6])
+        return rerun(run, reference, first, says=says, expected=6 if "context" in says else 3)
+
+    return case
+
+
+def all_damaged(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory)
+    run(faults.at_step(8, 1, faults.die))
+    for path in command.checkpoints(run).values():
+        faults.flip_a_bit(path)
+    for attempt in (1, 2):
+        ended = run()
+        require(not ended.done and "CheckpointError" in ended.said, f"run {attempt} went on: {ended.said[-600:]}")
+        require("step=" in ended.said and max(command.curve(run)) == 7, "something was trained")
+    return "two reruns refused with CheckpointError, exit code 1; no step was done"
+
+
+def hung(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory, hang_seconds=6.0)
+    first = run(faults.at_step(5, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP)))
+    stacks = sorted((directory / "run").glob("rank-*.stacks"))
+    require(first.seconds < 60 and not first.done, f"it took {first.seconds:.0f} s: {first.codes}")
+    require(any("most recent call first" in path.read_text() for path in stacks), "no stacks were left")
+    for path in stacks:
+        path.unlink()
+    return f"ended after {first.seconds:.0f} s with stacks; " + rerun(run, reference, first)
+
+
+def disk_full(directory: Path, reference: dict[int, str]) -> str:
+    """Checkpoints on a file system of a few hundred kB that is filled before the second save."""
+    run = Run(directory)
+    place = directory / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "drill", str(place)], capture_output=True, check=False
+    )
+    require(mounted.returncode == 0, f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
+    try:
+        ballast = place / "ballast"
+
+        def fill() -> None:
+            free = os.statvfs(place)
+            ballast.write_bytes(b"\0" * (free.f_bavail * free.f_frsize - 20_000))
+
+        def fault() -> None:
+            from megatron.core import dist_checkpointing
+
+            if faults.rank() == 0:
+                faults.before(dist_checkpointing, "save", fill, call=2)
+
+        first = run(fault)
+        require(not first.done and "CheckpointError" in first.said, f"no named error: {first.said[-500:]}")
+        require(sorted(command.checkpoints(run)) == [3], f"left were {sorted(command.checkpoints(run))}")
+        again = run()
+        require(not again.done and "CheckpointError" in again.said, "it is still full, and nobody said so")
+        ballast.unlink()
+        return rerun(run, reference, first)
+    finally:
+        subprocess.run(["umount", str(place)], check=False)
+
+
+def two_runs(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory)
+    first = run.start(faults.at_step(6, 0, lambda: time.sleep(12)))
+    while not command.checkpoints(run):
+        time.sleep(0.1)
+    second = run()
+    require(not second.done and "Another run is writing to" in second.said, f"the second ran: {second.said[-500:]}")
+    ended = first.wait()
+    require(ended.done, f"the first was disturbed: {ended.said[-500:]}")
+    require(command.curve(run) == reference, "the curve differs")
+    return "the second refused with CheckpointError, the first ended undisturbed"
+
+
+def sigterm(share: float, to: str, *, asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
+    """SIGTERM at a random moment of the run: ``share`` of the way from its start to its usual end."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory, asynchronous=asynchronous)
+        under_way = run.start()
+        # By the steps, not by the clock: the machine's load decides how long a run takes.
+        wanted = share * STEPS
+        while len(command.curve(run)) < int(wanted):
+            under_way.poll()
+            if under_way.codes:
+                break
+            time.sleep(0.002)
+        time.sleep((wanted % 1) * 0.15)
+        for rank, pid in enumerate(under_way.pids):
+            if to in ("all ranks", f"rank {rank}") and rank not in under_way.codes:
+                os.kill(pid, signal.SIGTERM)
+        first = under_way.wait()
+        if first.done:
+            require(command.curve(run) == reference, "the curve differs")
+            return "came when the run was over"
+        codes = set(first.codes)
+        before_training = not command.curve(run)
+        require(143 in codes or (before_training and -15 in codes), f"exit codes {first.codes}: {first.said[-600:]}")
+        return f"exit codes {first.codes}; " + rerun(run, reference, first, newest_is_all=143 in codes)
+
+    return case
+
+
+def cli(how: str) -> Callable[[Path, dict[int, str]], str]:
+    """The same through ``nemo2 pretrain``: torchrun, nemo-run, exit codes."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        settings = "trainer.max_steps=40 trainer.log_every_n_steps=1 log.ckpt.every_n_train_steps=10 data.seq_length=64"
+        line = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *settings.split(), "--devices", "2"]
+        environment = {**os.environ, "NEMORUN_HOME": str(directory / "nemo_run"), "PYTHONWARNINGS": "ignore"}
+
+        def start(name: str) -> subprocess.Popen:
+            return subprocess.Popen(
+                [*line, "--dir", str(directory), "--name", name], env=environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+        whole = start("whole").communicate(timeout=280)[0]
+        expected = losses_of(directory / "whole")
+        require(len(expected) == 40, f"the undisturbed run failed: {whole[-800:]}")
+        process = start("disturbed")
+        while len(losses_of(directory / "disturbed")) < 15 and process.poll() is None:
+            time.sleep(0.05)
+        if how == "command":
+            process.terminate()
+        else:
+            os.kill(rank_one(process.pid), signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        said = process.communicate(timeout=200)[0]
+        require(process.returncode == (1 if how == "kill" else 143), f"exit code {process.returncode}: {said[-800:]}")
+        again = start("disturbed")
+        output = again.communicate(timeout=280)[0]
+        require(again.returncode == 0, f"the rerun ended with {again.returncode}: {output[-800:]}")
+        require(losses_of(directory / "disturbed") == expected, "the curve differs")
+        resumed = re.search(r"Resuming from \S+ \(step (\d+)\)", output)
+        require(resumed is not None, f"the rerun didn't say what it did: {output[-800:]}")
+        return f"exit code {process.returncode}; resumed from step {resumed[1] if resumed else '?'}; the curve is equal"
+
+    return case
+
+
+# ------------------------------------------------------------------------------------------------------ checks
+
+
+def rerun(
+    run: Run,
+    reference: dict[int, str],
+    first: Ended,
+    *,
+    says: str = "",
+    expected: int | None = None,
+    newest_is_all: bool = False,
+) -> str:
+    """Run the same command again, undisturbed; what it did, once it is as it should be."""
+    done, kept = len(command.curve(run)), command.checkpoints(run)
+    newest = max(kept, default=0) if expected is None else expected
+    if newest_is_all:
+        require(newest == done, f"{done} steps were done, and step {newest} saved")
+    again = run()
+    require(again.done, f"the rerun failed with {again.codes}: {again.said[-1200:]}")
+    require(bool(re.search(says, again.said)), f"the rerun said nothing of {says!r}: {again.said[-800:]}")
+    told = f"(step {max(kept, default=0)})" if kept else "starting from the beginning"
+    require(told in again.said, f"the rerun didn't say {told!r}: {again.said[-800:]}")
+    if expected is not None and expected != max(kept, default=0):
+        require(f"step={expected}" in again.said, "it didn't say what it fell back to")
+    curve = command.curve(run)
+    wrong = [step for step in range(STEPS) if curve.get(step) != reference[step]]
+    require(not wrong, f"the curve differs in steps {wrong}")
+    require(max(command.checkpoints(run)) == STEPS, "the last step isn't saved")
+    place = run.directory / "run" / "checkpoints"
+    left = [path.name for path in place.iterdir() if path.name.startswith((".unfinished", ".trash", ".replaced"))]
+    require(not left, f"left behind: {left}")
+    steps = f"ended after {done} steps, " if done else ""
+    where = f"went on from step {newest}" if newest else "started from the beginning, where nothing was saved yet"
+    return f"{steps}{where}; the curve is equal"
+
+
+def require(true: bool, what: str) -> None:
+    if not true:
+        raise NotSo(" ".join(what.split()))
+
+
+def losses_of(directory: Path) -> dict[int, float]:
+    from nemo2.run_dir.records import read_metrics
+
+    found = sorted(directory.glob("*/metrics.jsonl"))
+    records = read_metrics(found[-1]) if found else []
+    return {record["step"]: record["reduced_train_loss"] for record in records if "reduced_train_loss" in record}
+
+
+def rank_one(launcher: int) -> int:
+    import psutil
+
+    for process in psutil.Process(launcher).children(recursive=True):
+        if process.environ().get("RANK") == "1":
+            return process.pid
+    raise NotSo("there is no rank 1")
+
+
+def speak() -> None:
+    """What a run says of what it does goes to its output."""
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def table(lines: list[str], summary: str) -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in ("megatron-core", "torch", "lightning"))
+    head = [
+        "# The fault drill",
+        "",
+        f"`make drill`, {datetime.date.today()}: {summary}. Python {platform.python_version()}, {versions}; CPU, gloo.",
+        "",
+        "| disturbance | what the rerun did | |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*head, *lines, ""])
+
+
+if __name__ == "__main__":
+    main()
