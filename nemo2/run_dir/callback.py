@@ -2,15 +2,17 @@
 """Writes the parts of a run directory that are known only while the run goes on."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
+from nemo2.checkpoint.directory import read_manifest
 from nemo2.run_dir.directory import RunDirectory
 from nemo2.run_dir.effective import EFFECTIVE_FILE, write_effective_config
 from nemo2.run_dir.faults import record_fault
 from nemo2.run_dir.log_files import remove_log_file
-from nemo2.run_dir.metrics import JSONLLogger
+from nemo2.run_dir.metrics import JSONLLogger, read_metrics
 from nemo2.run_dir.report import write_report
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,20 @@ class RunDirectoryCallback(Callback):
         self.metrics.resume_at(trainer.global_step)
         if isinstance(getattr(trainer.strategy, "consumed_samples", None), int):
             self.metrics.counters = lambda: {"consumed_samples": trainer.strategy.consumed_samples}
+        if trainer.is_global_zero and trainer.ckpt_path:
+            self._complete_metrics(Path(trainer.ckpt_path), trainer.global_step)
         self._described = False
+
+    def _complete_metrics(self, checkpoint: Path, finished_steps: int) -> None:
+        """A step is saved before its line is written: a run that was killed in between has saved what it hasn't told. The
+        checkpoint's manifest has the values."""
+        manifest = read_manifest(checkpoint)
+        if manifest is None or manifest.step != finished_steps or not self.metrics.path.is_file():
+            return
+        values = {name: value for name, value in manifest.metrics.items() if not name.startswith("val_")}
+        told = max((record.get("step", -1) for record in read_metrics(self.metrics.path)), default=-1)
+        if values.get("global_step") == finished_steps - 1 and told < finished_steps - 1:
+            self.metrics.log_metrics(values | {"consumed_samples": float(manifest.consumed_samples)})
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         # Not in on_train_start: callbacks may still adjust settings there, and this one comes first.

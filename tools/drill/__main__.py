@@ -3,7 +3,7 @@
 
 After each disturbance a plain rerun must go on from the last finished save, say so, and end with exactly the loss curve of
 an undisturbed run; `metrics.jsonl` is compared digit by digit. Prints a line per case; ``--output FILE`` writes a table.
-``--only TEXT`` runs the cases whose name contains it, ``--sigterms N`` sets the repetitions of SIGTERM (30).
+``--only REGEX`` runs the cases whose name it is found in, ``--sigterms N`` sets the repetitions of SIGTERM (30).
 """
 
 import argparse
@@ -38,7 +38,7 @@ class NotSo(Exception):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--only", default="", help="only cases in whose name this is found")
     parser.add_argument("--sigterms", type=int, default=30, help="repetitions of SIGTERM at a random moment")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
     parser.add_argument("--output", type=Path, help="write the table there")
@@ -55,7 +55,7 @@ def main() -> None:
             raise SystemExit(f"drill: the undisturbed run failed\n{ended.said}")
         reference = command.curve(undisturbed)
         assert len(set(reference.values())) == STEPS, reference
-        lines = [line for line in run(cases(options.sigterms, options.seed), options.only, folder, reference)]
+        lines = list(run(cases(options.sigterms, options.seed), options.only, folder, reference))
     good = sum(line.endswith("| ok |") for line in lines)
     summary = f"{good} of {len(lines)} cases, in {time.monotonic() - started:.0f} s"
     print(f"\n{summary}")
@@ -66,7 +66,7 @@ def main() -> None:
 
 def run(all_cases: list[Case], only: str, folder: Path, reference: dict[int, str]) -> Iterator[str]:
     for number, (name, case) in enumerate(all_cases):
-        if only not in name:
+        if not re.search(only, name):
             continue
         directory = folder / str(number)
         try:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast checkpoints are saved and loaded, against `torch.save` and against the disk, in one run.
+
+One process trains a step of a Llama with about 0.5 GB of parameters and optimizer state, then, in turns: writes as many bytes
+to one file (the disk's own limit, fsync included), saves them with `torch.save` and fsync, saves a checkpoint in the
+foreground, and one in the background. Files are dropped from the page cache before they are read. Medians are reported.
+
+    python bench/checkpoint_speed.py --folder /path/on/the/disk/in/question --repeats 3
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "nemo2")]
+
+import ranks  # noqa: E402
+import small_runs  # noqa: E402
+
+MODEL = {"num_layers": 8, "hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "vocab_size": 16384}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="on the disk to measure (default: the temporary folder)"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    ranks.prepare()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        times = ranks.run(measure, 1, folder, options.repeats, timeout=1200.0)[0]
+    print(json.dumps(times))
+    print(table(times))
+
+
+def measure(folder: str, repeats: int) -> dict[str, Any]:
+    """Seconds of each turn by what was done, and the bytes of a checkpoint."""
+    import torch
+
+    place = Path(folder)
+    found: dict[str, list[float]] = {}
+    trainer = _trained()
+    strategy, io = trainer.strategy, trainer.strategy.checkpoint_io
+    tensors = _tensors(trainer)
+    count = sum(value.numel() * value.element_size() for value in tensors.values())
+    content = b"".join(bytes(value.contiguous().view(torch.uint8).flatten().numpy()) for value in tensors.values())
+
+    def timed(name: str, action: Callable[[], Any]) -> None:
+        os.sync()
+        started = time.perf_counter()
+        action()
+        found.setdefault(name, []).append(time.perf_counter() - started)
+
+    for turn in range(repeats):
+        raw, plain = place / "raw", place / "plain.pt"
+        timed("write the bytes", lambda raw=raw: _write(raw, content))
+        timed("torch.save", lambda plain=plain: _torch_save(tensors, plain))
+        io.async_save = False
+        target = place / f"foreground{turn}"
+        timed("save in the foreground", lambda target=target: trainer.save_checkpoint(target))
+        io.async_save = True
+        background = place / f"background{turn}"
+        timed("save in the background: stall", lambda background=background: trainer.save_checkpoint(background))
+        timed("save in the background: rest", lambda: io.maybe_finalize_save_checkpoint(blocking=True))
+        _forget(place)
+        timed("read the bytes", lambda raw=raw: _read(raw))
+        timed("torch.load", lambda plain=plain: torch.load(plain, weights_only=True))
+        for verify in (True, False):
+            _forget(place)
+            io.verify = verify
+            io._verified.clear()
+            name = "load, hashes compared" if verify else "load"
+            timed(name, lambda target=target: strategy.load_model_state_dict(strategy._read(target, optimizer=True)))
+        for path in (raw, plain):
+            path.unlink()
+        shutil.rmtree(target)
+        shutil.rmtree(background)
+    return {"bytes": count, "repeats": repeats, "seconds": found}
+
+
+def _trained() -> Any:
+    from lightning.pytorch.trainer.states import TrainerFn
+
+    small_runs.quiet()
+    model = small_runs.build_llama(**MODEL)
+    trainer = small_runs.build_trainer(max_steps=1)
+    trainer.fit(model, small_runs.TokenData())
+    trainer.state.fn = TrainerFn.FITTING
+    return trainer
+
+
+def _tensors(trainer: Any) -> dict[str, Any]:
+    """What a checkpoint consists of: parameters and both moments."""
+    found = {name: value.detach() for name, value in trainer.strategy.megatron_parallel.named_parameters()}
+    state = trainer.strategy.optimizers[0].state_dict()
+    for index, entry in state["state"].items():
+        found |= {
+            f"{index}.{name}": value for name, value in entry.items() if hasattr(value, "numel") and value.numel() > 1
+        }
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb", buffering=0) as file:
+        view = memoryview(content)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+
+
+def _torch_save(tensors: dict[str, Any], path: Path) -> None:
+    import torch
+
+    with open(path, "wb") as file:
+        torch.save(tensors, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: Path) -> None:
+    with open(path, "rb", buffering=0) as file:
+        while file.read(8 << 20):
+            pass
+
+
+def _forget(folder: Path) -> None:
+    """Drop the files of a folder from the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def table(times: dict[str, Any]) -> str:
+    seconds = {name: statistics.median(values) for name, values in times["seconds"].items()}
+    lines = [
+        f"{times['bytes'] / 1e9:.2f} GB, medians of {times['repeats']} turns",
+        "",
+        "| | s | GB/s | against the disk | against torch |",
+        "|---|---|---|---|---|",
+    ]
+    for name, value in seconds.items():
+        reading = any(word in name for word in ("load", "read"))
+        disk, torchs = (
+            seconds["read the bytes" if reading else "write the bytes"],
+            seconds["torch.load" if reading else "torch.save"],
+        )
+        lines.append(
+            f"| {name} | {value:.2f} | {times['bytes'] / value / 1e9:.2f} | {disk / value:.0%} | {torchs / value:.0%} |"
+        )
+    stall = seconds["save in the background: stall"] / seconds["save in the foreground"]
+    return "\n".join([*lines, "", f"A background save stalls training for {stall:.0%} of a foreground one."])
+
+
+if __name__ == "__main__":
+    main()
