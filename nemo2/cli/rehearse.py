@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 rehearse``: a recipe on any number of GPUs, built and run for a step in this process, without any."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.rehearse.gpus import DEFAULT, HEADROOM
+
+REHEARSE_EXAMPLE = "Example: nemo2 rehearse llama31_405b --gpus H100x1152 strategy.pipeline_model_parallel_size=9"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("rehearse", epilog=REHEARSE_EXAMPLE)(rehearse)
+
+
+def rehearse(
+    name: RecipeName,
+    overrides: Overrides = None,
+    gpus: Annotated[
+        str, typer.Option("--gpus", help="GPU, or GPU and number: H100, H200x64. Without a number: the recipe's.")
+    ] = DEFAULT,
+    headroom: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of a GPU that must stay free to call it a fit.")
+    ] = HEADROOM,
+    kernels: Annotated[
+        str, typer.Option(help="'te': as on GPUs with Transformer Engine. 'plain': as with the plain PyTorch layers.")
+    ] = "te",
+    all_stages: Annotated[
+        bool, typer.Option("--all-stages", help="A rank of every pipeline stage, not of three.")
+    ] = False,
+    advice: Annotated[
+        bool, typer.Option("--advice/--no-advice", help="If it does not fit, look for the smallest change.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was counted as JSON.")] = False,
+    html: Annotated[Optional[Path], typer.Option(help="Also write a page with pictures there.")] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Shrink the recipe and really train it, on CPU processes of this machine.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="With --tiny: the most processes to start; its layout needs 1 to 16.")
+    ] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="With --tiny: optimizer steps.")] = 5,
+    directory: Annotated[Optional[Path], typer.Option("--dir", help="With --tiny: the folder that holds runs.")] = None,
+) -> None:
+    """Run one rank of each kind for a step on tensors without memory, and count every byte, message and operation.
+
+    Ends with 0 where the job fits its GPUs and with 1 where it does not. With --tiny: train the same recipe shrunk, its
+    layout the same in kind, with its own callbacks, data module, logger and checkpoints.
+    """
+    if tiny:
+        _train_tiny(name, overrides or [], processes=processes, steps=steps, directory=directory)
+        return
+    # Before torch: parts of torch.cuda are replaced, which must not happen where there is a GPU to confuse.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    recipe = configured(name, overrides or [])
+    from nemo2.rehearse.job import rehearse as run
+    from nemo2.rehearse.text import render
+
+    result = run(recipe, name=name, gpus=gpus, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
+    print(json.dumps(result.to_dict(), indent=2) if as_json else render(result))
+    if html is not None:
+        from nemo2.rehearse.page import write_page
+
+        write_page(result, html)
+        if not as_json:
+            print(f"page: {html}")
+    if not result.verdict.fits:
+        raise typer.Exit(1)
+
+
+def _train_tiny(name: str, overrides: list[str], *, processes: int, steps: int, directory: Optional[Path]) -> None:
+    recipe = configured(name, overrides)
+    from nemo2.launch import launch
+    from nemo2.rehearse.shrink import shrink
+
+    small = shrink(recipe, max_processes=processes, steps=steps)
+    small.recipe.log.name = f"{name}_tiny"
+    if directory is not None:
+        small.recipe.log.log_dir = str(directory)
+    for note in small.notes:
+        print(f"note: {note}")
+    print(f"{name}, shrunk: {steps} steps on {small.processes} CPU processes")
+    result = launch(small.recipe, "local", devices=small.processes)
+    if result.run_dir is not None:
+        print(f"run directory: {result.run_dir}")

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job on any number of GPUs, rehearsed in one process on a laptop with the code that will run it."""
+
+from typing import TYPE_CHECKING, Any
+
+from nemo2.rehearse.counts import (
+    CollectiveCount,
+    Event,
+    FlopCount,
+    Memory,
+    RankRehearsal,
+    Rehearsal,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from nemo2.rehearse.job import rehearse as rehearse
+
+__all__ = ["CollectiveCount", "Event", "FlopCount", "Memory", "RankRehearsal", "Rehearsal", "Verdict", "rehearse"]
+
+
+def __getattr__(name: str) -> Any:
+    # The counts are plain data; rehearsing needs torch.
+    if name == "rehearse":
+        from nemo2.rehearse.job import rehearse
+
+        return rehearse
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest change that makes a job fit: tried, not guessed."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.checks import find_problems
+from nemo2.config import apply_overrides
+from nemo2.rehearse.counts import RankRehearsal, Verdict
+
+MAX_TRIES = 10
+
+
+def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verdict, *, kernels: str) -> Verdict:
+    """``verdict`` with the first of `candidates` that is legal and makes the fullest rank fit; each costs one rehearsal of that
+    rank. As it was where none does."""
+    from nemo2.rehearse.job import rehearse_rank
+
+    fullest = max(ranks, key=lambda rank: rank.memory.total)
+    tries = 0
+    for change in candidates(recipe):
+        changed = copy.deepcopy(recipe)
+        apply_overrides(changed, change)
+        if find_problems(changed) or not _divides(changed):
+            continue
+        if tries == MAX_TRIES:
+            break
+        tries += 1
+        stages = changed.trainer.strategy.pipeline_model_parallel_size
+        stage = stages - 1 if fullest.kind == "last stage" else min(fullest.stage, stages - 1)
+        try:
+            rank = rehearse_rank(changed, stage=stage, kernels=kernels)
+        except (ValueError, AssertionError, RuntimeError):
+            continue  # Megatron-Core knows a rule of its own
+        needed = rank.memory.total + verdict.outside_torch
+        if needed + verdict.headroom <= verdict.capacity:
+            return dataclasses.replace(verdict, change=change, change_needs=needed)
+    return verdict
+
+
+def candidates(recipe: Any) -> Iterator[tuple[str, ...]]:
+    """Changes in the order of their cost: nothing, a little recomputation, smaller products, more cuts, full recomputation."""
+    strategy, data, model = recipe.trainer.strategy, recipe.data, recipe.model.config
+    if not getattr(recipe.optim.config, "use_distributed_optimizer", True):
+        yield ("optim.config.use_distributed_optimizer=True",)
+    tp, pp, cp = (
+        strategy.tensor_model_parallel_size,
+        strategy.pipeline_model_parallel_size,
+        strategy.context_parallel_size,
+    )
+    recomputing = getattr(model, "recompute_granularity", None)
+    selective = "model.config.recompute_granularity=selective"
+    if recomputing is None:
+        if getattr(model, "attn_logit_softcapping", None) is not None:
+            yield (selective, 'model.config.recompute_modules=["core_attn"]')
+        part = "moe" if getattr(model, "num_moe_experts", None) else "mlp"
+        yield (selective, f'model.config.recompute_modules=["{part}"]')
+    if data.micro_batch_size > 1:
+        yield (f"data.micro_batch_size={data.micro_batch_size // 2}",)
+    full = (
+        "model.config.recompute_granularity=full",
+        "model.config.recompute_method=uniform",
+        "model.config.recompute_num_layers=1",
+    )
+    more_tp = (f"strategy.tensor_model_parallel_size={2 * tp}", "strategy.sequence_parallel=True")
+    more_cp = (f"strategy.context_parallel_size={2 * cp}",)
+    more_pp = (f"strategy.pipeline_model_parallel_size={2 * pp}",)
+    if 2 * tp <= 8:
+        yield more_tp
+    if data.seq_length > 8192:
+        yield more_cp
+    yield more_pp
+    if recomputing != "full":
+        yield full
+        if 2 * tp <= 8:
+            yield (*more_tp, *full)
+        yield (*more_pp, *full)
+    if 4 * tp <= 8:
+        yield (f"strategy.tensor_model_parallel_size={4 * tp}", "strategy.sequence_parallel=True")
+
+
+def _divides(recipe: Any) -> bool:
+    from nemo2.rehearse.job import layout_of, world_of
+
+    return layout_of(recipe).world_problem(world_of(recipe)) is None

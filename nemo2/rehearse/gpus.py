@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs by name, and what of their memory a job can use.
+
+Capacities are what torch reports as ``total_memory`` (in its out-of-memory messages: "GPU 0 has a total capacity of ..."), which
+is less than the name says: 80 GB are 74.5 GiB by the decimal count of vendors, and 79.1 GiB on an H100 of "80 GB".
+"""
+
+import re
+from dataclasses import dataclass
+
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+GIB = 2**30
+
+OUTSIDE_TORCH = 2 * GIB
+"""CUDA context, NCCL's buffers and libraries' workspaces: 1.5 to 2.5 GB above torch's count in published runs."""
+HEADROOM = 0.05
+"""Share of a GPU that is left free by default: fragmentation of torch's allocator, and what is not modelled."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One model of GPU; ``capacity`` in bytes."""
+
+    name: str
+    capacity: int
+
+
+_CAPACITY_GIB = {
+    "A100-40": 39.39,
+    "A100": 79.15,
+    "H100": 79.10,
+    "H200": 139.72,
+    "H20": 95.00,
+    "B200": 178.35,
+    "GB200": 184.00,
+    "L40S": 44.40,
+    "RTX4090": 23.52,
+}
+_ALSO = {"A100-80": "A100", "A100-80GB": "A100", "A100-40GB": "A100-40", "H100-80": "H100", "H100-80GB": "H100"}
+DEFAULT = "H100"
+
+
+def parse_gpus(text: str) -> tuple[Gpu, int | None]:
+    """``"H100x1152"`` as the GPU and the number; ``"H100"`` leaves the number to the recipe (None).
+
+    Raises:
+        ConfigError: an unknown GPU, or a number that is none.
+    """
+    match = re.fullmatch(r"([A-Za-z0-9-]+?)(?:[xX*](\d+))?", text.strip())
+    name = match.group(1).upper() if match else text
+    name = _ALSO.get(name, name)
+    if match is None or name not in _CAPACITY_GIB or match.group(2) == "0":
+        raise ConfigError(
+            f"--gpus {text!r}: must be one of {', '.join(_CAPACITY_GIB)}, with a number such as H100x1152"
+            f"{did_you_mean(name, list(_CAPACITY_GIB))}"
+        )
+    number = int(match.group(2)) if match.group(2) else None
+    return Gpu(name, round(_CAPACITY_GIB[name] * GIB)), number

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rehearse`: a recipe on any number of GPUs, run in this process, one rank of each kind after the other."""
+
+import copy
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
+
+from nemo2.checks import check_recipe
+from nemo2.errors import ConfigError
+from nemo2.parallel.layout import Layout
+from nemo2.rehearse.advice import smallest_change
+from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
+from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, Gpu, parse_gpus
+from nemo2.rehearse.kernels import routing, te_kernels
+from nemo2.rehearse.rank import run_rank
+from nemo2.rehearse.summary import summarise
+
+GPUS_PER_NODE = 8
+
+
+def rehearse(
+    recipe: Any,
+    *,
+    name: str = "",
+    gpus: str = DEFAULT,
+    headroom: float = HEADROOM,
+    kernels: str = "te",
+    all_stages: bool = False,
+    advice: bool = True,
+    check: bool = True,
+) -> Rehearsal:
+    """Build, wrap and run one rank of every kind, on meta tensors, and count.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain`` with a `MegatronStrategy`. It is not changed.
+        name: What to call it.
+        gpus: ``"H100x1152"``; without a number the recipe's nodes and devices. Nodes have 8, or the recipe's devices where
+            those divide the number.
+        headroom: Share of the GPU that must be left free for the verdict "fits".
+        kernels: ``"te"``: memory and arithmetic as with Transformer Engine's kernels. ``"plain"``: as with the plain PyTorch
+            layers.
+        all_stages: One rank of every pipeline stage, instead of the first, the second and the last.
+        advice: Where it does not fit, look for the smallest change that makes it.
+        check: Refuse what `nemo2 check` refuses first.
+
+    Raises:
+        ConfigError: the recipe breaks a rule, or its strategy is not one that can be rehearsed.
+        RuntimeFault: this process sees a GPU.
+    """
+    started = time.perf_counter()
+    if kernels not in ("te", "plain"):
+        raise ConfigError(f"kernels={kernels!r}: must be 'te' or 'plain'.")
+    gpu, number = parse_gpus(gpus)
+    recipe = on_gpus(recipe, number)
+    if check:
+        check_recipe(recipe)
+    with _quietly():
+        ranks = tuple(
+            rehearse_rank(recipe, stage=stage, kernels=kernels) for stage in stages_of(recipe, every=all_stages)
+        )
+        verdict = judge(ranks, gpu, headroom)
+        if advice and not verdict.fits:
+            verdict = smallest_change(recipe, ranks, verdict, kernels=kernels)
+    layout, world = layout_of(recipe), world_of(recipe)
+    data = recipe.data
+    return Rehearsal(
+        recipe=name,
+        gpu=gpu.name,
+        num_gpus=world,
+        layout=layout.describe(world),
+        sizes={
+            **{key: getattr(layout, key) for key in ("tp", "pp", "vp", "cp", "ep")},
+            "etp": layout.expert_tensor_size,
+            "dp": layout.data_parallel_size(world),
+        },
+        seq_length=data.seq_length,
+        micro_batch_size=data.micro_batch_size,
+        global_batch_size=data.global_batch_size,
+        kernels=kernels,
+        precision=str(getattr(recipe.trainer.plugins, "precision", "32")),
+        ranks=ranks,
+        verdict=verdict,
+        seconds=time.perf_counter() - started,
+        notes=notes_of(recipe, kernels),
+    )
+
+
+def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches: Optional[int] = None) -> RankRehearsal:
+    """The first rank of pipeline stage ``stage``: place 0 in every other group. ``microbatches``: see `rank.run_rank`."""
+    import fiddle as fdl
+
+    started = time.perf_counter()
+    layout, world = layout_of(recipe), world_of(recipe)
+    rank = first_rank_of_stage(recipe, stage)
+
+    def parts() -> tuple[Any, Any, Any]:
+        call = fdl.build(recipe).keywords
+        model, optimizer = call["model"], call.get("optim")
+        if optimizer is not None:
+            optimizer.connect(model)
+        return model, call["data"], call["trainer"]
+
+    patches = te_kernels() if kernels == "te" else routing()
+    return run_rank(
+        parts,
+        rank=rank,
+        world_size=world,
+        as_on_gpu=kernels == "te",
+        patches=patches,
+        microbatches=microbatches,
+        inspect=lambda ran: summarise(
+            ran, kind=_kind(stage, layout.pp), rank=rank, stage=stage, seconds=time.perf_counter() - started
+        ),
+    )
+
+
+def judge(ranks: tuple[RankRehearsal, ...], gpu: Gpu, headroom: float) -> Verdict:
+    """The fullest of ``ranks`` against ``gpu``."""
+    fullest = max(ranks, key=lambda rank: rank.memory.total)
+    needed = fullest.memory.total + OUTSIDE_TORCH
+    reserve = round(gpu.capacity * headroom)
+    return Verdict(
+        fits=needed + reserve <= gpu.capacity,
+        gpu=gpu.name,
+        capacity=gpu.capacity,
+        outside_torch=OUTSIDE_TORCH,
+        headroom=reserve,
+        needed=needed,
+        fullest=fullest.kind,
+        largest_term=next(iter(fullest.memory.terms())),
+    )
+
+
+def on_gpus(recipe: Any, number: Optional[int]) -> Any:
+    """A copy of ``recipe`` for ``number`` GPUs (None: as many as it says), which builds on a machine without any.
+
+    Raises:
+        ConfigError: the strategy is not a configured `MegatronStrategy`.
+    """
+    from nemo2.strategy import MegatronStrategy
+
+    recipe = copy.deepcopy(recipe)
+    trainer = recipe.trainer
+    made = getattr(trainer.strategy, "__fn_or_cls__", None)
+    if not (isinstance(made, type) and issubclass(made, MegatronStrategy)) or getattr(trainer.strategy, "fsdp", None):
+        raise ConfigError(
+            "A rehearsal runs MegatronStrategy with Megatron-Core's distributed data parallel; this recipe's "
+            f"trainer.strategy is {getattr(made, '__name__', type(trainer.strategy).__name__)}"
+            f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''}."
+        )
+    if number is not None:
+        per_node = trainer.devices if isinstance(trainer.devices, int) else GPUS_PER_NODE
+        if number % per_node:
+            per_node = number if number < GPUS_PER_NODE else GPUS_PER_NODE
+        if number % per_node:
+            raise ConfigError(f"--gpus: {number} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}.")
+        trainer.num_nodes, trainer.devices = number // per_node, per_node
+    # The rank is made here, wherever the job will run; nothing is written.
+    trainer.accelerator = "cpu"
+    trainer.logger = None
+    return recipe
+
+
+def world_of(recipe: Any) -> int:
+    """GPUs of the whole job."""
+    return recipe.trainer.devices * recipe.trainer.num_nodes
+
+
+def layout_of(recipe: Any) -> Layout:
+    """The strategy's sizes."""
+    strategy = recipe.trainer.strategy
+    return Layout(
+        tp=strategy.tensor_model_parallel_size,
+        pp=strategy.pipeline_model_parallel_size,
+        vp=strategy.virtual_pipeline_model_parallel_size,
+        cp=strategy.context_parallel_size,
+        ep=strategy.expert_model_parallel_size,
+        etp=strategy.expert_tensor_parallel_size,
+        sp=strategy.sequence_parallel,
+    )
+
+
+def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
+    """The pipeline stages that stand for all: the first, the second (of those in the middle it holds the most micro-batches at
+    a time) and the last."""
+    stages = layout_of(recipe).pp
+    return list(range(stages)) if every else sorted({0, min(1, stages - 1), stages - 1})
+
+
+def first_rank_of_stage(recipe: Any, stage: int) -> int:
+    """By Megatron-Core's own numbering of ranks."""
+    from megatron.core.parallel_state import RankGenerator
+
+    layout = layout_of(recipe)
+    order = "tp-cp-ep-pp-dp" if recipe.trainer.strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
+    data = layout.data_parallel_size(world_of(recipe))
+    numbering = RankGenerator(tp=layout.tp, ep=1, dp=data, pp=layout.pp, cp=layout.cp, order=order)
+    return numbering.get_ranks("pp")[0][stage]
+
+
+def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
+    """What the numbers take for granted for this recipe."""
+    notes = []
+    if kernels == "te":
+        notes.append("kernels as Transformer Engine's (nemo2.rehearse.kernels); --kernels plain for the plain layers")
+    model, plugins = recipe.model.config, recipe.trainer.plugins
+    if getattr(model, "num_moe_experts", None):
+        notes.append("every expert gets its equal share of the tokens; an uneven router needs more")
+    if getattr(plugins, "fp8", None) or getattr(plugins, "fp4", None):
+        notes.append("8-bit matrix products: counted in 16 bits, so saved activations are an upper bound")
+    return tuple(notes)
+
+
+def _kind(stage: int, stages: int) -> str:
+    if stages == 1:
+        return "only stage"
+    if stage == 0:
+        return "first stage"
+    return "last stage" if stage == stages - 1 else "middle stage" if stage == 1 else f"stage {stage}"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Messages about this machine say nothing of the one that the job is for; imports are not searched for garbage."""
+    names = ("nemo2.models", "nemo2.callbacks", "nemo2.strategies", "lightning.pytorch", "lightning.fabric", "megatron")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    gc.freeze()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        gc.unfreeze()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fused kernels of a GPU keep and compute, standing in for the plain PyTorch layers of this machine.
+
+Without Transformer Engine the model is built from `nemo2.models.layers`; what those save for the backward pass is not what
+the job will save. Here each place where the GPU runs one kernel is one operation that computes nothing, allocates the
+kernel's outputs, saves what the kernel saves, and reports the kernel's arithmetic and messages:
+
+- norms save their input and a statistic per token (Transformer Engine's norms; what the linear behind it saves is its input);
+- attention saves queries, keys, values, its output and one fp32 number per head and token, never scores (FlashAttention-2,
+  arXiv:2307.08691, section 3); with context parallelism as Transformer Engine's ring, gather or all-to-all;
+- rotary embedding saves nothing where ``apply_rope_fusion`` asks for the fused kernel;
+- dropout saves one byte per element;
+- Transformer Engine's cross entropy overwrites the logits with their gradient and saves only them;
+- grouped experts read their weights in place and save each product's input; activation and routing weight are one kernel;
+- routing is taken to be balanced: every expert gets its share of the tokens;
+- Mamba's convolution and scan save their input and one state per chunk (mamba-ssm, ``mamba_split_conv1d_scan_combined``).
+
+Soft-capped attention is not here: the plain layer is what runs on GPUs too (`nemo2.models.layers.spec`).
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from nemo2.backend import cpu_patches
+from nemo2.backend.patching import Patch
+from nemo2.rehearse import tracker as tracking
+from nemo2.rehearse.adam import ADAM
+
+# Letters as in `nemo2.models.layers.attention`: S and T tokens, B micro-batch, N heads, G groups of keys, D and E widths.
+
+
+class Kernel(torch.autograd.Function):
+    """One operation: ``run(*tensors) -> (outputs, what it saves)``; each input that wants a gradient gets one."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], back: Optional[Callable[[], None]], *tensors: Any) -> Any:
+        outputs, saved = run(*tensors)
+        ctx.save_for_backward(*saved)
+        ctx.back = back
+        ctx.shapes = [(t.shape, t.dtype) if isinstance(t, Tensor) else None for t in tensors]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        saved = ctx.saved_tensors  # the kernel reads them: they are alive while it runs
+        if ctx.back is not None:
+            ctx.back()
+        del saved
+        wanted = ctx.needs_input_grad[2:]
+        return (
+            None,
+            None,
+            *(
+                torch.empty(shape[0], dtype=shape[1], device=gradients[0].device) if needed and shape else None
+                for needed, shape in zip(wanted, ctx.shapes, strict=True)
+            ),
+        )
+
+
+def _asked(config: Any, name: str) -> Any:
+    """What a model's configuration asked for, before this machine's backend changed it."""
+    adjustment = getattr(config, "adjustments", {}).get(name)
+    return getattr(config, name, None) if adjustment is None else adjustment.asked
+
+
+def _like(tensor: Tensor, shape: Sequence[int], dtype: Optional[torch.dtype] = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or tensor.dtype, device=tensor.device)
+
+
+# ------------------------------------------------------------------------------------------------- norms and rope
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    def run(x: Tensor, *parameters: Tensor) -> Any:
+        statistics = 1 if module.is_rms else 2
+        return _like(x, x.shape, module.weight.dtype), [x, _like(x, (statistics, *x.shape[:-1]), torch.float32)]
+
+    parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
+    tracking.moved(2 * x.numel() * x.element_size())
+    return Kernel.apply(run, None, x, *parameters)  # pyright: ignore[reportReturnType]
+
+
+def _grouped_norm(module: Any, x: Tensor) -> Tensor:
+    def run(x: Tensor, weight: Tensor) -> Any:
+        groups = x.shape[-1] // module.group_size
+        return _like(x, x.shape), [x, _like(x, (*x.shape[:-1], groups), torch.float32)]
+
+    return Kernel.apply(run, None, x, module.weight)  # pyright: ignore[reportReturnType]
+
+
+def _rope(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, config: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if not _asked(config, "apply_rope_fusion") or config.multi_latent_attention:
+            return original(t, freqs, config, *args, **kwargs)
+        tracking.moved(2 * t.numel() * t.element_size())
+        return Kernel.apply(lambda t: (_like(t, t.shape), [freqs]), None, t)  # pyright: ignore[reportReturnType]
+
+    return apply_rotary_pos_emb
+
+
+# ------------------------------------------------------------------------------------------------- attention
+
+
+def _attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def forward(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Optional[Tensor],
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        if module.softcap is not None or packed_seq_params is not None or attention_bias is not None:
+            return original(
+                module, query, key, value, attention_mask, attn_mask_type, attention_bias, packed_seq_params
+            )
+        return _flash(module, query, key, value, attn_mask_type or module.attn_mask_type)
+
+    return forward
+
+
+def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: Any) -> Tensor:
+    from nemo2.models.layers.attention import _CAUSAL
+
+    tokens, batch, heads, width = query.shape
+    group = module.cp_group
+    ranks = 1 if group is None else group.size()
+    keys = key.size(0) * ranks
+    left = keys if module.window is None or module.window[0] < 0 else min(module.window[0] + 1, keys)
+    pairs = _pairs(tokens * ranks, keys, left, causal=mask_type in _CAUSAL) // ranks
+    flops = 2 * batch * heads * pairs * (width + value.size(3))
+    style = "none" if ranks == 1 else (_style(module))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Any:
+        # Transformer Engine's layouts need each of them whole; values come as a view of all three.
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        out = _like(q, (tokens, batch, heads * v.size(3)))
+        extra = _exchanged_forward(style, group, q, k, v, out)
+        tracking.add_flops("attention", flops)
+        del extra
+        return out, [q, k, v, out, _like(q, (batch, heads, tokens), torch.float32)]
+
+    shapes = query.shape, key.shape, value.shape
+    empty = functools.partial(torch.empty, dtype=query.dtype, device=query.device)
+
+    def back() -> None:
+        # No tensor is named here, or it would live as long as the graph. Five products of the same size where the forward
+        # pass has two: the scores are made again.
+        tracking.add_flops("attention", flops * 5 // 2)
+        _exchanged_backward(style, group, *shapes, empty)
+
+    sink = [] if module.softmax_offset is None else [module.softmax_offset]
+    return Kernel.apply(run, back, query, key, value, *sink)  # pyright: ignore[reportReturnType]
+
+
+def _style(module: Any) -> str:
+    """How keys and values travel over the context-parallel ranks; Transformer Engine's default is the ring."""
+    asked = getattr(module.config, "cp_comm_type", None)
+    return module.cp_comm_type if asked is not None else "p2p"
+
+
+def _pairs(queries: int, keys: int, left: int, *, causal: bool) -> int:
+    """Query-key pairs that are not masked."""
+    if not causal:
+        return queries * min(keys, left)
+    full = min(left, keys)
+    return full * (full + 1) // 2 + max(0, queries - full) * full
+
+
+def _exchanged_forward(style: str, group: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+    """What the kernel holds while it runs, beside its inputs and its output."""
+    if style == "none":
+        return []
+    ranks = group.size()
+    both = (*k.shape[:-1], k.size(3) + v.size(3))
+    if style == "p2p":
+        held = [_like(k, both)]
+        for _ in range(ranks - 1):
+            held.append(_message(group, "send_receive", _like(k, both)))
+        # Partial outputs of the steps, merged at the end.
+        return [*held, *(_like(out, out.shape) for _ in range(ranks - 1))]
+    if style == "all_gather":
+        return [_message(group, "all_gather", _like(k, (ranks * both[0], *both[1:])))]
+    return [_message(group, "all_to_all", _like(x, x.shape)) for x in (q, k, v, out)]
+
+
+def _exchanged_backward(style: str, group: Any, q: Any, k: Any, v: Any, empty: Callable[..., Tensor]) -> None:
+    """``q``, ``k`` and ``v`` are shapes."""
+    if style == "none":
+        return
+    ranks = group.size()
+    both = (*k[:-1], k[3] + v[3])
+    if style == "p2p":
+        for _ in range(ranks - 1):
+            _message(group, "send_receive", empty((2, *both)))  # keys and values, and their gradients
+    elif style == "all_gather":
+        _message(group, "all_gather", empty((ranks * both[0], *both[1:])))
+        _message(group, "reduce_scatter", empty((ranks * both[0], *both[1:])))
+    else:
+        for shape in (q, k, v, (*q[:3], v[3])):
+            _message(group, "all_to_all", empty(shape))
+
+
+def _message(group: Any, kind: str, buffer: Tensor) -> Tensor:
+    group._done(kind, buffer)
+    return buffer
+
+
+# ------------------------------------------------------------------------------------------------- dropout, loss
+
+
+def _dropout(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if input.device.type != "meta" or not training or p == 0.0:
+            return original(input, p, training, inplace)
+        run = lambda x: (_like(x, x.shape), [_like(x, x.shape, torch.bool)])  # noqa: E731
+        return Kernel.apply(run, None, input)  # pyright: ignore[reportReturnType]
+
+    return dropout
+
+
+def _te_cross_entropy(logits: Tensor, labels: Tensor, group: Any, *_: Any, **__: Any) -> Tensor:
+    """`logits` ``[S, B, V / tp]``; the loss per token, ``[S, B]`` in fp32."""
+
+    def run(x: Tensor) -> Any:
+        if group.size() > 1:
+            _message(group, "all_gather", _like(x, (group.size(), *x.shape[:2], 3), torch.float32))
+        return _like(x, x.shape[:2], torch.float32), [x]
+
+    return _InPlaceLoss.apply(run, logits)  # pyright: ignore[reportReturnType]
+
+
+class _InPlaceLoss(torch.autograd.Function):
+    """A loss whose gradient takes the place of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], x: Tensor) -> Tensor:
+        out, saved = run(x)
+        ctx.save_for_backward(*saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.saved_tensors[0].detach()
+
+
+# ------------------------------------------------------------------------------------------------- experts
+
+
+def _grouped_product(module: Any, x: Tensor, layer: str, ends: Tensor) -> Tensor:
+    weights = [getattr(expert, layer).weight for expert in module.local_experts]
+    width = weights[0].size(0)
+    flops = 2 * x.size(0) * x.size(1) * width
+
+    def run(x: Tensor, *weights: Tensor) -> Any:
+        tracking.add_flops("grouped_gemm", flops)
+        return _like(x, (x.size(0), width)), [x, *weights]
+
+    back = functools.partial(tracking.add_flops, "grouped_gemm", 2 * flops)
+    return Kernel.apply(run, back, x, *weights)  # pyright: ignore[reportReturnType]
+
+
+def _weighted_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Activation and routing weights in one kernel, as Megatron-Core's where ``bias_activation_fusion`` asks for it."""
+
+    @functools.wraps(original)
+    def activate(module: Any, h: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
+        config = module.config
+        if bias is not None or not config.bias_activation_fusion:
+            return original(module, h, bias, weights)
+        width = h.size(-1) // (2 if config.gated_linear_unit else 1)
+        return Kernel.apply(lambda h, w: (_like(h, (h.size(0), width)), [h, w]), None, h, weights)  # pyright: ignore[reportReturnType]
+
+    return activate
+
+
+def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Megatron-Core's compiled bias and gated activation, ``[..., 2 * ffn]`` to ``[..., ffn]``."""
+
+    @functools.wraps(original)
+    def fused(x: Tensor, bias: Optional[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        tracking.moved(3 * x.numel() * x.element_size() // 2)
+        biases = [] if bias is None else [bias]
+        run = lambda x, *b: (_like(x, (*x.shape[:-1], x.shape[-1] // 2)), [x, *b])  # noqa: E731
+        return Kernel.apply(run, None, x, *biases)  # pyright: ignore[reportReturnType]
+
+    return fused
+
+
+def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sorting tokens by expert, whose number of results depends on the data."""
+    results = 5 if "tokens_per_expert" in inspect.signature(original).parameters else 3
+
+    @functools.wraps(original)
+    def permute(
+        tokens: Tensor, routing_map: Tensor, probs: Any = None, num_out_tokens: Any = None, **options: Any
+    ) -> Any:
+        if options.get("drop_and_pad"):
+            return original(tokens, routing_map, probs=probs, num_out_tokens=num_out_tokens, **options)
+        order = torch.empty(int(num_out_tokens), dtype=torch.int64, device=tokens.device)
+        weights = None if probs is None else probs.reshape(-1).index_select(0, order)
+        answer = (tokens.index_select(0, order), weights, order, None, options.get("tokens_per_expert"))
+        return answer[:results]
+
+    return permute
+
+
+def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tokens from the order they came in to the order of the experts, and back: one kernel, one copy."""
+
+    @functools.wraps(original)
+    def sort_chunks_by_idxs(
+        input: Tensor, split_sizes: Any, sorted_idxs: Any, probs: Optional[Tensor] = None, fused: bool = False
+    ) -> Any:
+        def copied(x: Tensor) -> Any:
+            return Kernel.apply(lambda x: (_like(x, x.shape), []), None, x)
+
+        return copied(input), None if probs is None else copied(probs)
+
+    return sort_chunks_by_idxs
+
+
+@functools.lru_cache(maxsize=8)
+def _balanced(tokens: int, experts: int, chosen: int) -> Tensor:
+    """A routing map on the CPU, ``[tokens, experts]``, in which experts take turns."""
+    picks = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
+    return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
+
+
+def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The counts that say who gets how many tokens, made from balanced routing: numbers and not meta tensors."""
+
+    @functools.wraps(original)
+    def preprocess(dispatcher: Any, routing_map: Tensor) -> Tensor:
+        balanced = _balanced(*routing_map.shape, dispatcher.config.moe_router_topk)
+        meta, cpu_patches._CPU = cpu_patches._CPU, torch.device("cpu")
+        try:
+            return original(dispatcher, balanced)
+        finally:
+            cpu_patches._CPU = meta
+
+    return preprocess
+
+
+def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for the dispatcher that gathers all tokens; which of the local experts a token meets is in its map."""
+
+    @functools.wraps(original)
+    def dispatch_postprocess(dispatcher: Any, hidden_states: Tensor, probs: Tensor) -> Any:
+        dispatcher.routing_map = _balanced(*dispatcher.routing_map.shape, dispatcher.config.moe_router_topk)
+        return original(dispatcher, hidden_states, probs)
+
+    return dispatch_postprocess
+
+
+# ------------------------------------------------------------------------------------------------- Mamba
+
+
+def _mamba(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A mixer whose convolution, scan and gate are one kernel between the two projections."""
+    projected, _ = module.in_proj(hidden_states)
+    length, batch, _ = projected.shape
+    heads, states, width = module.heads, module.states // module.groups, module.inner // module.heads
+    chunk = 128
+    flops = 2 * batch * length * heads * (chunk * (states + width) // 2 + 2 * states * width)
+
+    def run(projected: Tensor, *parameters: Tensor) -> Any:
+        tracking.add_flops("scan", flops)
+        out = _like(projected, (length, batch, module.inner))
+        states_of_chunks = _like(projected, (batch, -(-length // chunk), heads, width, states), torch.float32)
+        return out, [projected, out, states_of_chunks]
+
+    parameters = [*module.conv1d.parameters(), module.dt_bias, module.A_log, module.D]
+    back = functools.partial(tracking.add_flops, "scan", 2 * flops)
+    mixed: Any = Kernel.apply(run, back, projected, *parameters)
+    return module.out_proj(module.norm(mixed))
+
+
+# ------------------------------------------------------------------------------------------------- the table
+
+
+def _with(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda original: replacement
+
+
+def te_kernels() -> tuple[Patch, ...]:
+    """The stand-ins, for `rehearsing(patches=...)`."""
+    layers, why = "nemo2.models.layers", "a GPU runs this as one kernel, which saves less"
+
+    def wrapped(target: str, replacement: Any, reason: str = why) -> Patch:
+        return Patch(target=target, replacement=replacement, wraps=True, why=reason)
+
+    return (
+        wrapped(f"{layers}.norm:TorchNorm.forward", _with(_norm)),
+        wrapped(f"{layers}.attention:SDPAttention.forward", _attention),
+        wrapped("megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb", _rope),
+        wrapped("torch.nn.functional:dropout", _dropout),
+        Patch(
+            target="megatron.core.models.common.language_module.language_module:te_parallel_cross_entropy",
+            replacement=_te_cross_entropy,
+            may_be_absent=True,
+            why=why,
+        ),
+        wrapped("megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", _biased_activation),
+        wrapped("megatron.core.fusions.fused_bias_geglu:bias_geglu_impl", _biased_activation),
+        wrapped(f"{layers}.experts:TorchGroupedMLP._product", _with(_grouped_product)),
+        wrapped(f"{layers}.experts:LocalExperts._activate", _weighted_activation),
+        *routing(),
+        wrapped("megatron.core.transformer.moe.moe_utils:sort_chunks_by_idxs", _sort_chunks),
+        *ADAM,
+        wrapped("nemo2.models.mamba_layers:TorchMambaMixer.forward", _with(_mamba)),
+        wrapped("nemo2.models.mamba_layers:GroupedRMSNorm.forward", _with(_grouped_norm)),
+    )
+
+
+def routing() -> tuple[Patch, ...]:
+    """The part of the table that every rehearsal of experts needs, whatever its kernels."""
+    moe, why = "megatron.core.transformer.moe", "where tokens go depends on their values"
+    replacements = {
+        f"{moe}.moe_utils:permute": _permute,
+        f"{moe}.token_dispatcher:MoEAlltoAllTokenDispatcher.preprocess": _preprocess,
+        f"{moe}.token_dispatcher:MoEAllGatherTokenDispatcher.dispatch_postprocess": _gathered,
+    }
+    return tuple(Patch(target=target, replacement=new, wraps=True, why=why) for target, new in replacements.items())
+
+
+def plain_kernels() -> tuple[Patch, ...]:
+    """For rehearsals with the plain PyTorch layers of a CPU: nothing but what has no counterpart on meta."""
+    return routing()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend of a rehearsal: the CPU's, with tensors that have a shape and no memory.
+
+Megatron-Core's path runs as on a CPU; what it would put on a GPU goes to torch's "meta" device. Code that asks such a tensor
+for its value (a gradient norm, a flag for overflow) is told a harmless number. `rehearsing()` is the only way in, and
+leaves the process as it was.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import nemo2.backend.base as base
+from nemo2.backend import cpu_patches
+from nemo2.backend.base import Override
+from nemo2.backend.cpu import CpuBackend
+from nemo2.backend.patching import Patch, Patcher
+from nemo2.errors import RuntimeFault
+from nemo2.rehearse.silent_group import BACKEND
+
+META = torch.device("meta")
+
+_AS_ON_THE_GPU = ("deallocate_pipeline_outputs", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+"""What the CPU cannot do and a rehearsal can, because nothing is computed."""
+
+
+class MetaBackend(CpuBackend):
+    """`as_on_gpu`: keep settings that need a GPU's kernels where a rehearsal has a counterpart for them."""
+
+    process_group_backend = BACKEND
+
+    def __init__(self, *, as_on_gpu: bool) -> None:
+        super().__init__()
+        self._as_on_gpu = as_on_gpu
+
+    @property
+    def device(self) -> torch.device:
+        return META
+
+    def config_overrides(self) -> dict[str, Override]:
+        overrides = super().config_overrides()
+        if self._as_on_gpu:
+            overrides = {name: value for name, value in overrides.items() if name not in _AS_ON_THE_GPU}
+        return overrides
+
+
+@contextlib.contextmanager
+def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[MetaBackend]:
+    """Inside, `get_backend()` answers with a `MetaBackend`, installed; ``patches`` are applied on top.
+
+    Raises:
+        RuntimeFault: this process has a GPU, where the CPU's stand-ins must not be.
+    """
+    if torch.cuda.is_available():
+        raise RuntimeFault(
+            "A rehearsal needs a process that sees no GPU, because it replaces parts of torch.cuda: set "
+            "CUDA_VISIBLE_DEVICES='' before it starts (`nemo2 rehearse` does)."
+        )
+    before = base._backend
+    already = isinstance(before, CpuBackend) and before._patcher is not None
+    backend = MetaBackend(as_on_gpu=as_on_gpu)
+    if already:
+        backend._patcher = before._patcher  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    backend.install()
+    patcher = Patcher(rebind_in=("megatron", "nemo2"))
+    cpu, cpu_patches._CPU = cpu_patches._CPU, META
+    base._backend = backend
+    try:
+        patcher.apply([*_META_TENSORS, *patches])
+        yield backend
+    finally:
+        patcher.undo()
+        base._backend = before
+        cpu_patches._CPU = cpu
+        if not already:
+            # Kept installed, as by any other use of the CPU backend, under the backend that owns it.
+            owner = before if isinstance(before, CpuBackend) else CpuBackend()
+            owner._patcher, base._backend = backend._patcher, owner
+
+
+def _answered(value: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A method that asks a tensor for its value, answered with ``value`` on meta."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return value if self.device.type == "meta" else original(self, *args, **kwargs)
+
+        return method
+
+    return wrap
+
+
+def _to(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.cuda` and `Tensor.pin_memory` of a rehearsal."""
+
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self if self.device.type == "meta" else self.to(META)
+
+    return method
+
+
+def _typed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or self.device.type != "meta":
+            return original(self, *args, **kwargs)
+        return _NAMES.get(self.dtype, "torch.cuda.Tensor")
+
+    return type_
+
+
+_NAMES = {
+    torch.float32: "torch.cuda.FloatTensor",
+    torch.float16: "torch.cuda.HalfTensor",
+    torch.bfloat16: "torch.cuda.BFloat16Tensor",
+}
+
+_NO_VALUE = "a tensor on meta has no value"
+_META_TENSORS = (
+    Patch(target="torch:Tensor.item", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.tolist", replacement=_answered([0.0]), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.__bool__", replacement=_answered(False), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.__float__", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.__int__", replacement=_answered(0), wraps=True, why=_NO_VALUE),
+    Patch(target="torch:Tensor.cuda", replacement=_to, wraps=True, why="there is no GPU"),
+    Patch(
+        target="torch:Tensor.type", replacement=_typed, wraps=True, why="Megatron's optimizers ask for torch.cuda types"
+    ),
+)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of any world, in this process: its strategy, model, gradient buffers and optimizer, built and run for a step.
+
+What runs is what a real rank runs (`MegatronStrategy`, Megatron-Core's DistributedDataParallel, schedule and optimizer), on
+meta tensors and with a silent process group. Fewer micro-batches than the recipe's are enough, because a schedule repeats
+itself once it is past its warm-up; counts that grow with them are scaled (`counts.py`).
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import schedules
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from nemo2.backend.patching import Patch
+from nemo2.parallel.groups import destroy_model_parallel
+from nemo2.rehearse.adam import transformer_engine_stub
+from nemo2.rehearse.meta_backend import META, rehearsing
+from nemo2.rehearse.silent_group import BACKEND, Call, listen, register
+from nemo2.rehearse.tracker import WORK, Sums, Tracker
+
+
+@dataclass
+class Ran:
+    """What one rank's step left behind."""
+
+    strategy: Any
+    tracker: Tracker
+    state: dict[str, int]
+    """Bytes of model state by kind; see `state_bytes`."""
+    at_peak: Sums
+    """What was alive at the fullest moment, by holder and part; `state` is the truth about model state."""
+    saved_peak: int
+    calls: list[tuple[str, Call]]
+    """(phase, collective) in order; the phase is ``build``, ``schedule``, ``forward``, ``backward``, ``finalize`` or
+    ``optimizer``."""
+    events: list[tuple[str, int, int]]
+    """("forward" or "backward", chunk, micro-batch) in the order this rank did them."""
+    num_microbatches: int
+    """Of the rehearsed step."""
+    num_microbatches_of_step: int
+    """Of a step of the recipe, on one data-parallel rank."""
+
+
+def run_rank(
+    parts: Callable[[], tuple[Any, Any, Any]],
+    *,
+    rank: int,
+    world_size: int,
+    as_on_gpu: bool,
+    patches: tuple[Patch, ...] = (),
+    microbatches: Optional[int] = None,
+    inspect: Callable[[Ran], Any],
+) -> Any:
+    """Build and run rank ``rank`` of ``world_size``; returns what ``inspect`` makes of it, while it still stands.
+
+    ``parts`` builds (model, data, trainer) anew: objects of one rank are never used for another. ``microbatches``: how many
+    to run; None: as many as the schedule needs to show its peak.
+    """
+    stub = transformer_engine_stub() if as_on_gpu else contextlib.nullcontext()
+    with stub, rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
+        try:
+            return inspect(_run(*parts(), rank=rank, world_size=world_size, microbatches=microbatches))
+        finally:
+            destroy_model_parallel()
+            _forget_buffers()
+
+
+def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, microbatches: Optional[int]) -> Ran:
+    strategy = trainer.strategy
+    calls: list[tuple[str, Call]] = []
+    events: list[tuple[str, int, int]] = []
+    tracker = Tracker(part_of)
+
+    def hear(call: Call, tensors: list[Tensor]) -> None:
+        calls.append((tracker.phase, call))
+        tracker.message(tensors, "pipeline" if call.kind == "receive" else None)
+
+    stop = listen(hear)
+    try:
+        with tracker, _schedule_events(events, strategy, tracker):
+            with tracker.part("build"):
+                _set_up(model, data, trainer, rank=rank, world_size=world_size)
+            parallel = strategy.megatron_parallel
+            for chunk in parallel.unwrapped:
+                if hasattr(chunk, "output_layer"):
+                    tracker.name(chunk.output_layer, "logits")
+            state = {kind: tracker.own(tensors) for kind, tensors in state_tensors(strategy).items()}
+            shape = strategy._batch_shape("train")
+            whole = shape.pop("num_microbatches", 1)
+            count = min(whole, microbatches or _enough_microbatches(strategy))
+            batch = _batch(strategy, count=count, **shape)
+            inputs = tracker.own([tensor for tensor in batch.values() if tensor is not None])
+            state["buffers"] += inputs * whole // count
+            tracker.start_peak()
+            tracker.phase = "schedule"
+            parallel.config.finalize_model_grads_func = _entering(
+                "finalize", tracker, parallel.config.finalize_model_grads_func
+            )
+            parallel.zero_grad_buffer()
+            parallel.training_step(batch, step_i=0, num_microbatches=count, **shape)
+            peak, at_peak, saved_peak = tracker.peak, tracker.at_peak, tracker.saved_peak
+            tracker.phase = "optimizer"
+            tracker.start_peak()
+            for optimizer in strategy.optimizers:
+                with tracker.part("optimizer"):
+                    optimizer.step()
+            made = 0
+            for kind, tensors in state_tensors(strategy).items():
+                new = tracker.own(tensors)
+                state[kind] += new
+                made += new
+            # The states that the first step makes are there during the schedule of every later one.
+            if tracker.peak > peak + made:
+                at_peak = tracker.at_peak
+                # Counted as state below.
+                at_peak[WORK, "optimizer"] = max(0, at_peak.get((WORK, "optimizer"), 0) - made)
+    finally:
+        stop()
+    return Ran(
+        strategy=strategy,
+        tracker=tracker,
+        state=state,
+        at_peak=at_peak,
+        saved_peak=saved_peak,
+        calls=calls,
+        events=events,
+        num_microbatches=count,
+        num_microbatches_of_step=whole,
+    )
+
+
+def _set_up(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int) -> None:
+    """What `Trainer.fit` does before its loops, in its order; nothing is written to disk."""
+    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+
+    from nemo2.llm.api import _share_sequence_length, _share_tokenizer
+
+    strategy = trainer.strategy
+    _share_sequence_length(model, data)
+    _share_tokenizer(model, data, "data")
+    trainer.state.fn, trainer.training = TrainerFn.FITTING, True
+    trainer.state.stage = RunningStage.TRAINING
+    strategy.replace_progress_bar = False
+    model.trainer = trainer
+    strategy.connect(model)
+    strategy.data_sampler = strategy.data_sampler or getattr(data, "data_sampler", None)
+    strategy.cluster_environment = _Environment(rank, world_size, trainer.num_devices)
+    strategy._use_gloo_process_groups = strategy._groups["create_gloo_process_groups"] = False
+    strategy.setup_environment()
+    strategy.parallel_devices = [META] * trainer.num_devices
+    for callback in trainer.callbacks:
+        if not isinstance(callback, (Checkpoint, ProgressBar)):
+            callback.setup(trainer, model, "fit")
+    model.setup("fit")
+    model.configure_model()
+    strategy.setup(trainer)
+
+
+def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:
+    """The tensors of a rank's model state by kind: ``parameters``, ``gradients``, ``main_parameters``,
+    ``optimizer_states``, ``buffers``. A parameter that is its own main parameter (fp32 models) stands under the first."""
+    parallel = strategy.megatron_parallel
+    chunks = list(parallel)
+    kinds: dict[str, list[Tensor]] = {"parameters": [parameter.data for parameter in parallel.parameters()]}
+    gradients = []
+    for chunk in chunks:
+        for buffer in [*getattr(chunk, "buffers", []), *getattr(chunk, "expert_parallel_buffers", [])]:
+            if isinstance(buffer, Tensor) or not hasattr(buffer, "grad_data"):
+                continue
+            gradients.append(buffer.grad_data)
+            if buffer.param_data is not None:
+                kinds["parameters"].append(buffer.param_data)
+    kinds["gradients"] = gradients
+    kinds["buffers"] = [tensor for chunk in chunks for tensor in nn.Module.buffers(chunk)]
+    main, states = [], []
+    for optimizer in _torch_optimizers(strategy):
+        main += [parameter.data for group in optimizer.param_groups for parameter in group["params"]]
+        states += [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
+    kinds["main_parameters"] = main
+    kinds["optimizer_states"] = states
+    return kinds
+
+
+def _torch_optimizers(strategy: Any) -> Iterator[Any]:
+    """The torch optimizers inside of Megatron-Core's."""
+    waiting = [getattr(optimizer, "mcore_optimizer", optimizer) for optimizer in strategy.optimizers]
+    while waiting:
+        optimizer = waiting.pop()
+        inner = getattr(optimizer, "chained_optimizers", None)
+        if inner is not None:
+            waiting += inner
+        elif getattr(optimizer, "optimizer", None) is not None:
+            waiting.append(optimizer.optimizer)
+        elif hasattr(optimizer, "param_groups"):
+            yield optimizer
+
+
+# ------------------------------------------------------------------------------------------------------- the step
+
+
+def _enough_microbatches(strategy: Any) -> int:
+    """So many that this stage gets past its warm-up and does forward and backward in turns, as the schedule says."""
+    config = strategy.megatron_parallel.config
+    stages = strategy.layout.pp
+    if stages == 1:
+        return 2
+    chunks = len(strategy.megatron_parallel)
+    behind = stages - 1 - parallel_state.get_pipeline_model_parallel_rank()
+    if chunks == 1:
+        return behind + 2
+    group = config.microbatch_group_size_per_vp_stage or stages
+    # Megatron-Core, schedules.get_pp_rank_microbatches.
+    warm_up = behind * 2 + (chunks - 1) * group
+    needed = -(-(warm_up + 2) // chunks)
+    return -(-needed // group) * group
+
+
+def _batch(
+    strategy: Any, *, count: int, micro_batch_size: int, seq_length: int, **_: Any
+) -> dict[str, Optional[Tensor]]:
+    size = [count * micro_batch_size, seq_length]
+    integers = torch.empty(size, dtype=torch.int64, device=META)
+    return {
+        "tokens": integers,
+        "labels": torch.empty_like(integers),
+        "position_ids": torch.empty_like(integers),
+        "loss_mask": torch.empty(size, dtype=torch.float32, device=META),
+    }
+
+
+@contextlib.contextmanager
+def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker: Tracker) -> Iterator[None]:
+    """Write down each forward and backward of a micro-batch that Megatron-Core's schedule does."""
+    forward, backward = schedules.forward_step, schedules.backward_step
+    made_by: dict[int, tuple[int, int]] = {}
+    done: dict[int, int] = {}
+
+    def recorded_forward(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        chunks = list(strategy.megatron_parallel)
+        chunk = next((index for index, item in enumerate(chunks) if item is model), 0)
+        microbatch = done[chunk] = done.get(chunk, -1) + 1
+        events.append(("forward", chunk, microbatch))
+        with _during("forward", tracker):
+            result = forward(forward_step_func, data_iterator, model, *args, **kwargs)
+        output = result[0]
+        made_by[id(output[0] if isinstance(output, list) else output)] = (chunk, microbatch)
+        return result
+
+    def recorded_backward(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        output = output_tensor[0] if isinstance(output_tensor, list) else output_tensor
+        events.append(("backward", *made_by.pop(id(output), (0, 0))))
+        with tracker.part("backward"), _during("backward", tracker):
+            return backward(input_tensor, output_tensor, *args, **kwargs)
+
+    schedules.forward_step, schedules.backward_step = recorded_forward, recorded_backward
+    try:
+        yield
+    finally:
+        schedules.forward_step, schedules.backward_step = forward, backward
+
+
+@contextlib.contextmanager
+def _during(phase: str, tracker: Tracker) -> Iterator[None]:
+    before, tracker.phase = tracker.phase, phase
+    try:
+        yield
+    finally:
+        tracker.phase = before
+
+
+def _entering(phase: str, tracker: Tracker, function: Callable[..., Any]) -> Callable[..., Any]:
+    def entering(*args: Any, **kwargs: Any) -> Any:
+        tracker.phase = phase
+        return function(*args, **kwargs)
+
+    return entering
+
+
+PARTS = {
+    "GPTModel": "logits",  # what is done here and not in a layer is the loss
+    "MambaModel": "logits",
+    "HybridModel": "logits",
+    "LanguageModelEmbedding": "embedding",
+    "RotaryEmbedding": "embedding",
+    "TransformerBlock": "residual",
+    "TransformerLayer": "residual",
+    "MambaLayer": "residual",
+    "SelfAttention": "attention",
+    "LocalMLA": "attention",
+    "SDPAttention": "core attention",
+    "MLP": "mlp",
+    "TorchNorm": "norm",
+    "GroupedRMSNorm": "norm",
+    "LocalMoELayer": "experts",
+    "MoELayer": "experts",
+    "TopKRouter": "router",
+    "ScaledRouter": "router",
+    "TorchMambaMixer": "mamba",
+    "MultiTokenPredictionLayer": "multi-token prediction",
+}
+
+
+def part_of(module: nn.Module) -> Optional[str]:
+    """The part of the model that a module is; None where what is around it says."""
+    return PARTS.get(type(module).__name__)
+
+
+# ------------------------------------------------------------------------------------------------------- the world
+
+
+@contextlib.contextmanager
+def _world(rank: int, world_size: int) -> Iterator[None]:
+    """torch.distributed as rank ``rank`` of ``world_size`` sees it."""
+    if torch.distributed.is_initialized():
+        raise RuntimeError("a rehearsal needs a process that is not a rank of a real world")
+    register()
+    torch.distributed.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class _Environment(ClusterEnvironment):
+    """A cluster that started this process as one rank of many."""
+
+    def __init__(self, rank: int, world_size: int, per_node: int):
+        self._rank, self._world_size, self._per_node = rank, world_size, per_node
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._world_size
+
+    def set_world_size(self, size: int) -> None:
+        """It is what it is."""
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is what it is."""
+
+    def local_rank(self) -> int:
+        return self._rank % self._per_node
+
+    def node_rank(self) -> int:
+        return self._rank // self._per_node
+
+
+def _forget_buffers() -> None:
+    """Megatron-Core keeps one communication buffer per process; the next rank makes its own."""
+    parallel_state.destroy_global_memory_buffer()
+    gc.collect()

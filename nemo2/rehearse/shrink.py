@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe made small enough to train on a few CPU processes, with everything about it the same in kind.
+
+What is cut stays cut (tensor parallel 8 becomes 2, never 1), experts stay experts, grouped queries stay grouped, a hybrid keeps
+every kind of layer. Callbacks, data module, logger, checkpoints, optimizer and schedule are the recipe's own.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+HIDDEN, HEADS, HEAD_WIDTH, FFN, EXPERT_FFN, VOCABULARY, SEQUENCE = 64, 4, 16, 128, 32, 512, 64
+EXPERTS = 4
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A small recipe and what had to become different in kind."""
+
+    recipe: Any
+    processes: int
+    notes: tuple[str, ...]
+
+
+def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
+    """A copy of ``recipe`` for at most ``max_processes`` CPU processes and ``steps`` optimizer steps.
+
+    Sizes that were larger than one become 2. Where their product needs more processes than there are, context, expert,
+    pipeline and tensor parallelism are given up, in this order, and a note says so. A data-parallel size above one becomes 2
+    where there are processes left.
+    """
+    recipe = copy.deepcopy(recipe)
+    notes: list[str] = []
+    strategy, trainer, model = recipe.trainer.strategy, recipe.trainer, recipe.model.config
+    world = trainer.num_nodes * trainer.devices
+    sizes = _cut(strategy, max_processes, notes)
+    model_parallel = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    wide = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size * strategy.context_parallel_size
+    processes = math.lcm(model_parallel, sizes["etp"] * sizes["ep"] * sizes["pp"])
+    if world > wide and processes == model_parallel and 2 * processes <= max_processes:
+        processes *= 2
+    _set(
+        strategy,
+        tensor_model_parallel_size=sizes["tp"],
+        pipeline_model_parallel_size=sizes["pp"],
+        virtual_pipeline_model_parallel_size=sizes["vp"],
+        context_parallel_size=sizes["cp"],
+        expert_model_parallel_size=sizes["ep"],
+        expert_tensor_parallel_size=sizes["etp"] if sizes["ep"] > 1 and sizes["etp"] != sizes["tp"] else None,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
+        pipeline_model_parallel_layout=None,
+        sequence_parallel=strategy.sequence_parallel and sizes["tp"] > 1,
+    )
+    chunks = sizes["pp"] * (sizes["vp"] or 1)
+    extra = int(bool(strategy.account_for_embedding_in_pipeline_split)) + int(
+        bool(strategy.account_for_loss_in_pipeline_split)
+    )
+    for name, value in small_sizes(model, tp=sizes["tp"], chunks=chunks, extra=extra).items():
+        setattr(model, name, value)
+    _shrink_data(recipe, processes // model_parallel, sizes)
+    _shrink_run(recipe, processes, steps, notes)
+    return Shrunk(recipe, processes, tuple(notes))
+
+
+def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) -> dict[str, Any]:
+    """Small values for the size fields of a model configuration (or of its config node): only those it has and uses.
+
+    Args:
+        config: Read for what kind of model it is.
+        tp: Tensor-parallel ranks that must divide heads and groups.
+        chunks: Pipeline chunks over which layers are spread evenly.
+        extra: Stages counted as layers (the embedding, the loss).
+    """
+    get = lambda name: getattr(config, name, None)  # noqa: E731
+    kinds = _kinds_of_layers(config)
+    layers = _multiple(max(2, len(kinds)) + extra, chunks) - extra
+    groups, heads = get("num_query_groups"), get("num_attention_heads")
+    grouped = HEADS if groups in (None, heads) else 1 if groups == 1 and tp == 1 else 2
+    sizes: dict[str, Any] = {
+        "num_layers": layers,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "ffn_hidden_size": FFN,
+    }
+    sizes |= {
+        name: small
+        for name, small in {
+            "num_query_groups": grouped,
+            "kv_channels": HEAD_WIDTH,
+            "vocab_size": VOCABULARY,
+            "seq_length": SEQUENCE,
+            "old_context_len": 16,
+            "attention_chunk_size": 16,
+            "moe_ffn_hidden_size": EXPERT_FFN,
+            "moe_shared_expert_intermediate_size": EXPERT_FFN,
+            "mamba_num_groups": 2,
+            "mamba_head_dim": 8,
+            "mamba_state_dim": 16,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_head_dim": 16,
+            "qk_pos_emb_head_dim": 8,
+            "v_head_dim": 16,
+        }.items()
+        if get(name) is not None
+    }
+    if get("num_moe_experts"):
+        sizes |= {"num_moe_experts": EXPERTS, "moe_router_topk": min(2, get("moe_router_topk") or 2)}
+        if get("moe_router_num_groups"):
+            sizes |= {"moe_router_num_groups": 2, "moe_router_group_topk": 1}
+    frequency = get("moe_layer_freq")
+    if get("num_moe_experts") and not isinstance(frequency, int) and frequency is not None:
+        sizes["moe_layer_freq"] = [0] + [1] * (layers - 1)
+    if get("mamba_num_heads") is not None:
+        sizes["mamba_num_heads"] = 2 * HIDDEN // 8
+    window = get("window_size")
+    if window is not None:
+        sizes["window_size"] = 16 if isinstance(window, int) else (15, 0)
+    if kinds and get("hybrid_override_pattern"):
+        sizes["hybrid_override_pattern"] = "".join(kinds[index % len(kinds)] for index in range(layers))
+    if get("heterogeneous_layers_config_encoded_json"):
+        sizes["heterogeneous_layers_config_encoded_json"] = json.dumps({"block_configs": _blocks(layers, grouped)})
+    return {name: value for name, value in sizes.items() if hasattr(config, name)}
+
+
+def _kinds_of_layers(config: Any) -> str:
+    """One letter for each kind of layer a hybrid has, in order of appearance; "" for models of one kind."""
+    pattern = getattr(config, "hybrid_override_pattern", None) or ""
+    return "".join(dict.fromkeys(letter for letter in pattern if letter in "M*-E"))
+
+
+def _blocks(layers: int, groups: int) -> list[Mapping[str, Any]]:
+    """Layers of a heterogeneous model: whole ones, one without attention, one without feed-forward."""
+    whole = {"attention": {"num_query_groups": groups}, "mlp": {"ffn_hidden_size": FFN}}
+    no_attention = {"attention": {"no_op": True, "num_query_groups": None}, "mlp": {"ffn_hidden_size": FFN // 2}}
+    no_mlp = {"attention": {"num_query_groups": groups}, "mlp": {"no_op": True, "ffn_hidden_size": None}}
+    return [(whole, no_attention, no_mlp)[index % 3] for index in range(layers)]
+
+
+def _cut(strategy: Any, max_processes: int, notes: list[str]) -> dict[str, Any]:
+    def two(size: Optional[int]) -> int:
+        return 2 if size and size > 1 else 1
+
+    sizes: dict[str, Any] = {
+        "tp": two(strategy.tensor_model_parallel_size),
+        "pp": two(strategy.pipeline_model_parallel_size),
+        "cp": two(strategy.context_parallel_size),
+        "ep": two(strategy.expert_model_parallel_size),
+    }
+    expert_tensor = strategy.expert_tensor_parallel_size
+    names = {"cp": "context", "ep": "expert", "pp": "pipeline", "tp": "tensor"}
+
+    def needed() -> int:
+        etp = sizes["tp"] if expert_tensor is None or sizes["ep"] == 1 else min(two(expert_tensor), sizes["tp"])
+        sizes["etp"] = etp
+        return math.lcm(sizes["tp"] * sizes["pp"] * sizes["cp"], etp * sizes["ep"] * sizes["pp"])
+
+    for size, name in names.items():
+        if needed() <= max_processes:
+            break
+        if sizes[size] > 1:
+            sizes[size] = 1
+            notes.append(f"{name} parallelism is left out: {max_processes} processes are too few for it")
+    needed()
+    interleaved = two(strategy.virtual_pipeline_model_parallel_size)
+    sizes["vp"] = 2 if sizes["pp"] > 1 and interleaved > 1 else None
+    return sizes
+
+
+def _shrink_data(recipe: Any, replicas: int, sizes: Mapping[str, Any]) -> None:
+    from nemo2.config import Config
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import NullTokenizer
+
+    data = recipe.data
+    data.seq_length = SEQUENCE
+    data.micro_batch_size = 1
+    data.global_batch_size = replicas * (2 * sizes["pp"] if sizes["pp"] > 1 else 2)
+    _set(data, rampup_batch_size=None, num_workers=0, persistent_workers=False, pin_memory=False)
+    made = getattr(data, "__fn_or_cls__", None)
+    if isinstance(made, type) and issubclass(made, MockDataModule):
+        data.tokenizer = Config(NullTokenizer, VOCABULARY - 1)
+        _set(data, num_train_samples=256, num_val_samples=16, num_test_samples=16, vocab_file=None, merges_file=None)
+
+
+def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> None:
+    trainer, optim = recipe.trainer, recipe.optim
+    trainer.num_nodes, trainer.devices, trainer.accelerator = 1, processes, "auto"
+    trainer.max_steps, trainer.log_every_n_steps = steps, 1
+    trainer.val_check_interval, trainer.limit_val_batches, trainer.limit_test_batches = steps, 1, 1
+    scheduler = getattr(optim, "lr_scheduler", None)
+    if scheduler is not None:
+        _set(scheduler, warmup_steps=1, constant_steps=0)
+    if getattr(recipe.log, "ckpt", None) is not None:
+        _set(recipe.log.ckpt, every_n_train_steps=steps, train_time_interval=None)
+    plugins = trainer.plugins
+    if getattr(plugins, "fp8", None):
+        notes.append("trainer.plugins.fp8 is left out: it needs a GPU with Transformer Engine")
+        _set(plugins, fp8=None, fp8_param_gather=False)
+    if getattr(optim.config, "use_precision_aware_optimizer", False):
+        notes.append("optim.config.use_precision_aware_optimizer is left out: it needs Transformer Engine")
+        import torch
+
+        wide = dict.fromkeys(
+            ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), torch.float32
+        )
+        _set(optim.config, use_precision_aware_optimizer=False, **wide)
+    model = recipe.model.config
+    if getattr(model, "recompute_num_layers", None):
+        model.recompute_num_layers = 1
+
+
+def _set(node: Any, **values: Any) -> None:
+    """Only what the node has and what is not so already."""
+    for name, value in values.items():
+        if hasattr(node, name) and getattr(node, name) != value:
+            setattr(node, name, value)
+
+
+def _multiple(value: int, of: int) -> int:
+    return -(-value // of) * of

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what one rank left behind (`rank.Ran`) to counts per step of the recipe (`counts.RankRehearsal`)."""
+
+from collections import defaultdict
+from typing import Any
+
+from nemo2.rehearse.counts import CollectiveCount, Event, FlopCount, Memory, RankRehearsal
+from nemo2.rehearse.rank import Ran
+from nemo2.rehearse.tracker import MESSAGES, SAVED, WORK
+
+_LOGITS = "logits"
+
+_GROUPS = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tensor",
+    "CONTEXT_PARALLEL_GROUP": "context",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pipeline",
+    "DATA_PARALLEL_GROUP": "data",
+    "DATA_PARALLEL_GROUP_WITH_CP": "data",
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "data",
+    "EXPERT_MODEL_PARALLEL_GROUP": "expert",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "expert_tensor",
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "expert_tensor_and_expert",
+    "EXPERT_DATA_PARALLEL_GROUP": "expert_data",
+    "INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "expert_data",
+    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tensor_and_context",
+    "TENSOR_AND_DATA_PARALLEL_GROUP": "tensor_and_data",
+    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tensor_and_data",
+    "EMBEDDING_GROUP": "embedding",
+    "POSITION_EMBEDDING_GROUP": "position_embedding",
+    "MODEL_PARALLEL_GROUP": "model",
+    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "model",
+    "default_pg": "world",
+    "": "world",
+}
+"""Megatron-Core's descriptions of its groups, in the words of `Layout`."""
+
+_PER_STEP = ("data", "expert_data")
+"""Gradient buckets are reduced, and parameters gathered, once per step, whenever in the schedule that happens."""
+
+
+def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> RankRehearsal:
+    """`ran` must still stand: its strategy is asked for the layers of its chunks."""
+    growth = ran.num_microbatches_of_step / ran.num_microbatches
+    flops: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for (kernel, phase), count in ran.tracker.flops.items():
+        if phase in ("forward", "backward"):
+            flops[kernel, phase] += count * growth
+    traffic = {
+        phase: ran.tracker.traffic[phase] * (growth if phase != "optimizer" else 1)
+        for phase in ("forward", "backward", "optimizer")
+    }
+    return RankRehearsal(
+        kind=kind,
+        rank=rank,
+        stage=stage,
+        layers=tuple(_layers(chunk) for chunk in ran.strategy.megatron_parallel.unwrapped),
+        memory=memory_of(ran),
+        collectives=_collectives(ran, growth),
+        flops=tuple(FlopCount(kind=k, phase=p, flops=count) for (k, p), count in sorted(flops.items())),
+        traffic_bytes=traffic,
+        timeline=tuple(Event(*event) for event in ran.events),
+        num_microbatches=ran.num_microbatches_of_step,
+        num_microbatches_rehearsed=ran.num_microbatches,
+        seconds=seconds,
+    )
+
+
+def memory_of(ran: Ran) -> Memory:
+    """The fullest moment, with the model state of a step that is not the first."""
+    activations: dict[str, int] = {}
+    logits = messages = working = 0
+    for (holder, part), size in sorted(ran.at_peak.items(), key=lambda item: -item[1]):
+        if not size or holder not in (SAVED, WORK, MESSAGES):
+            continue
+        if part == _LOGITS:
+            logits += size
+        elif holder == SAVED:
+            activations[part] = size
+        elif holder == MESSAGES:
+            messages += size
+        else:
+            working += size
+    return Memory(
+        **ran.state,
+        activations=activations,
+        logits=logits,
+        messages=messages,
+        working=working,
+        saved_peak=ran.saved_peak,
+    )
+
+
+def _collectives(ran: Ran, growth: float) -> tuple[CollectiveCount, ...]:
+    sums: dict[tuple[str, str, int, str], list[float]] = {}
+    for phase, call in ran.calls:
+        if phase == "build" or not call.bytes or call.ranks == 1:
+            continue
+        group = _GROUPS.get(call.group, call.group.lower())
+        per = "step" if group in _PER_STEP or phase in ("finalize", "optimizer") else "microbatch"
+        factor = growth if per == "microbatch" else 1
+        entry = sums.setdefault((call.kind, group, call.ranks, per), [0.0, 0.0])
+        entry[0] += factor
+        entry[1] += call.bytes * factor
+    counts = [
+        CollectiveCount(kind=kind, group=group, ranks=ranks, per=per, calls=calls, bytes=size)
+        for (kind, group, ranks, per), (calls, size) in sums.items()
+    ]
+    return tuple(sorted(counts, key=lambda count: -count.bytes))
+
+
+def _layers(chunk: Any) -> int:
+    block = getattr(chunk, "decoder", None)
+    return len(getattr(block, "layers", ()))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsal as text for a terminal."""
+
+from collections.abc import Sequence
+
+from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
+
+GIB = 2**30
+
+
+def render(rehearsal: Rehearsal) -> str:
+    """The whole: what was rehearsed, memory by kind of rank, messages, arithmetic, and the verdict."""
+    r = rehearsal
+    lines = [
+        f"{r.recipe or 'recipe'} on {r.num_gpus} x {r.gpu}: {r.layout}, sequence {r.seq_length}, micro-batch "
+        f"{r.micro_batch_size}, global batch {r.global_batch_size}",
+        "",
+        *memory_table(r.ranks),
+        "",
+        *messages_table(r.ranks),
+        "",
+        *flops_table(r.ranks),
+        "",
+        *verdict_lines(r.verdict),
+        *(f"note: {note}" for note in r.notes),
+        f"rehearsed in {r.seconds:.1f} s",
+    ]
+    return "\n".join(lines)
+
+
+def memory_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
+    """One column per kind of rank, one row per term, activations with the parts they come from."""
+    rows: list[tuple[str, Sequence[int | str]]] = [
+        ("rank", [str(rank.rank) for rank in ranks]),
+        ("decoder layers", ["+".join(map(str, rank.layers)) for rank in ranks]),
+    ]
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.memory.terms()))
+    for name in names:
+        rows.append((name, [rank.memory.terms()[name] for rank in ranks]))
+        if name == "activations":
+            parts = dict.fromkeys(part for rank in ranks for part in rank.memory.activations)
+            rows += [(f"  {part}", [rank.memory.activations.get(part, 0) for rank in ranks]) for part in parts]
+    rows.append(("total", [rank.memory.total for rank in ranks]))
+    cells = [(name, [value if isinstance(value, str) else f"{value / GIB:.2f}" for value in row]) for name, row in rows]
+    shown = [(name, row) for name, row in cells if name in ("rank", "total") or any(cell != "0.00" for cell in row)]
+    return _table("memory, GiB", [rank.kind for rank in ranks], shown)
+
+
+def messages_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
+    """Collectives of one step, GiB and calls."""
+    keys = dict.fromkeys((c.kind, c.group, c.ranks) for rank in ranks for c in rank.collectives)
+    rows = []
+    for kind, group, size in keys:
+        row = []
+        for rank in ranks:
+            found = [c for c in rank.collectives if (c.kind, c.group, c.ranks) == (kind, group, size)]
+            calls, moved = sum(c.calls for c in found), sum(c.bytes for c in found)
+            row.append(f"{moved / GIB:.2f} in {calls:.0f}" if found else "-")
+        rows.append((f"{kind} over {group} ({size})", row))
+    return _table("messages of one step, GiB in calls", [rank.kind for rank in ranks], rows)
+
+
+def flops_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
+    """Arithmetic of one step, TFLOP."""
+    keys = dict.fromkeys((c.kind, c.phase) for rank in ranks for c in rank.flops)
+    rows = []
+    for kind, phase in keys:
+        row = [sum(c.flops for c in rank.flops if (c.kind, c.phase) == (kind, phase)) for rank in ranks]
+        rows.append((f"{kind}, {phase}", [f"{value / 1e12:,.1f}" for value in row]))
+    return _table("arithmetic of one step, TFLOP", [rank.kind for rank in ranks], rows)
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Whether it fits, in one sentence, and what to change."""
+    v = verdict
+    sizes = (
+        f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({v.outside_torch / GIB:.1f} GiB of it "
+        f"outside of torch; {v.headroom / GIB:.1f} GiB are to stay free)"
+    )
+    if v.fits:
+        return [f"FITS on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
+    lines = [f"DOES NOT FIT on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
+    if v.change is not None and v.change_needs is not None:
+        lines.append(f"smallest change found: {' '.join(v.change)} ({v.change_needs / GIB:.1f} GiB)")
+    return lines
+
+
+def _table(title: str, columns: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
+    first = max([len(title), *(len(name) for name, _ in rows)])
+    widths = [max([len(column), *(len(row[i]) for _, row in rows)]) for i, column in enumerate(columns)]
+    lines = ["  ".join([title.ljust(first), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))])]
+    lines += [
+        "  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(row, widths, strict=True))]) for name, row in rows
+    ]
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every tensor storage that a step allocates and frees, what holds it, and the arithmetic done on it.
+
+A storage belongs, at any moment, to one of: model state (declared with `own`), what autograd saved for the backward pass,
+messages between ranks, or work in progress. The tracker keeps the sums, and a copy of them at the highest total. Works alike on
+meta tensors and on real ones, so that a rehearsal can be held against a real run.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+STATE, SAVED, MESSAGES, WORK = "state", "saved", "messages", "work"
+Sums = dict[tuple[str, str], int]
+"""(holder, part of the model) → bytes."""
+
+
+class _Storage:
+    __slots__ = ("bytes", "gone", "holder", "part", "saves")
+
+    def __init__(self, size: int, part: str):
+        self.bytes = size
+        self.part = part
+        self.holder = WORK
+        self.saves = 0
+        self.gone: Any = None
+
+
+class Tracker(TorchDispatchMode):
+    """Use as a context manager around a step.
+
+    `parts` names modules by class, and `name` single ones; what is allocated inside of one, at any depth, is booked under that
+    name, the innermost that is named winning.
+    """
+
+    def __init__(self, parts: Optional[Callable[[nn.Module], Optional[str]]] = None) -> None:
+        super().__init__()
+        self._parts = parts or (lambda module: None)
+        self._names: dict[type, Optional[str]] = {}
+        self._named: dict[int, str] = {}
+        self._stack: list[str] = ["other"]
+        self._alive: dict[int, _Storage] = {}
+        self._contexts: list[Any] = []
+        self.sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.allocated = 0
+        """Bytes alive that the tracker has seen."""
+        self.peak = 0
+        self.at_peak: Sums = {}
+        self.saved = 0
+        """Bytes that autograd holds for the backward pass, parameters and other model state left out."""
+        self.saved_peak = 0
+        self.phase = "build"
+        """What the step is at; whoever runs it says so."""
+        self.flops: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """(kind of kernel, phase) → floating-point operations; a multiply-add counts as two."""
+        self.traffic: defaultdict[str, int] = defaultdict(int)
+        """Phase → bytes that all other kernels read and write."""
+
+    # ---------------------------------------------------------------------------------------------- what is alive
+
+    def own(self, tensors: Iterable[Tensor]) -> int:
+        """Declare model state: never counted as saved. Returns the bytes of the storages that were not yet declared."""
+        total = 0
+        for tensor in tensors:
+            storage = self._record(tensor)
+            if storage.holder != STATE:
+                self._move(storage, STATE)
+                total += storage.bytes
+        return total
+
+    def name(self, module: nn.Module, part: str) -> None:
+        """Call this one module ``part``, whatever its class is called."""
+        self._named[id(module)] = part
+
+    def start_peak(self) -> None:
+        """Forget the highest totals so far."""
+        self.peak, self.at_peak = self.allocated, dict(self.sums)
+        self.saved_peak = self.saved
+
+    def message(self, tensors: Iterable[Tensor], part: Optional[str] = None) -> None:
+        """These are buffers of a collective, until autograd saves them; ``part`` renames where they come from."""
+        for tensor in tensors:
+            storage = self._record(tensor)
+            if storage.holder == WORK:
+                self._move(storage, MESSAGES, part)
+
+    def _record(self, tensor: Tensor) -> _Storage:
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        storage = self._alive.get(key)
+        if storage is None:
+            storage = self._alive[key] = _Storage(untyped.nbytes(), self._stack[-1])
+            storage.gone = weakref.ref(untyped, lambda _, key=key: self._freed(key))
+            self.sums[WORK, storage.part] += storage.bytes
+            self.allocated += storage.bytes
+            if self.allocated > self.peak:
+                self.peak, self.at_peak = self.allocated, dict(self.sums)
+        return storage
+
+    def _freed(self, key: int) -> None:
+        storage = self._alive.pop(key, None)
+        if storage is not None:
+            self.sums[storage.holder, storage.part] -= storage.bytes
+            self.allocated -= storage.bytes
+
+    def _move(self, storage: _Storage, holder: str, part: Optional[str] = None) -> None:
+        self.sums[storage.holder, storage.part] -= storage.bytes
+        storage.holder, storage.part = holder, part or storage.part
+        self.sums[storage.holder, storage.part] += storage.bytes
+
+    def _resized(self, untyped: Any) -> None:
+        storage = self._alive.get(untyped._cdata)
+        if storage is None:
+            return
+        change = untyped.nbytes() - storage.bytes
+        storage.bytes += change
+        self.sums[storage.holder, storage.part] += change
+        self.allocated += change
+        if storage.saves:
+            self.saved += change
+        self._note_peaks()
+
+    def _note_peaks(self) -> None:
+        if self.allocated > self.peak:
+            self.peak, self.at_peak = self.allocated, dict(self.sums)
+        self.saved_peak = max(self.saved_peak, self.saved)
+
+    # ---------------------------------------------------------------------------------------------- what autograd saves
+
+    def _pack(self, tensor: Tensor) -> Any:
+        storage = self._record(tensor)
+        if storage.holder == STATE:
+            return tensor
+        if not storage.saves:
+            self._move(storage, SAVED)
+            self.saved += storage.bytes
+            self.saved_peak = max(self.saved_peak, self.saved)
+        storage.saves += 1
+        return _Held(tensor, storage, self)
+
+    def _let_go(self, storage: _Storage) -> None:
+        storage.saves -= 1
+        if not storage.saves:
+            self.saved -= storage.bytes
+            if storage.holder == SAVED:
+                self._move(storage, WORK)
+
+    # ---------------------------------------------------------------------------------------------- what is computed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shortcut = _SHORTCUTS.get(func)
+        out: Any = None if shortcut is None or kwargs else shortcut(args)
+        if out is None:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        if isinstance(out, Tensor):
+            self._record(out)
+        elif isinstance(out, (tuple, list)):
+            for item in out:
+                if isinstance(item, Tensor):
+                    self._record(item)
+        count = _FLOPS.get(func)
+        if count is not None:
+            kind, formula = count
+            self.flops[kind, self.phase] += formula(args, out)
+        elif isinstance(out, Tensor) and not func.is_view:
+            moved = out.numel() * out.element_size()
+            for item in args:
+                if isinstance(item, Tensor):
+                    moved += item.numel() * item.element_size()
+            self.traffic[self.phase] += moved
+        return out
+
+    # ---------------------------------------------------------------------------------------------- being a context
+
+    def __enter__(self) -> "Tracker":
+        global _current
+        _current = self
+        modules = nn.modules.module
+        self._handles = [
+            modules.register_module_forward_pre_hook(self._enter_module),
+            modules.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        hooks = saved_tensors_hooks(self._pack, _unpack)
+        hooks.__enter__()
+        self._contexts.append(hooks)
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resizing(self._resize)
+        return super().__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        global _current
+        _current = None
+        super().__exit__(*exc_info)
+        torch.UntypedStorage.resize_ = self._resize
+        self._contexts.pop().__exit__(*exc_info)
+        for handle in self._handles:
+            handle.remove()
+
+    def _resizing(self, original: Any) -> Any:
+        def resize_(untyped: Any, size: int) -> Any:
+            result = original(untyped, size)
+            self._resized(untyped)
+            return result
+
+        return resize_
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        kind = type(module)
+        if kind not in self._names:
+            self._names[kind] = self._parts(module)
+        self._stack.append(self._named.get(id(module)) or self._names[kind] or self._stack[-1])
+
+    def _leave_module(self, module: nn.Module, args: Any, out: Any) -> None:
+        self._stack.pop()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Book what happens inside under ``name``."""
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+
+_current: Optional[Tracker] = None
+
+
+def add_flops(kind: str, count: int) -> None:
+    """Tell the tracker of this process, if there is one, of arithmetic that it cannot see."""
+    if _current is not None:
+        _current.flops[kind, _current.phase] += count
+
+
+def moved(size: int) -> None:
+    """The same for bytes read and written."""
+    if _current is not None:
+        _current.traffic[_current.phase] += size
+
+
+class _Held:
+    """A saved tensor; when the graph drops it, the tracker hears."""
+
+    __slots__ = ("storage", "tensor", "tracker")
+
+    def __init__(self, tensor: Tensor, storage: _Storage, tracker: Tracker):
+        self.tensor, self.storage, self.tracker = tensor, storage, tracker
+
+    def __del__(self) -> None:
+        self.tracker._let_go(self.storage)
+
+
+def _unpack(held: Any) -> Tensor:
+    return held.tensor if isinstance(held, _Held) else held
+
+
+def _elementwise(args: Any) -> Optional[Tensor]:
+    """The result of a binary operation on two meta tensors of one shape and type; None where it is not that simple."""
+    a, b = args[0], args[1]
+    if not a.is_meta or not a.is_contiguous():
+        return None
+    if isinstance(b, Tensor) and (b.shape != a.shape or b.dtype != a.dtype):
+        return None
+    return a.new_empty(a.shape) if a.is_floating_point() else None
+
+
+def _in_place(args: Any) -> Optional[Tensor]:
+    return args[0] if args[0].is_meta else None
+
+
+def _matrix_product(args: Any) -> Optional[Tensor]:
+    a, b = args
+    return a.new_empty((a.shape[0], b.shape[1])) if a.is_meta and a.dtype == b.dtype else None
+
+
+def _norm_of(args: Any) -> Optional[Tensor]:
+    return args[0].new_empty(()) if args[0].is_meta and len(args) <= 2 else None
+
+
+def _product(a: Tensor, out: Tensor) -> int:
+    """A matrix product with this left side and result."""
+    return 2 * out.numel() * a.shape[-1]
+
+
+_aten = torch.ops.aten
+_FLOPS: dict[Any, tuple[str, Callable[[Any, Any], int]]] = {
+    _aten.mm.default: ("gemm", lambda args, out: _product(args[0], out)),
+    _aten.addmm.default: ("gemm", lambda args, out: _product(args[1], out)),
+    _aten.bmm.default: ("batched_gemm", lambda args, out: _product(args[0], out)),
+    _aten.baddbmm.default: ("batched_gemm", lambda args, out: _product(args[1], out)),
+}
+# torch works the shapes of meta tensors out in Python, a millisecond a piece; these are most of a step.
+_SHORTCUTS: dict[Any, Callable[[Any], Optional[Tensor]]] = {
+    _aten.add.Tensor: _elementwise,
+    _aten.mul.Tensor: _elementwise,
+    _aten.add_.Tensor: _in_place,
+    _aten.mul_.Tensor: _in_place,
+    _aten.normal_.default: _in_place,
+    _aten.mm.default: _matrix_product,
+    _aten.linalg_vector_norm.default: _norm_of,
+}
+if hasattr(_aten, "_grouped_mm"):
+    # [tokens, in] x [groups, in, out] → [tokens, out]; the gradient of the weights is [in, tokens] x [tokens, out] →
+    # [groups, in, out], where every token meets one group only.
+    _FLOPS[_aten._grouped_mm.default] = (
+        "grouped_gemm",
+        lambda args, out: _product(args[0], out) if out.dim() == 2 else 2 * args[0].numel() * args[1].shape[-1],
+    )
