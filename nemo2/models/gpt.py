@@ -133,7 +133,7 @@ class GPTConfig(TransformerConfig):
             pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         if post_process is None:
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
-        from nemo2.models.layers import cap_logits, mtp_block_spec
+        from nemo2.models.layers import cap_logits, mtp_block_spec, weigh_further_losses
 
         layers = self._resolve_layer_spec(vp_stage)
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
@@ -157,6 +157,7 @@ class GPTConfig(TransformerConfig):
             )
         if self.final_logit_softcapping is not None and hasattr(model, "output_layer"):
             cap_logits(model.output_layer, self.final_logit_softcapping)
+        weigh_further_losses(model)
         return model
 
     def padded_vocab_size(self, tokenizer: Any) -> int:

@@ -21,7 +21,7 @@ def layer_problems(config: Any) -> list[str]:
     problems = []
     for kind in dict.fromkeys(types if isinstance(types, list) else [types]):
         problems += attention_problems(config, cp_comm_type=kind)
-    problems += mla_problems(config) + moe_problems(config) + mtp_problems(config)
+    problems += mla_problems(config) + moe_problems(config)
     if getattr(config, "experimental_attention_variant", None) is not None:
         problems.append(
             f"experimental_attention_variant={config.experimental_attention_variant!r}: its kernels need a GPU with "
@@ -122,20 +122,6 @@ def moe_problems(config: Any) -> list[str]:
             "Set num_moe_experts=None or post_sublayer_layernorm=False."
         )
     return problems
-
-
-def mtp_problems(config: Any) -> list[str]:
-    """What multi-token prediction cannot be combined with, whatever the layers are built from."""
-    cp = config.context_parallel_size
-    if not getattr(config, "mtp_num_layers", None) or cp == 1:
-        return []
-    # Both divide by the tokens that are left on one rank. The rank with the end of the sequence has fewer, so that tokens
-    # weigh differently from rank to rank: single gradients were off by 9 % with two ranks and 16 tokens (0.19.2).
-    return [
-        f"mtp_num_layers={config.mtp_num_layers} with context_parallel_size={cp}: Megatron-Core averages the losses of "
-        "further tokens on each context-parallel rank for itself, which gives other gradients than one rank has; use "
-        "context_parallel_size=1 (tensor and pipeline parallelism are right), or mtp_num_layers=None."
-    ]
 
 
 def refuse(problems: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ from nemo2.models.layers.mla import LocalMLA
 from nemo2.models.layers.moe import UPSTREAM_SCALES_RIGHT, LocalMoELayer
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.post_norm import with_post_norm
-from nemo2.models.layers.rules import layer_problems, mla_problems, mtp_problems, refuse
+from nemo2.models.layers.rules import layer_problems, mla_problems, refuse
 
 
 def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -47,7 +47,7 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
     """
     if not have_te():
         return local_layer_spec(config, vp_stage=vp_stage)
-    refuse(mla_problems(config) + mtp_problems(config))
+    refuse(mla_problems(config))
     block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
     return ModuleSpec(module=TransformerBlock, submodules=_exchange(block, _additions_to_te(config)))
 

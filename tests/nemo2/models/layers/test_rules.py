@@ -50,7 +50,6 @@ def test_what_works_breaks_no_rule():
         ({"post_sublayer_layernorm": True}, "no meaning for single experts"),
         ({"mla_down_proj_fusion": True}, "mla_down_proj_fusion=True"),
         ({"cache_mla_latents": True}, "cache_mla_latents=True"),
-        ({"mtp_num_layers": 1}, "mtp_num_layers=1 with context_parallel_size=2"),
         ({"qk_clip": True}, "set qk_clip=False"),
         ({"experimental_attention_variant": "dsa"}, "experimental_attention_variant='dsa'"),
     ],

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2) whose further losses count the same however the
+sequence is cut.
+
+The further losses are means that Megatron-Core takes inside the model, over the tokens of one context-parallel rank. Ranks
+keep different numbers of tokens: the mask, and the end of the sequence, which has no token to predict. Averaged over the
+ranks such means are another loss: single gradients were off by 11 % with two ranks (0.16.1). `weigh_further_losses` gives
+each rank's share the weight of its tokens.
+"""
+
+from typing import Any, Optional
+
+import torch
+from megatron.core.transformer import multi_token_prediction as upstream
+from torch import Tensor
+
+# 0.16 takes the sum of the further losses where each token counts the same; newer versions a mean there too.
+_MEAN_PER_TOKEN = hasattr(upstream, "process_mtp_loss")
+
+
+def weigh_further_losses(chunk: Any) -> None:
+    """Make the further losses of `chunk`, a GPT that ends the pipeline, those of the whole sequence from now on.
+
+    Does nothing without multi-token prediction or context parallelism. Costs one all-reduce of a few numbers over the
+    context-parallel ranks per micro-batch, and the exchange of the mask's ends that Megatron-Core also does.
+    """
+    config = chunk.config
+    if not config.mtp_num_layers or config.context_parallel_size == 1 or not chunk.post_process:
+        return
+    if config.calculate_per_token_loss and not _MEAN_PER_TOKEN:
+        return
+    weights = FurtherLosses(chunk)
+    chunk.register_forward_pre_hook(weights.look_at_the_batch, with_kwargs=True)
+    chunk.compute_language_model_loss = weights.loss
+
+
+class FurtherLosses:
+    """Stands between a GPT and its cross-entropy, which it asks for the further losses first and for its own last."""
+
+    def __init__(self, chunk: Any) -> None:
+        self.config = chunk.config
+        self.group = chunk.pg_collection.cp
+        self.cross_entropy = chunk.compute_language_model_loss
+        self.labels: Optional[Tensor] = None
+        self.weights: list[Tensor] = []
+        """Of the further losses that are still to come, in their order."""
+
+    def look_at_the_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pre-hook: the weights of this micro-batch."""
+        del module, args
+        self.labels, self.weights = kwargs.get("labels"), []
+        if self.labels is None:
+            return
+        mask = kwargs.get("loss_mask")
+        mask = torch.ones_like(self.labels) if mask is None else mask
+        counts = [mask.sum()]
+        for _ in range(self.config.mtp_num_layers):
+            mask, count = upstream.roll_tensor(
+                mask, shifts=-1, dims=-1, cp_group=self.group, packed_seq_params=kwargs.get("packed_seq_params")
+            )
+            counts.append(count)
+        own = torch.stack([count.float() for count in counts])
+        total = own.clone()
+        torch.distributed.all_reduce(total, group=self.group)
+        whole = total.clamp(min=1)
+        if self.config.calculate_per_token_loss:
+            # Multiplied by its own tokens over its own further tokens there, to be the whole's over the whole's.
+            weights = own[1:] / own[0].clamp(min=1) * total[0] / whole[1:]
+        else:
+            # Divided by its own further tokens there, and by the number of ranks when gradients are averaged.
+            weights = own[1:] * self.group.size() / whole[1:]
+        self.weights = list(weights)
+
+    def loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Per token, `[batch, sequence]`; in the place of `compute_language_model_loss`."""
+        losses = self.cross_entropy(labels, logits)
+        if labels is self.labels or not self.weights:
+            return losses
+        return _Weighted.apply(losses, self.weights.pop(0))
+
+
+class _Weighted(torch.autograd.Function):
+    """losses * weight. A weight of 0, a share without any token, has a gradient of 0, whatever division by its tokens makes
+    of it."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return losses * weight.to(losses.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weight,) = ctx.saved_tensors
+        return torch.where(weight > 0, gradient * weight.to(gradient.dtype), torch.zeros_like(gradient)), None
