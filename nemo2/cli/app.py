@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import inspect, inspection, recipe_tools, runs, tools
+from nemo2.cli import inspect, inspection, recipe_tools, rehearse, runs, tools
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
@@ -46,6 +46,7 @@ def _options(
 inspection.register(app)
 inspect.register(app)
 recipe_tools.register(app)
+rehearse.register(app)
 runs.register(app)
 tools.register(app)
 
