@@ -143,6 +143,8 @@ phi3 = partial(
     family="Phi-3",
     model_class="nemo2.models.phi3:Phi3Model",
     vocabulary=32_064,
+    # As the other families: from the tokenizer, the mock data's or the one that is named. Phi-3's own is 32,064.
+    config={"vocab_size": None},
     **{**LONG, "seq_length": 4096},
 )
 gemma3 = partial(KeywordRecipe, family="Gemma 3", model_class="nemo2.models.gemma3:Gemma3Model", **LONG)

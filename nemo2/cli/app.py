@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import inspect, inspection, recipe_tools, rehearse, runs, tools
+from nemo2.cli import check, doctor, inspect, inspection, recipe_tools, rehearse, runs, tools
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
@@ -44,6 +44,8 @@ def _options(
 
 
 inspection.register(app)
+check.register(app)
+doctor.register(app)
 inspect.register(app)
 recipe_tools.register(app)
 rehearse.register(app)

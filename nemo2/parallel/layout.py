@@ -32,12 +32,19 @@ class Layout:
     """Sequence parallel: between the matrix products the sequence is cut over the tensor-parallel ranks."""
 
     def __post_init__(self) -> None:
-        for name, field in _FIELDS.items():
-            value = getattr(self, name)
-            if value is None and name in ("vp", "etp"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"strategy.{field}={value!r}: must be a whole number of at least 1.")
+        problems = self.size_problems(**{name: getattr(self, name) for name in SIZE_FIELDS})
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    @staticmethod
+    def size_problems(**sizes: Any) -> list[str]:
+        """One sentence for each of the sizes, by their short names, that is no whole number of at least 1."""
+        return [
+            f"strategy.{SIZE_FIELDS[name]}={value!r}: must be a whole number of at least 1."
+            for name, value in sizes.items()
+            if not (value is None and name in ("vp", "etp"))
+            and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
+        ]
 
     @property
     def model_parallel_size(self) -> int:
@@ -71,7 +78,7 @@ class Layout:
                 "layout."
             )
         expert = self.expert_tensor_size * self.ep * self.pp
-        if self.ep > 1 and world_size % expert:
+        if world_size % expert:
             origin = (
                 "" if self.etp is not None else " (expert_tensor_parallel_size is unset and so equals the tensor size)"
             )
@@ -118,7 +125,7 @@ class ParallelismConfig:
     use_te_rng_tracker: bool
 
 
-_FIELDS = {
+SIZE_FIELDS = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
     "vp": "virtual_pipeline_model_parallel_size",
@@ -126,3 +133,4 @@ _FIELDS = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
+"""The strategy's (and Megatron-Core's) names of the sizes."""

@@ -46,32 +46,28 @@ def attention_problems(config: Any, *, cp_comm_type: Optional[str] = None) -> li
             f"cp_comm_type={cp_comm_type!r}: without Transformer Engine one of {', '.join(map(repr, CP_COMM_TYPES))}."
         )
     elif cp_comm_type == "a2a":
-        tp = config.tensor_model_parallel_size
-        groups = config.num_attention_heads if config.multi_latent_attention else config.num_query_groups
-        for name, heads in (("num_attention_heads", config.num_attention_heads), ("num_query_groups", groups)):
-            if heads % (tp * cp):
-                problems.append(
-                    f"cp_comm_type='a2a' shares heads out: {name} = {heads} must be a multiple of "
-                    f"tensor_model_parallel_size * context_parallel_size = {tp} * {cp} = {tp * cp}; use 'p2p' or "
-                    "'all_gather'."
-                )
-                break
+        problems += heads_over_context_ranks(config)
     return problems
+
+
+def heads_over_context_ranks(config: Any) -> list[str]:
+    """``cp_comm_type="a2a"`` exchanges sequence for heads, of keys and values too; so does Transformer Engine's."""
+    tp, cp = config.tensor_model_parallel_size, config.context_parallel_size
+    groups = config.num_attention_heads if config.multi_latent_attention else config.num_query_groups
+    for name, heads in (("num_attention_heads", config.num_attention_heads), ("num_query_groups", groups)):
+        if heads % (tp * cp):
+            return [
+                f"cp_comm_type='a2a' shares heads out: {name} = {heads} must be a multiple of "
+                f"tensor_model_parallel_size * context_parallel_size = {tp} * {cp} = {tp * cp}; use 'p2p' or 'all_gather'."
+            ]
+    return []
 
 
 def mla_problems(config: Any) -> list[str]:
     """What multi-latent attention needs. Without Transformer Engine or with it, the first rule is the same."""
     if not config.multi_latent_attention:
         return []
-    problems = []
-    tp = config.tensor_model_parallel_size
-    if tp > 1 and not config.sequence_parallel:
-        # Megatron-Core 0.16 and 0.19 sum the gradient of every weight called q_layernorm over the tensor-parallel ranks,
-        # which is right for a norm of single heads and twice too much for that of a shared latent.
-        problems.append(
-            f"multi_latent_attention=True with tensor_model_parallel_size={tp} needs sequence_parallel=True: without it "
-            "the gradient of the query norm is counted once per tensor-parallel rank."
-        )
+    problems = mla_needs_sequence_parallel(config)
     if getattr(config, "mla_down_proj_fusion", False):
         problems.append("mla_down_proj_fusion=True needs Transformer Engine's layers; set it to False.")
     if getattr(config, "cache_mla_latents", False):
@@ -79,34 +75,24 @@ def mla_problems(config: Any) -> list[str]:
     return problems
 
 
+def mla_needs_sequence_parallel(config: Any) -> list[str]:
+    """Whatever the layers are built from: Megatron-Core 0.16 and 0.19 sum the gradient of every weight called q_layernorm over
+    the tensor-parallel ranks, which is right for a norm of single heads and twice too much for that of a shared latent."""
+    tp = config.tensor_model_parallel_size
+    if not config.multi_latent_attention or tp == 1 or config.sequence_parallel:
+        return []
+    return [
+        f"multi_latent_attention=True with tensor_model_parallel_size={tp} needs sequence_parallel=True: without it "
+        "the gradient of the query norm is counted once per tensor-parallel rank."
+    ]
+
+
 def moe_problems(config: Any) -> list[str]:
     """What layers of experts need."""
     if not config.num_moe_experts:
         return []
-    problems = []
-    tp, ep, etp = (
-        config.tensor_model_parallel_size,
-        config.expert_model_parallel_size,
-        getattr(config, "expert_tensor_parallel_size", None),
-    )
-    if ep == 1 and etp not in (None, tp):
-        # Megatron-Core reduces the gradients of experts among their own replicas only where experts are shared out; else
-        # among the replicas of the dense layers, which then hold other experts' weights, or not all copies of them.
-        problems.append(
-            f"expert_tensor_parallel_size={etp} with tensor_model_parallel_size={tp} needs "
-            f"expert_model_parallel_size > 1: with 1, Megatron-Core sums the experts' gradients over the wrong ranks. "
-            f"Leave expert_tensor_parallel_size unset (it is then {tp}), or share the experts out."
-        )
-    if tp > 1 and not config.sequence_parallel:
-        problems.append(
-            f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} needs sequence_parallel=True: "
-            "Megatron-Core's dispatchers send each tensor-parallel rank's own part of the sequence."
-        )
-    if getattr(config, "add_bias_linear", False) and (tp if etp is None else etp) > 1:
-        problems.append(
-            f"num_moe_experts={config.num_moe_experts} with add_bias_linear=True needs expert_tensor_parallel_size=1: "
-            "each rank that holds a part of an expert would add the whole bias."
-        )
+    problems = experts_cut_only_where_shared(config)
+    problems += experts_need_sequence_parallel(config) + whole_bias_on_one_rank(config)
     if config.moe_token_dispatcher_type == "flex":
         problems.append(
             "moe_token_dispatcher_type='flex' needs the kernels of DeepEP or HybridEP on GPUs; use 'alltoall'."
@@ -122,6 +108,42 @@ def moe_problems(config: Any) -> list[str]:
             "Set num_moe_experts=None or post_sublayer_layernorm=False."
         )
     return problems
+
+
+def experts_cut_only_where_shared(config: Any) -> list[str]:
+    """Whatever the layers are built from: Megatron-Core reduces the gradients of experts among their own replicas only where
+    experts are shared out; else among the replicas of the dense layers, which then hold other experts' weights, or not all
+    copies of them."""
+    tp, etp = config.tensor_model_parallel_size, getattr(config, "expert_tensor_parallel_size", None)
+    if not config.num_moe_experts or config.expert_model_parallel_size > 1 or etp in (None, tp):
+        return []
+    return [
+        f"expert_tensor_parallel_size={etp} with tensor_model_parallel_size={tp} needs "
+        f"expert_model_parallel_size > 1: with 1, Megatron-Core sums the experts' gradients over the wrong ranks. "
+        f"Leave expert_tensor_parallel_size unset (it is then {tp}), or share the experts out."
+    ]
+
+
+def experts_need_sequence_parallel(config: Any) -> list[str]:
+    """Whatever the layers are built from."""
+    tp = config.tensor_model_parallel_size
+    if not config.num_moe_experts or tp == 1 or config.sequence_parallel:
+        return []
+    return [
+        f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} needs sequence_parallel=True: "
+        "Megatron-Core's dispatchers send each tensor-parallel rank's own part of the sequence."
+    ]
+
+
+def whole_bias_on_one_rank(config: Any) -> list[str]:
+    """Whatever the layers are built from."""
+    tp, etp = config.tensor_model_parallel_size, getattr(config, "expert_tensor_parallel_size", None)
+    if not config.num_moe_experts or not getattr(config, "add_bias_linear", False) or (tp if etp is None else etp) == 1:
+        return []
+    return [
+        f"num_moe_experts={config.num_moe_experts} with add_bias_linear=True needs expert_tensor_parallel_size=1: "
+        "each rank that holds a part of an expert would add the whole bias."
+    ]
 
 
 def refuse(problems: Iterable[str]) -> None:

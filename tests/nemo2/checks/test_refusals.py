@@ -87,6 +87,16 @@ def test_all_broken_rules_are_told_at_once():
     assert not torch.distributed.is_initialized()
 
 
+def test_where_another_layout_would_do_the_nearest_legal_ones_are_the_last_line():
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(recipe(**{TP: 3}))
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith("The nearest legal layouts on 8 GPUs: TP 4 · DP 2 (strategy.tensor_model_parallel_size=4); ")
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(recipe(trainer__val_check_interval=0))
+    assert "nearest legal layouts" not in str(caught.value)
+
+
 def test_what_is_launched_must_be_what_the_trainer_was_told():
     with pytest.raises(ConfigError, match=r"trainer\.devices=8, and the executor starts 2"):
         check_recipe(recipe(), devices=2)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums that rules show: what divides a number, and which numbers are near."""
+
+from typing import TypeGuard
+
+
+def nearest(value: int, unit: int) -> str:
+    """The multiples of `unit` around `value`, as words: ``8188 or 8192``."""
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below > 0 else str(unit)
+
+
+def divisors(value: int, limit: int = 64) -> str:
+    """What divides `value`, up to `limit`: ``1, 2, 4, 8``."""
+    return ", ".join(str(size) for size in divisors_of(value) if size <= limit)
+
+
+def divisors_of(value: int) -> list[int]:
+    """All divisors of a positive number, ascending."""
+    return [size for size in range(1, value + 1) if value % size == 0] if value < 4096 else _large(value)
+
+
+def _large(value: int) -> list[int]:
+    low = [size for size in range(1, int(value**0.5) + 1) if value % size == 0]
+    return sorted({*low, *(value // size for size in low)})
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """A whole number of at least 1, and no boolean."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

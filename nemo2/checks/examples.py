@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe of a rule's example, and what the rules say of it."""
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any, Optional
+
+from nemo2.checks.find import find
+from nemo2.checks.gpus import capability
+from nemo2.checks.rule import Case, Problem
+
+
+def recipe_of(case: Case) -> Any:
+    """The case's recipe with its changes."""
+    from nemo2 import recipes
+    from nemo2.config import Config, apply_overrides
+
+    recipe = recipes.get(case.recipe).pretrain_recipe()
+    if case.changes:
+        recipe = apply_overrides(recipe, case.changes) or recipe
+    for path, value in case.assigned.items():
+        *parents, name = path.split(".")
+        setattr(reduce(getattr, parents, recipe), name, value)
+    if case.corpus is not None:
+        from nemo2.data.pretraining import PreTrainingDataModule
+
+        recipe.data = Config(PreTrainingDataModule, **case.corpus)
+    return recipe
+
+
+def problems_of(
+    case: Case, recipe: Optional[Any] = None, environment: Optional[Mapping[str, str]] = None
+) -> list[Problem]:
+    """What is wrong with a case; ``environment`` are variables beside its own."""
+    return find(
+        recipe if recipe is not None else recipe_of(case),
+        devices=case.devices,
+        local=case.here,
+        gpu=None if case.gpu is None else capability(case.gpu),
+        environment={**(environment or {}), **case.environment},
+    )

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules look at, read off a recipe once."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Optional
+
+from nemo2.checks.arithmetic import is_count
+from nemo2.checks.building import Built, as_asked, build_settings
+from nemo2.parallel.layout import SIZE_FIELDS, Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A recipe, where it would run, and the objects that its settings make.
+
+    None stands for what the recipe doesn't say, or what could not be built: rules about it stay silent.
+    """
+
+    recipe: Any
+    layout: Layout
+    """Of the strategy; of one rank where `sizes` are no numbers."""
+    sizes: Mapping[str, Any]
+    """The parallel sizes as written, by their short names; empty where the strategy isn't Megatron's."""
+    nodes: int
+    devices: Optional[int]
+    """Processes per node that the trainer asks for."""
+    world_size: int
+    launched: tuple[Optional[int], Optional[int]] = (None, None)
+    """Devices per node and nodes that the executor starts."""
+    here: bool = False
+    """It will run on this machine."""
+    gpu: Optional[tuple[int, int]] = None
+    """Compute capability of the GPUs it will run on; None: unknown, or none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its processes will see, as far as they are known."""
+    built: Built = field(default_factory=Built)
+
+    @property
+    def trainer(self) -> Any:
+        return self.recipe.trainer
+
+    @property
+    def strategy(self) -> Any:
+        return self.recipe.trainer.strategy
+
+    @property
+    def data(self) -> Any:
+        return getattr(self.recipe, "data", None)
+
+    @property
+    def model(self) -> Any:
+        """The node of the model's configuration."""
+        return getattr(getattr(self.recipe, "model", None), "config", None)
+
+    @cached_property
+    def config(self) -> Optional[Any]:
+        """The model's configuration with derived values, as it was asked for; parallel sizes are not written yet."""
+        config = self.built.get("model.config")
+        return None if config is None else as_asked(config)
+
+    @cached_property
+    def sized_config(self) -> Optional[Any]:
+        """`config` with the sizes of `layout`."""
+        if self.config is None:
+            return None
+        config = copy.copy(self.config)
+        for short, name in SIZE_FIELDS.items():
+            setattr(config, name, getattr(self.layout, short))
+        config.sequence_parallel = self.layout.sp
+        return config
+
+    @property
+    def precision(self) -> Optional[Any]:
+        """The fields of the precision plugin, a ``DtypeConfig``."""
+        return getattr(self.built.get("trainer.plugins"), "dtype_config", None)
+
+    @property
+    def ddp(self) -> Optional[Any]:
+        return getattr(self.built.get("trainer.strategy"), "ddp_config", None)
+
+    def of_model(self, name: str, default: Any = None) -> Any:
+        """A field of the model's configuration, derived values included; `default` where there is none."""
+        source = self.config if self.config is not None else self.model
+        value = getattr(source, name, None) if source is not None else None
+        if value is None and self.config is None and self.model is not None:
+            value = _derived(self.model, name)
+        return default if value is None else value
+
+    def set_on_model(self, name: str) -> bool:
+        """Whether somebody gave the model's configuration this field: a recipe, a user, or its class."""
+        return name in getattr(self.model, "__arguments__", {})
+
+    def of_optimizer(self, name: str, default: Any = None) -> Any:
+        """A field of the optimizer's configuration, read off the recipe: it may refuse to be built on this machine."""
+        value = getattr(getattr(getattr(self.recipe, "optim", None), "config", None), name, None)
+        return default if value is None else value
+
+    def of_strategy(self, name: str) -> Any:
+        return getattr(self.strategy, name, None)
+
+    def callback(self, name: str) -> Optional[Any]:
+        """The callback of the class with this name, a node or a live object; None if there is none."""
+        for callback in getattr(self.trainer, "callbacks", None) or []:
+            target = getattr(callback, "__fn_or_cls__", type(callback))
+            if getattr(target, "__name__", "") == name:
+                return callback
+        return None
+
+    @property
+    def seq_length(self) -> Optional[int]:
+        return number(self.data, "seq_length")
+
+    @property
+    def global_batch_size(self) -> Optional[int]:
+        return number(self.data, "global_batch_size")
+
+    @property
+    def micro_batch_size(self) -> Optional[int]:
+        return number(self.data, "micro_batch_size")
+
+    @property
+    def data_parallel_size(self) -> Optional[int]:
+        """Replicas of the model; None where the layout can't be laid over the world."""
+        if self.layout.world_problem(self.world_size):
+            return None
+        return self.world_size // self.layout.model_parallel_size
+
+    @property
+    def num_microbatches(self) -> Optional[int]:
+        """Micro-batches of a replica per step; None where the batch can't be cut."""
+        gbs, mbs, dp = self.global_batch_size, self.micro_batch_size, self.data_parallel_size
+        if not (is_count(gbs) and is_count(mbs) and dp):
+            return None
+        assert gbs is not None and mbs is not None
+        return None if gbs % (mbs * dp) else gbs // (mbs * dp)
+
+    @property
+    def distributed_optimizer(self) -> bool:
+        """Whether the optimizer's state is sharded: the optimizer's switch, or the gradient buffers' where only that is set."""
+        optimizer = getattr(getattr(self.recipe, "optim", None), "config", None)
+        strategy = self.built.get("trainer.strategy")
+        if strategy is None or optimizer is None:
+            return bool(getattr(optimizer, "use_distributed_optimizer", False))
+        on_optimizer = "use_distributed_optimizer" in getattr(optimizer, "__arguments__", {})
+        if "use_distributed_optimizer" in strategy.explicit_ddp_fields and not on_optimizer:
+            return bool(strategy.ddp_config.use_distributed_optimizer)
+        return bool(optimizer.use_distributed_optimizer)
+
+    @cached_property
+    def trial(self) -> Any:
+        """What the run's own code says of these settings, a `nemo2.checks.trial.Trial`."""
+        from nemo2.checks.trial import try_settings
+
+        return try_settings(self)
+
+    def messages(self) -> tuple[bool, bool]:
+        """Whether messages between pipeline stages are overlapped, and whether they are batched, in the end.
+
+        What the model's configuration sets wins over the overlap callback, and this over its rules; without a callback
+        Megatron-Core's defaults hold, but for two interleaved stages, whose messages the strategy overlaps.
+        """
+        interleaved = bool(self.layout.vp and self.layout.vp > 1)
+        callback = self.callback("MegatronCommOverlapCallback")
+        overlap = self._message_setting("overlap_p2p_comm", callback)
+        if overlap is None:
+            overlap = interleaved if callback is not None else interleaved and self.layout.pp == 2
+        batch = self._message_setting("batch_p2p_comm", callback)
+        if batch is None:
+            batch = not overlap
+        return bool(overlap), bool(batch)
+
+    def _message_setting(self, name: str, callback: Optional[Any]) -> Optional[bool]:
+        if self.set_on_model(name):
+            return bool(self.of_model(name))
+        return getattr(callback, name, None) if callback is not None else None
+
+
+def read_facts(
+    recipe: Any,
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    here: bool = False,
+    gpu: Optional[tuple[int, int]] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> Facts:
+    """The facts of a recipe that has a trainer. ``devices`` and ``nodes`` are what an executor starts, if it is known."""
+    trainer = recipe.trainer
+    strategy: Any = getattr(trainer, "strategy", None)
+    sizes: dict[str, Any] = {}
+    if hasattr(strategy, "tensor_model_parallel_size"):
+        sizes = {short: getattr(strategy, name) for short, name in SIZE_FIELDS.items()}
+        sizes["sp"] = bool(strategy.sequence_parallel)
+    layout = Layout(**sizes) if not Layout.size_problems(**_only_sizes(sizes)) else Layout()
+    asked_nodes, asked_devices = number(trainer, "num_nodes") or 1, number(trainer, "devices")
+    world_nodes, world_devices = nodes or asked_nodes, devices or asked_devices
+    return Facts(
+        recipe=recipe,
+        layout=layout,
+        sizes=sizes,
+        nodes=world_nodes,
+        devices=world_devices,
+        world_size=world_nodes * (world_devices or layout.model_parallel_size),
+        launched=(devices, nodes),
+        here=here,
+        gpu=gpu,
+        environment=environment or {},
+        built=build_settings(recipe, here=here),
+    )
+
+
+def number(node: Any, name: str) -> Optional[int]:
+    """A whole number of a node; None where it is anything else."""
+    value = getattr(node, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def with_layout(facts: Facts, layout: Layout) -> Facts:
+    """The same run cut another way."""
+    return replace(facts, layout=layout)
+
+
+def _only_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    return {short: value for short, value in sizes.items() if short in SIZE_FIELDS}
+
+
+def _derived(model: Any, name: str) -> Any:
+    """What Megatron-Core would derive, for a configuration that it refuses to build."""
+    heads, hidden = getattr(model, "num_attention_heads", None), getattr(model, "hidden_size", None)
+    if name == "num_query_groups":
+        return heads
+    if name == "ffn_hidden_size" and is_count(hidden):
+        return 4 * hidden
+    return None

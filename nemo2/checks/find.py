@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking for broken rules: all of them at once, before anything runs."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional
+
+from nemo2.checks.facts import Facts, read_facts
+from nemo2.checks.rule import Problem, Rule
+from nemo2.checks.rules.launching import too_many_for_this_machine
+from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
+from nemo2.errors import ConfigError
+
+
+def check_recipe(
+    recipe: Any,
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    local: bool = False,
+    chosen: bool = True,
+    gpu: Optional[tuple[int, int]] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> None:
+    """Refuse a recipe that can't run, before it is launched.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain`` or its like.
+        devices: Processes per node that will be launched. None: the trainer's.
+        nodes: Nodes that will be launched. None: the trainer's.
+        local: It will run on this machine: its files, devices, packages and variables are looked at too.
+        chosen: Somebody asked for ``devices`` on this machine. False: they are the recipe's, laid out for another one.
+        gpu: Compute capability of the GPUs it will run on. None: this machine's where it is local, else unknown.
+        environment: Variables of its processes. None: this process' where it is local, else unknown.
+
+    Raises:
+        ConfigError: with all broken rules, one paragraph each, and the nearest legal layouts where another one would do.
+    """
+    problems = find(recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, gpu=gpu, environment=environment)
+    if problems:
+        told = [problem.message for problem in problems]
+        if hint := layout_hint(recipe, problems, devices=devices, nodes=nodes):
+            told.append(hint)
+        raise ConfigError("\n".join(told))
+
+
+def find_problems(recipe: Any, **where: Any) -> list[str]:
+    """All broken rules as sentences, empty if there are none; arguments as `check_recipe`."""
+    return [problem.message for problem in find(recipe, **where)]
+
+
+def find(
+    recipe: Any,
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    local: bool = False,
+    chosen: bool = True,
+    gpu: Optional[tuple[int, int]] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> list[Problem]:
+    """All broken rules, empty if there are none; arguments as `check_recipe`."""
+    from nemo2.config.checks import problems as unserialisable
+
+    found = [Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)]
+    if getattr(recipe, "trainer", None) is None:
+        return found
+    if local and not chosen:
+        found += [
+            Problem(rule="fits-this-machine", topic="The launch", message=message)
+            for message in too_many_for_this_machine(devices)
+        ]
+    if local and gpu is None:
+        from nemo2.checks.gpus import here
+
+        gpu = here()
+    if local and environment is None:
+        environment = os.environ
+    facts = read_facts(recipe, devices=devices, nodes=nodes, here=local, gpu=gpu, environment=environment)
+    return found + judge(facts)
+
+
+def judge(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
+    """What these rules say of these facts, each sentence once."""
+    found: dict[str, Problem] = {}
+    for rule in rules:
+        if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**_sizes(facts))):
+            continue
+        if rule.topic == LAST_TOPIC and found:
+            continue
+        for message in rule.find(facts):
+            found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
+    return list(found.values())
+
+
+def layout_hint(
+    recipe: Any, problems: Iterable[Problem], *, devices: Optional[int] = None, nodes: Optional[int] = None
+) -> Optional[str]:
+    """A last line with the nearest legal layouts; None where another layout is not what is needed, or there is none."""
+    if not any(problem.topic in LAYOUT_TOPICS for problem in problems):
+        return None
+    from nemo2.checks.nearest import nearest_layouts
+
+    facts = read_facts(recipe, devices=devices, nodes=nodes)
+    near = nearest_layouts(facts)
+    if not near:
+        return None
+    listed = "; ".join(f"{layout.describe(facts.world_size)} ({' '.join(changes)})" for layout, changes in near)
+    ranks = f"{facts.world_size} GPU{'s' if facts.world_size > 1 else ''}"
+    return f"The nearest legal layouts on {ranks}: {listed}."
+
+
+def _sizes(facts: Facts) -> dict[str, Any]:
+    return {name: value for name, value in facts.sizes.items() if name != "sp"}

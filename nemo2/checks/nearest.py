@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The legal layouts nearest to one that is not, for the same GPUs and the same batch."""
+
+import math
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, Optional
+
+from nemo2.checks.arithmetic import divisors_of
+from nemo2.checks.facts import Facts, with_layout
+from nemo2.checks.find import judge
+from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
+from nemo2.parallel.layout import SIZE_FIELDS, Layout
+
+MOST_TENSOR_RANKS = 64
+"""Wider than any machine's fast links; layouts beyond it are never the nearest that anybody wants."""
+
+
+def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str]]]:
+    """Legal layouts, nearest first, each with the changes that lead to it.
+
+    Near is the sum of the factors by which sizes change, as powers of two; of two equally near the one that changes fewer
+    sizes. Only rules that a layout can break count, so other problems of the recipe don't empty the list; each candidate that
+    is returned has passed Megatron-Core's own checks too. Empty where no layout of these GPUs is legal.
+    """
+    if not facts.sizes:
+        return []
+    rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
+    own = [rule for rule in RULES if rule.topic == LAST_TOPIC]
+    wanted = _wanted(facts)
+    found: list[tuple[Layout, list[str]]] = []
+    for _, layout in sorted(((_distance(wanted, one), one) for one in _candidates(facts)), key=lambda item: item[0]):
+        candidate = with_layout(facts, layout)
+        changes = _changes(facts, layout)
+        # Problems that every layout has are not a layout's.
+        if not changes or judge(candidate, rules) or judge(candidate, own):
+            continue
+        found.append((layout, changes))
+        if len(found) == limit:
+            break
+    return found
+
+
+def _candidates(facts: Facts) -> Iterator[Layout]:
+    world, experts = facts.world_size, facts.of_model("num_moe_experts")
+    wanted = _wanted(facts)
+    layers = facts.of_model("num_layers")
+    chunks: list[Optional[int]] = [None]
+    if isinstance(layers, int) and layers > 0 and not hasattr(facts.model, "mamba_stack_spec"):
+        chunks += [size for size in divisors_of(layers) if 1 < size <= 16]
+    for tp, pp, cp in product(*[divisors_of(world)] * 3):
+        if world % (tp * pp * cp) or tp > MOST_TENSOR_RANKS:
+            continue
+        for vp in chunks if pp > 1 else [None]:
+            for ep in divisors_of(world // pp) if experts else [1]:
+                for etp in _expert_tensor_sizes(wanted["etp"], tp) if experts else [None]:
+                    yield Layout(
+                        tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, sp=tp > 1 and (wanted["sp"] or bool(experts))
+                    )
+
+
+def _expert_tensor_sizes(wanted: Optional[int], tp: int) -> list[Optional[int]]:
+    """What was asked for, and 1; where there is one tensor-parallel rank, that is the same as unset."""
+    return list(dict.fromkeys([wanted] if tp == 1 and wanted in (None, 1) else [wanted, None, 1]))
+
+
+def _wanted(facts: Facts) -> dict[str, Any]:
+    """The sizes asked for, 1 for those that are no numbers."""
+    return {field: getattr(facts.layout, field) for field in (*SIZE_FIELDS, "sp")}
+
+
+def _distance(wanted: dict[str, Any], layout: Layout) -> tuple[float, int]:
+    total, changed = 0.0, 0
+    for name in SIZE_FIELDS:
+        before, after = wanted[name], getattr(layout, name)
+        if name == "etp":
+            before, after = before or wanted["tp"], after or layout.tp
+        steps = abs(math.log2((after or 1) / (before or 1)))
+        total, changed = total + steps, changed + (steps > 0)
+    return total + 0.25 * (wanted["sp"] != layout.sp), changed
+
+
+def _changes(facts: Facts, layout: Layout) -> list[str]:
+    """Overrides that turn the recipe's layout into this one."""
+    changes = [
+        f"strategy.{field}={getattr(layout, short)}"
+        for short, field in SIZE_FIELDS.items()
+        if getattr(layout, short) != facts.sizes[short]
+        and not (short == "vp" and {layout.vp, facts.sizes["vp"]} == {None, 1})
+    ]
+    if layout.sp != facts.sizes["sp"]:
+        changes.append(f"strategy.sequence_parallel={layout.sp}")
+    return changes

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule is: a sentence, the arithmetic that finds it broken, a recipe that breaks it and the nearest that does not.
+
+The two recipes are part of the rule, so that the documentation shows them and a test runs them: the first must be
+refused by this rule, the second by none.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    from nemo2.checks.facts import Facts
+
+Finder = Callable[["Facts"], Iterator[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A recipe with changes, and where it would run; what `nemo2 check` is called with."""
+
+    recipe: str
+    changes: tuple[str, ...] = ()
+    """As on the command line: ``trainer.max_steps=100``."""
+    assigned: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the command line would refuse by their type, by their path."""
+    corpus: Optional[Mapping[str, Any]] = None
+    """Arguments of a `PreTrainingDataModule` in place of the recipe's data; None: that stays."""
+    devices: Optional[int] = None
+    """Processes per node that the executor starts; None: what the trainer says."""
+    here: bool = False
+    """It would run on this machine."""
+    gpu: Optional[str] = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """How a user would ask for it: the command, or the lines of Python that it takes beside it."""
+        if self.corpus is None and not self.assigned:
+            return [self._command()]
+        lines = [f"recipe = llm.{self.recipe}.pretrain_recipe()"]
+        lines += [f"recipe.{path} = {value!r}" for path, value in self.assigned.items()]
+        if self.corpus is not None:
+            arguments = ", ".join(f"{name}={value!r}" for name, value in self.corpus.items())
+            lines.append(f"recipe.data = Config(PreTrainingDataModule, {arguments})")
+        where = f", devices={self.devices}" if self.devices is not None else ""
+        return [*lines, f"check_recipe(recipe{where}{', local=True' if self.here else ''})"]
+
+    def _command(self) -> str:
+        words = ["nemo2", "check", self.recipe, *self.changes]
+        if self.here:
+            words.append("--here")
+        if self.gpu:
+            words += ["--gpu", self.gpu]
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return " ".join([*map(shlex.quote, variables), *map(shlex.quote, words)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A broken rule: its name, and what a user is told."""
+
+    rule: str
+    topic: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One thing that a run needs."""
+
+    name: str
+    topic: str
+    says: str
+    """The rule, as a sentence."""
+    otherwise: str
+    """What becomes of a run that breaks it."""
+    find: Finder
+    """Yields a paragraph for each way the facts break it."""
+    broken: Case
+    mended: Case
+    megatron_refuses: bool
+    """Whether Megatron-Core itself raises when such a model is built; it may do so late, on the ranks."""
+    needs_sizes: bool
+
+
+class Topic:
+    """Rules that belong together, in the order they are told.
+
+    Args:
+        title: Heading of the documentation.
+        needs_sizes: The rules look at the parallel sizes, and have nothing to say where these are not numbers.
+        recipe: What the examples change, where they don't name another one.
+    """
+
+    def __init__(self, title: str, *, needs_sizes: bool = True, recipe: str = "llama3_8b") -> None:
+        self.title = title
+        self.needs_sizes = needs_sizes
+        self.recipe = recipe
+        self.rules: list[Rule] = []
+
+    def rule(
+        self,
+        name: str,
+        *,
+        says: str,
+        otherwise: str,
+        broken: str,
+        mended: str,
+        recipe: Optional[str] = None,
+        megatron_refuses: bool = False,
+        broken_environment: Mapping[str, str] | None = None,
+        mended_environment: Mapping[str, str] | None = None,
+        launched: tuple[int, int] | None = None,
+        here: bool = False,
+        gpu: tuple[str, str] | None = None,
+        corpus: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None),
+        assigned: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    ) -> Callable[[Finder], Finder]:
+        """Adds a rule that the decorated function finds broken.
+
+        ``broken`` and ``mended`` are changes to ``recipe`` as one types them, separated by blanks; of ``launched`` (devices
+        per node), ``gpu``, ``corpus`` and ``assigned`` the first is the broken case's, the second the mended one's.
+        """
+
+        def add(find: Finder) -> Finder:
+            cases = [
+                Case(
+                    recipe=recipe or self.recipe,
+                    changes=tuple(shlex.split(changes)),
+                    corpus=corpus[place],
+                    assigned=assigned[place],
+                    devices=launched[place] if launched else None,
+                    here=here,
+                    gpu=gpu[place] if gpu else None,
+                    environment=dict(environment or {}),
+                )
+                for place, (changes, environment) in enumerate(
+                    ((broken, broken_environment), (mended, mended_environment))
+                )
+            ]
+            self.rules.append(
+                Rule(
+                    name=name,
+                    topic=self.title,
+                    says=says,
+                    otherwise=otherwise,
+                    find=find,
+                    broken=cases[0],
+                    mended=cases[1],
+                    megatron_refuses=megatron_refuses,
+                    needs_sizes=self.needs_sizes,
+                )
+            )
+            return find
+
+        return add

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a run is, and how often it validates, logs and saves."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+
+CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
+
+
+@CADENCE.rule(
+    "run-has-steps",
+    says="`max_steps` is at least 1, or -1 for no limit of its own.",
+    otherwise="Lightning refuses on every rank, or the run ends before its first step.",
+    broken="trainer.max_steps=-10",
+    mended="trainer.max_steps=10",
+)
+def _steps(facts: Facts) -> Iterator[str]:
+    steps = getattr(facts.trainer, "max_steps", None)
+    if isinstance(steps, int) and (steps < -1 or steps == 0):
+        yield f"trainer.max_steps={steps}: must be at least 1, or -1 to go by max_epochs or max_time."
+
+
+@CADENCE.rule(
+    "run-ends",
+    says="Something ends the run: steps, epochs or time.",
+    otherwise="Lightning trains for 1,000 epochs of 10 million samples.",
+    broken="trainer.max_steps=-1 optim.lr_scheduler.max_steps=1000",
+    mended="trainer.max_steps=-1 optim.lr_scheduler.max_steps=1000 trainer.max_epochs=1",
+)
+def _ends(facts: Facts) -> Iterator[str]:
+    trainer = facts.trainer
+    limits = [getattr(trainer, name, None) for name in ("max_epochs", "max_time")]
+    if getattr(trainer, "max_steps", None) == -1 and not any(limit is not None for limit in limits):
+        yield "trainer.max_steps=-1 with max_epochs and max_time unset: nothing ends this run. Set one of them."
+
+
+@CADENCE.rule(
+    "validation-interval-is-a-count",
+    says="`val_check_interval` is at least 1 step, or a share of an epoch above 0 and at most 1.",
+    otherwise="A ZeroDivisionError at the first step, or Lightning refuses on every rank.",
+    broken="trainer.val_check_interval=0",
+    mended="trainer.val_check_interval=1",
+)
+def _interval(facts: Facts) -> Iterator[str]:
+    trainer = facts.trainer
+    interval, limit = getattr(trainer, "val_check_interval", None), getattr(trainer, "limit_val_batches", None)
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or limit == 0:
+        return
+    if isinstance(interval, int) and interval < 1:
+        yield (
+            f"trainer.val_check_interval={interval}: must be at least 1 step. Set trainer.limit_val_batches=0 to never validate."
+        )
+    elif isinstance(interval, float) and not 0 < interval <= 1:
+        yield (
+            f"trainer.val_check_interval={interval}: as a share of an epoch it lies above 0 and at most at 1; whole numbers "
+            "are steps."
+        )
+
+
+@CADENCE.rule(
+    "limits-are-counts-or-shares",
+    says="`limit_..._batches` are whole numbers of 0 or more, or shares between 0 and 1.",
+    otherwise="Lightning refuses on every rank.",
+    broken="trainer.limit_val_batches=1.5",
+    mended="trainer.limit_val_batches=0.5",
+)
+def _limits(facts: Facts) -> Iterator[str]:
+    for split in ("train", "val", "test", "predict"):
+        value = getattr(facts.trainer, f"limit_{split}_batches", None)
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if value < 0 or (value > 1 and value % 1):
+            yield f"trainer.limit_{split}_batches={value}: must be a whole number of 0 or more, or a share between 0 and 1."
+
+
+@CADENCE.rule(
+    "intervals-within-an-epoch-fit-it",
+    says="An interval within an epoch (`check_val_every_n_epoch` is set) is at most `limit_train_batches`.",
+    otherwise="Lightning refuses when training starts.",
+    broken="trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
+    mended="trainer.limit_train_batches=100",
+)
+def _within_epoch(facts: Facts) -> Iterator[str]:
+    trainer = facts.trainer
+    epochs, interval = getattr(trainer, "check_val_every_n_epoch", None), getattr(trainer, "val_check_interval", None)
+    batches, limit = getattr(trainer, "limit_train_batches", None), getattr(trainer, "limit_val_batches", None)
+    if epochs is None or not isinstance(interval, int) or not isinstance(batches, int) or limit == 0:
+        return
+    if interval > batches:
+        yield (
+            f"trainer.val_check_interval={interval} is more than trainer.limit_train_batches={batches}, and "
+            f"trainer.check_val_every_n_epoch={epochs} counts within an epoch: set that to None to count over the whole run."
+        )
+
+
+@CADENCE.rule(
+    "logging-interval-is-a-count",
+    says="`log_every_n_steps` is 0 (never) or more.",
+    otherwise="Lightning would log at every step, or never.",
+    broken="trainer.log_every_n_steps=-1",
+    mended="trainer.log_every_n_steps=1",
+)
+def _logging(facts: Facts) -> Iterator[str]:
+    steps = getattr(facts.trainer, "log_every_n_steps", None)
+    if isinstance(steps, int) and steps < 0:
+        yield f"trainer.log_every_n_steps={steps}: must be 0 (never) or more."
+
+
+@CADENCE.rule(
+    "checkpoints-need-their-callback",
+    says="Checkpoints (`log.ckpt`) are not asked for with `enable_checkpointing=False`.",
+    otherwise="Lightning refuses a checkpoint callback in a trainer that has them switched off.",
+    broken="trainer.enable_checkpointing=False",
+    mended="trainer.enable_checkpointing=False log.ckpt=None",
+)
+def _callback(facts: Facts) -> Iterator[str]:
+    ckpt = getattr(getattr(facts.recipe, "log", None), "ckpt", None)
+    if getattr(facts.trainer, "enable_checkpointing", None) is False and ckpt is not None:
+        yield "trainer.enable_checkpointing=False with log.ckpt: unset one of them; log.ckpt=None saves no checkpoints."
+
+
+@CADENCE.rule(
+    "ranked-checkpoints-are-validated",
+    says="Where only checkpoints after validations are saved, and ranked by a validation's value, there are validations.",
+    otherwise="The run ends with its last checkpoint as its only one.",
+    broken="trainer.limit_val_batches=0 log.ckpt.train_time_interval=None",
+    mended="trainer.limit_val_batches=0 log.ckpt.train_time_interval=None log.ckpt.every_n_train_steps=500",
+)
+def _ranked(facts: Facts) -> Iterator[str]:
+    ckpt = getattr(getattr(facts.recipe, "log", None), "ckpt", None)
+    if ckpt is None or getattr(facts.trainer, "limit_val_batches", None) != 0:
+        return
+    timed = [getattr(ckpt, name, None) for name in ("every_n_train_steps", "train_time_interval", "every_n_epochs")]
+    if not any(timed):
+        yield (
+            "log.ckpt saves after validations (every_n_train_steps and train_time_interval are unset), and "
+            "trainer.limit_val_batches=0 runs none: set log.ckpt.every_n_train_steps."
+        )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallelism: slices of the sequence, and attention that knows of them."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.arithmetic import nearest
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import CP, TP
+from nemo2.models.layers import rules as layers
+
+CONTEXT = Topic("Context parallelism")
+
+
+@CONTEXT.rule(
+    "sequence-in-twice-the-context-ranks",
+    says="2 * context size divides the sequence.",
+    otherwise="The first batch fails: every rank takes two of 2 * context size equal chunks, for a balanced causal load.",
+    broken=f"{CP}=4 data.seq_length=8188",
+    mended=f"{CP}=4 data.seq_length=8192",
+)
+def _chunks(facts: Facts) -> Iterator[str]:
+    cp, seq = facts.layout.cp, facts.seq_length
+    if cp > 1 and seq and seq % (2 * cp):
+        yield (
+            f"data.seq_length={seq} is not a multiple of 2 * context_parallel_size = {2 * cp}, into which each sequence is cut "
+            f"for a balanced causal load; nearest: {nearest(seq, 2 * cp)}."
+        )
+
+
+@CONTEXT.rule(
+    "exchange-for-every-layer",
+    says="A list of `cp_comm_type` has one entry per layer.",
+    otherwise="Megatron-Core asserts when the configuration is finished.",
+    broken="model.config.cp_comm_type=['p2p','a2a']",
+    mended="model.config.cp_comm_type=p2p",
+    megatron_refuses=True,
+)
+def _exchange_per_layer(facts: Facts) -> Iterator[str]:
+    kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
+    if facts.layout.cp > 1 and isinstance(kinds, list) and len(kinds) != layers_:
+        yield (
+            f"model.config.cp_comm_type lists {len(kinds)} layers, and model.config.num_layers={layers_}: give one kind for all, "
+            "or a list with one per layer."
+        )
+
+
+@CONTEXT.rule(
+    "exchange-is-known",
+    says="`cp_comm_type` is p2p, all_gather or a2a.",
+    otherwise="The attention raises in the first step; with 'a2a+p2p', whose groups nobody makes, each rank would attend to its "
+    "own slice only.",
+    broken="model.config.cp_comm_type=a2a+p2p",
+    mended="model.config.cp_comm_type=a2a",
+)
+def _exchange(facts: Facts) -> Iterator[str]:
+    if facts.layout.cp == 1:
+        return
+    kinds = facts.of_model("cp_comm_type")
+    for kind in dict.fromkeys(kinds if isinstance(kinds, list) else [kinds]):
+        if kind == "a2a+p2p":
+            yield (
+                "model.config.cp_comm_type='a2a+p2p' needs groups of context-parallel ranks within groups, which "
+                "MegatronStrategy "
+                "does not make: use one of 'p2p', 'all_gather', 'a2a'."
+            )
+        elif kind is not None and kind not in layers.CP_COMM_TYPES:
+            yield f"model.config.cp_comm_type={kind!r}: must be one of {', '.join(map(repr, layers.CP_COMM_TYPES))}."
+
+
+@CONTEXT.rule(
+    "heads-over-context-ranks",
+    says="With `cp_comm_type=a2a`, tensor size * context size divides heads and query groups.",
+    otherwise="The attention raises in the first step: it shares heads out instead of the sequence.",
+    broken=f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
+    mended=f"model.config.cp_comm_type=a2a {CP}=2 {TP}=2 model.config.num_query_groups=4",
+)
+def _all_to_all(facts: Facts) -> Iterator[str]:
+    config = facts.sized_config
+    if config is None or facts.layout.cp == 1:
+        return
+    kinds = config.cp_comm_type
+    if "a2a" in (kinds if isinstance(kinds, list) else [kinds]):
+        yield from layers.heads_over_context_ranks(config)
+
+
+@CONTEXT.rule(
+    "mixers-see-whole-sequences",
+    says="Without Mamba's kernels (mamba-ssm, causal-conv1d) the sequence is not cut.",
+    otherwise="The model is refused when it is built.",
+    recipe="mamba2_130m",
+    broken=f"{CP}=2 trainer.devices=2 trainer.accelerator=auto",
+    mended=f"{CP}=1 trainer.devices=2 trainer.accelerator=auto",
+    launched=(2, 2),
+    here=True,
+    megatron_refuses=True,
+)
+def _mixers(facts: Facts) -> Iterator[str]:
+    from nemo2.backend.extras import has, have_te
+
+    if not facts.here or facts.layout.cp == 1 or not hasattr(facts.model, "mamba_stack_spec"):
+        return
+    if not (have_te() and has("mamba_ssm") and has("causal_conv1d")):
+        yield (
+            f"strategy.context_parallel_size={facts.layout.cp}: Mamba layers without mamba-ssm see whole sequences only; set "
+            "it to "
+            "1, or train on a GPU with mamba-ssm and causal-conv1d."
+        )

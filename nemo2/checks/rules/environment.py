@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of the processes that contradict the recipe."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+
+ENVIRONMENT = Topic("Environment variables")
+_WANTED = {
+    "flash": {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
+    "fused": {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "1", "NVTE_UNFUSED_ATTN": "0"},
+    "unfused": {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "1"},
+    "local": {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
+    "auto": {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "1", "NVTE_UNFUSED_ATTN": "1"},
+}
+"""What Megatron-Core's LanguageModule sets for each attention backend, and asserts where a variable is there already."""
+
+
+@ENVIRONMENT.rule(
+    "attention-is-chosen-once",
+    says="`NVTE_FLASH_ATTN` and its like agree with `attention_backend`, or are unset.",
+    otherwise="Megatron-Core asserts when the model is built.",
+    broken="",
+    mended="",
+    broken_environment={"NVTE_FLASH_ATTN": "0"},
+    mended_environment={"NVTE_FLASH_ATTN": "1"},
+    megatron_refuses=True,
+)
+def _attention(facts: Facts) -> Iterator[str]:
+    backend = facts.of_model("attention_backend")
+    name = getattr(backend, "name", backend)
+    for variable, value in _WANTED.get(str(name), {}).items():
+        given = facts.environment.get(variable)
+        if given is not None and given != value:
+            yield (
+                f"{variable}={given} contradicts model.config.attention_backend={name}, for which Megatron-Core sets it to "
+                f"{value}: "
+                "unset the variable, and choose by model.config.attention_backend (flash, fused, unfused, local or auto)."
+            )
+
+
+@ENVIRONMENT.rule(
+    "registered-buffers-do-not-move",
+    says="Registered communication buffers (`nccl_ub`) are not combined with expandable segments.",
+    otherwise="Megatron-Core refuses the gradient buffers' configuration.",
+    broken="strategy.ddp.nccl_ub=True",
+    mended="strategy.ddp.nccl_ub=True",
+    broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+)
+def _segments(facts: Facts) -> Iterator[str]:
+    if not getattr(facts.ddp, "nccl_ub", False) or _segments_may_be_registered():
+        return
+    if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
+        yield (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with strategy.ddp_config.nccl_ub=True: registered buffers "
+            "can't grow. "
+            "Take expandable_segments out, or set strategy.ddp.nccl_ub=False."
+        )
+
+
+@ENVIRONMENT.rule(
+    "ucc-overlaps-over-several-connections",
+    says="Pipeline messages over UCC need `CUDA_DEVICE_MAX_CONNECTIONS` other than 1.",
+    otherwise="Megatron-Core asserts when it makes its groups.",
+    broken="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
+    mended="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
+    broken_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    mended_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+)
+def _ucc(facts: Facts) -> Iterator[str]:
+    over = facts.of_strategy("pipeline_model_parallel_comm_backend")
+    if over == "ucc" and facts.layout.pp > 1 and facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        yield (
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 with strategy.pipeline_model_parallel_comm_backend='ucc': its messages need a "
+            "queue of "
+            "their own. Unset the variable, or leave the backend None."
+        )
+
+
+@ENVIRONMENT.rule(
+    "timeout-is-a-number",
+    says="`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` is a whole number of seconds.",
+    otherwise="A ValueError on every rank.",
+    broken="",
+    mended="",
+    broken_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"},
+    mended_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
+)
+def _timeout(facts: Facts) -> Iterator[str]:
+    seconds = facts.environment.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
+    if seconds and not seconds.strip().isdigit():
+        yield f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={seconds}: must be a whole number of seconds, e.g. 600."
+
+
+@ENVIRONMENT.rule(
+    "deterministic-everywhere",
+    says="`deterministic_mode` needs `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0` where Transformer Engine computes the attention.",
+    otherwise="Megatron-Core raises when the first attention is built.",
+    broken="model.config.deterministic_mode=True",
+    mended="model.config.deterministic_mode=True",
+    gpu=("H100", "H100"),
+    mended_environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"},
+)
+def _deterministic(facts: Facts) -> Iterator[str]:
+    if facts.gpu is None or not facts.of_model("deterministic_mode"):
+        return
+    value = facts.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")
+    if value != "0":
+        yield (
+            f"model.config.deterministic_mode=True with NVTE_ALLOW_NONDETERMINISTIC_ALGO={value}: Transformer Engine would "
+            "choose "
+            "algorithms that differ from run to run. Export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."
+        )
+
+
+def _segments_may_be_registered() -> bool:
+    """Megatron-Core 0.19 allows it from torch 2.11 on."""
+    import inspect
+
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from packaging.version import Version
+    from torch import __version__ as installed
+
+    if "is_torch_min_version" not in inspect.getsource(DistributedDataParallelConfig.__post_init__):
+        return False
+    return Version(Version(installed).base_version) >= Version("2.11.0a0")

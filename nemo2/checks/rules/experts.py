@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts: over ranks, and as their router picks them."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.arithmetic import divisors, is_count, nearest
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import EP, ETP, TP
+from nemo2.models.layers import rules as layers
+
+EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")
+_SP = "strategy.sequence_parallel=True"
+# Megatron-Core looks at these when the configuration is made, before the strategy has written them.
+_ON_THE_MODEL = "model.config.expert_model_parallel_size=8 model.config.bf16=True"
+
+
+@EXPERTS.rule(
+    "experts-to-share",
+    says="Expert parallelism needs a model with experts.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="llama3_8b",
+    broken=f"{EP}=2",
+    mended=f"{EP}=1",
+    megatron_refuses=True,
+)
+def _dense(facts: Facts) -> Iterator[str]:
+    if facts.layout.ep > 1 and facts.model is not None and not facts.of_model("num_moe_experts"):
+        yield (
+            f"strategy.expert_model_parallel_size={facts.layout.ep}: this model has no experts (model.config.num_moe_experts is "
+            "unset). Set it to 1."
+        )
+
+
+@EXPERTS.rule(
+    "experts-over-ranks",
+    says="The expert size divides the experts.",
+    otherwise="Megatron-Core asserts, without a word, when the first layer of experts is built.",
+    broken=f"{EP}=8 model.config.num_moe_experts=60",
+    mended=f"{EP}=8 model.config.num_moe_experts=64",
+    megatron_refuses=True,
+)
+def _share(facts: Facts) -> Iterator[str]:
+    experts, ep = facts.of_model("num_moe_experts"), facts.layout.ep
+    if is_count(experts) and experts % ep:
+        yield (
+            f"model.config.num_moe_experts={experts} is not a multiple of strategy.expert_model_parallel_size={ep}; sizes that "
+            f"divide it: {divisors(experts)}."
+        )
+
+
+@EXPERTS.rule(
+    "expert-width-over-expert-tensor-ranks",
+    says="The expert tensor size divides an expert's width, the tensor size that of shared experts.",
+    otherwise="Megatron-Core asserts when the first layer of experts is built.",
+    broken=f"{TP}=2 {ETP}=2 {EP}=4 {_SP} model.config.moe_ffn_hidden_size=1407",
+    mended=f"{TP}=2 {ETP}=2 {EP}=4 {_SP} model.config.moe_ffn_hidden_size=1408",
+    megatron_refuses=True,
+)
+def _width(facts: Facts) -> Iterator[str]:
+    if not facts.of_model("num_moe_experts"):
+        return
+    etp, tp = facts.layout.expert_tensor_size, facts.layout.tp
+    for name, size, ranks in (
+        ("moe_ffn_hidden_size", "expert_tensor_parallel_size", etp),
+        ("moe_shared_expert_intermediate_size", "tensor_model_parallel_size", tp),
+    ):
+        width = facts.of_model(name)
+        if is_count(width) and width % ranks:
+            yield f"model.config.{name}={width} is not a multiple of strategy.{size}={ranks}; nearest: {nearest(width, ranks)}."
+
+
+@EXPERTS.rule(
+    "experts-cut-only-where-shared",
+    says="An expert tensor size other than the tensor size needs an expert size of 2 or more.",
+    otherwise="Megatron-Core trains, with the experts' gradients summed over the wrong ranks.",
+    broken=f"{TP}=2 {ETP}=1 {EP}=1 {_SP}",
+    mended=f"{TP}=2 {ETP}=1 {EP}=2 {_SP}",
+)
+def _cut(facts: Facts) -> Iterator[str]:
+    if facts.sized_config is not None:
+        yield from layers.experts_cut_only_where_shared(facts.sized_config)
+
+
+@EXPERTS.rule(
+    "experts-over-tensor-ranks",
+    says="Experts over tensor ranks need sequence parallelism.",
+    otherwise="Megatron-Core raises in the first step.",
+    broken=f"{TP}=2 {ETP}=1 model.config.multi_latent_attention=False",
+    mended=f"{TP}=2 {ETP}=1 {_SP}",
+)
+def _sequence_parallel(facts: Facts) -> Iterator[str]:
+    if facts.sized_config is not None:
+        yield from layers.experts_need_sequence_parallel(facts.sized_config)
+
+
+@EXPERTS.rule(
+    "whole-bias-on-one-rank",
+    says="Experts with a bias (`add_bias_linear`) have an expert tensor size of 1.",
+    otherwise="Each rank with a part of an expert would add the whole bias; Megatron-Core asserts it from 0.16 on.",
+    recipe="mixtral_8x7b",
+    broken=f"{TP}=2 {_SP} {EP}=4 model.config.add_bias_linear=True",
+    mended=f"{TP}=2 {_SP} {EP}=4 model.config.add_bias_linear=True {ETP}=1",
+)
+def _bias(facts: Facts) -> Iterator[str]:
+    if facts.sized_config is not None:
+        yield from layers.whole_bias_on_one_rank(facts.sized_config)
+
+
+@EXPERTS.rule(
+    "router-picks-what-there-is",
+    says="A token goes to at most as many experts as there are.",
+    otherwise="torch raises in the first step.",
+    broken="model.config.moe_router_topk=65",
+    mended="model.config.moe_router_topk=64",
+)
+def _topk(facts: Facts) -> Iterator[str]:
+    experts, topk = facts.of_model("num_moe_experts"), facts.of_model("moe_router_topk")
+    if is_count(experts) and is_count(topk) and topk > experts:
+        yield f"model.config.moe_router_topk={topk} is more than model.config.num_moe_experts={experts}."
+
+
+@EXPERTS.rule(
+    "one-expert-needs-softmax-first",
+    says="A single expert per token with softmax scores needs `moe_router_pre_softmax`.",
+    otherwise="Megatron-Core refuses the model's configuration: a softmax over one score has no gradient.",
+    recipe="mixtral_8x7b",
+    broken="model.config.moe_router_topk=1",
+    mended="model.config.moe_router_topk=1 model.config.moe_router_pre_softmax=True",
+    megatron_refuses=True,
+)
+def _pre_softmax(facts: Facts) -> Iterator[str]:
+    if (
+        facts.of_model("num_moe_experts")
+        and facts.of_model("moe_router_topk") == 1
+        and facts.of_model("moe_router_score_function") == "softmax"
+        and not facts.of_model("moe_router_pre_softmax")
+        and facts.of_model("moe_router_load_balancing_type") != "sinkhorn"
+    ):
+        yield (
+            "model.config.moe_router_topk=1 with softmax scores: the softmax over the one score that is left has no gradient. "
+            "Set model.config.moe_router_pre_softmax=True."
+        )
+
+
+@EXPERTS.rule(
+    "experts-in-equal-groups",
+    says="Group-limited routing names the groups, which divide the experts, and picks at most all of them.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="model.config.moe_router_group_topk=2 model.config.moe_router_num_groups=7",
+    mended="model.config.moe_router_group_topk=2 model.config.moe_router_num_groups=8",
+    megatron_refuses=True,
+)
+def _router_groups(facts: Facts) -> Iterator[str]:
+    picked, groups, experts = (
+        facts.of_model("moe_router_group_topk"),
+        facts.of_model("moe_router_num_groups"),
+        facts.of_model("num_moe_experts"),
+    )
+    if not picked or not is_count(experts):
+        return
+    if not groups:
+        yield (
+            f"model.config.moe_router_group_topk={picked} needs model.config.moe_router_num_groups; what divides: "
+            f"{divisors(experts)}."
+        )
+    elif experts % groups:
+        yield (
+            f"model.config.num_moe_experts={experts} is not a multiple of model.config.moe_router_num_groups={groups}; groups "
+            "that "
+            f"divide it: {divisors(experts)}."
+        )
+    elif picked > groups:
+        yield f"model.config.moe_router_group_topk={picked} is more than model.config.moe_router_num_groups={groups}."
+
+
+@EXPERTS.rule(
+    "padding-needs-a-capacity",
+    says="`moe_pad_expert_input_to_capacity` needs `moe_expert_capacity_factor`.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="model.config.moe_pad_expert_input_to_capacity=True",
+    mended="model.config.moe_pad_expert_input_to_capacity=True model.config.moe_expert_capacity_factor=1.0",
+    megatron_refuses=True,
+)
+def _capacity(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    if getattr(model, "moe_pad_expert_input_to_capacity", False) and model.moe_expert_capacity_factor is None:
+        yield (
+            "model.config.moe_pad_expert_input_to_capacity=True needs model.config.moe_expert_capacity_factor, the capacity "
+            "it pads "
+            "to: set that (1.0 drops what is beyond an even share), or unset the padding."
+        )
+
+
+@EXPERTS.rule(
+    "capacity-needs-balancing",
+    says="`moe_expert_capacity_factor` works with aux_loss, seq_aux_loss, global_aux_loss or no load balancing.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="mixtral_8x7b",
+    broken="model.config.moe_expert_capacity_factor=1.0 model.config.moe_router_load_balancing_type=sinkhorn",
+    mended="model.config.moe_expert_capacity_factor=1.0 model.config.moe_router_load_balancing_type=aux_loss",
+    megatron_refuses=True,
+)
+def _balancing(facts: Facts) -> Iterator[str]:
+    factor, kinds = facts.of_model("moe_expert_capacity_factor"), facts.of_model("moe_router_load_balancing_type")
+    known = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
+    if not facts.of_model("num_moe_experts") or factor is None or factor < 0:
+        return
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in known:
+            yield (
+                f"model.config.moe_expert_capacity_factor={factor} with moe_router_load_balancing_type={kind!r}: it works with "
+                f"{', '.join(known)}."
+            )
+
+
+@EXPERTS.rule(
+    "overlapped-shared-experts-need-all-to-all",
+    says="`moe_shared_expert_overlap` needs the alltoall dispatcher.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="model.config.moe_shared_expert_overlap=True model.config.moe_token_dispatcher_type=allgather",
+    mended="model.config.moe_shared_expert_overlap=True model.config.moe_token_dispatcher_type=alltoall",
+    megatron_refuses=True,
+)
+def _shared_overlap(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    if not getattr(model, "moe_shared_expert_overlap", False) or model.moe_shared_expert_intermediate_size is None:
+        return
+    if model.moe_token_dispatcher_type not in ("alltoall", "flex"):
+        yield (
+            f"model.config.moe_shared_expert_overlap=True with moe_token_dispatcher_type={model.moe_token_dispatcher_type!r}: "
+            "shared "
+            "experts run beside the exchange of 'alltoall' only. Use that, or unset the overlap."
+        )
+
+
+@EXPERTS.rule(
+    "expert-bias-needs-sigmoid",
+    says="`moe_router_enable_expert_bias` needs sigmoid scores.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="model.config.moe_router_enable_expert_bias=True model.config.moe_router_score_function=softmax",
+    mended="model.config.moe_router_enable_expert_bias=True model.config.moe_router_score_function=sigmoid",
+    megatron_refuses=True,
+)
+def _expert_bias(facts: Facts) -> Iterator[str]:
+    score = getattr(facts.model, "moe_router_score_function", None)
+    if getattr(facts.model, "moe_router_enable_expert_bias", False) and score not in ("sigmoid", "sqrtsoftplus"):
+        yield (
+            f"model.config.moe_router_enable_expert_bias=True with moe_router_score_function={score!r}: balancing by a bias "
+            "is made "
+            "for 'sigmoid' scores. Use these, or an auxiliary loss."
+        )
+
+
+@EXPERTS.rule(
+    "experts-have-their-width-alone",
+    says="`moe_ffn_hidden_size` is for models with experts.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="llama3_8b",
+    broken="model.config.moe_ffn_hidden_size=1024",
+    mended="model.config.ffn_hidden_size=1024",
+    megatron_refuses=True,
+)
+def _width_without_experts(facts: Facts) -> Iterator[str]:
+    width = getattr(facts.model, "moe_ffn_hidden_size", None)
+    if width is not None and getattr(facts.model, "num_moe_experts", None) is None:
+        yield f"model.config.moe_ffn_hidden_size={width}: this model has no experts. Set model.config.ffn_hidden_size instead."
+
+
+@EXPERTS.rule(
+    "a-weight-for-every-balancing",
+    says="A list of load balancings has as many `moe_aux_loss_coeff`.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="mixtral_8x7b",
+    broken="model.config.moe_router_load_balancing_type=['aux_loss','seq_aux_loss'] model.config.moe_aux_loss_coeff=[0.01]",
+    mended="model.config.moe_router_load_balancing_type=['aux_loss','seq_aux_loss'] "
+    "model.config.moe_aux_loss_coeff=[0.01,0.01]",
+    megatron_refuses=True,
+)
+def _weights(facts: Facts) -> Iterator[str]:
+    kinds, weights = (
+        getattr(facts.model, name, None) for name in ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
+    )
+    if isinstance(kinds, list) and (not isinstance(weights, list) or len(weights) != len(kinds)):
+        yield (
+            f"model.config.moe_router_load_balancing_type lists {len(kinds)} kinds, and "
+            f"model.config.moe_aux_loss_coeff={weights}: "
+            "give a list with one weight for each."
+        )
+
+
+@EXPERTS.rule(
+    "overlapped-exchange",
+    says="`overlap_moe_expert_parallel_comm` needs shared-out experts, all-to-all, 16 bits, no full recomputation, and virtual "
+    "stages in a pipeline.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="mixtral_8x7b",
+    broken=f"model.config.overlap_moe_expert_parallel_comm=True {EP}=1",
+    mended=f"model.config.overlap_moe_expert_parallel_comm=True {EP}=8 {_ON_THE_MODEL}",
+    megatron_refuses=True,
+)
+def _overlapped_exchange(facts: Facts) -> Iterator[str]:
+    model, layout = facts.model, facts.layout
+    if not getattr(model, "overlap_moe_expert_parallel_comm", False):
+        return
+    precision = facts.precision
+    obstacles = {
+        "strategy.expert_model_parallel_size=1": layout.ep == 1,
+        "a pipeline without virtual stages": layout.pp > 1 and layout.vp is None,
+        f"moe_token_dispatcher_type={model.moe_token_dispatcher_type!r}": model.moe_token_dispatcher_type
+        not in ("alltoall", "flex"),
+        "full recomputation": model.recompute_granularity == "full" or model.recompute_method is not None,
+        "moe_shared_expert_overlap=True": bool(model.moe_shared_expert_overlap),
+        "fp32": precision is not None and precision.fp32,
+        f"mtp_num_layers={getattr(model, 'mtp_num_layers', None)}": (getattr(model, "mtp_num_layers", None) or 0) > 1,
+    }
+    found = [obstacle for obstacle, there in obstacles.items() if there]
+    if found:
+        yield (
+            f"model.config.overlap_moe_expert_parallel_comm=True does not work with {', '.join(found)}: change that, or unset "
+            "it."
+        )
+
+
+@EXPERTS.rule(
+    "delayed-gradients-need-overlap",
+    says="`delay_wgrad_compute` needs `overlap_moe_expert_parallel_comm`.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="mixtral_8x7b",
+    broken="model.config.delay_wgrad_compute=True",
+    mended=f"model.config.delay_wgrad_compute=True model.config.overlap_moe_expert_parallel_comm=True {_ON_THE_MODEL}",
+    megatron_refuses=True,
+)
+def _delayed(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    if getattr(model, "delay_wgrad_compute", False) and not getattr(model, "overlap_moe_expert_parallel_comm", False):
+        yield (
+            "model.config.delay_wgrad_compute=True fills the time of model.config.overlap_moe_expert_parallel_comm: set both, or "
+            "neither."
+        )

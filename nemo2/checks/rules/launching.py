@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is launched, and on what: the executor against the trainer, this machine, its files and its packages."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.checks.facts import Facts, number
+from nemo2.checks.rule import Topic
+
+LAUNCH = Topic("The launch", needs_sizes=False)
+FILES = Topic("Files of this machine", needs_sizes=False, recipe="llama_tiny")
+
+
+@LAUNCH.rule(
+    "executor-starts-what-the-trainer-expects",
+    says="The executor starts as many processes per node, on as many nodes, as the trainer expects.",
+    otherwise="The strategy refuses on every rank, or the ranks wait for others that never come.",
+    broken="",
+    mended="",
+    assigned=({"trainer.devices": 8}, {"trainer.devices": 8}),
+    launched=(4, 8),
+)
+def _executor(facts: Facts) -> Iterator[str]:
+    for name, launched in zip(("devices", "num_nodes"), facts.launched, strict=True):
+        asked = number(facts.trainer, name)
+        if launched is not None and asked is not None and asked != launched:
+            yield (
+                f"trainer.{name}={asked}, and the executor starts {launched}: they must be equal. Set trainer.{name}={launched}, "
+                f"or launch {asked}."
+            )
+
+
+@LAUNCH.rule(
+    "accelerator-is-here",
+    says="A run on this machine asks for the accelerator it has, and for processes that somebody launches.",
+    otherwise="Lightning refuses on every rank.",
+    broken="trainer.accelerator=gpu trainer.devices=2",
+    mended="trainer.accelerator=auto trainer.devices=2",
+    launched=(2, 2),
+    here=True,
+)
+def _accelerator(facts: Facts) -> Iterator[str]:
+    if not facts.here:
+        return
+    from nemo2.errors import ConfigError
+    from nemo2.trainer import check_devices
+
+    accelerator = getattr(facts.trainer, "accelerator", "auto")
+    launched = facts.launched[0] is not None
+    try:
+        check_devices(
+            accelerator=accelerator,
+            devices="auto" if launched else getattr(facts.trainer, "devices", "auto"),
+            num_nodes=number(facts.trainer, "num_nodes") or 1,
+        )
+    except ConfigError as error:
+        yield str(error)
+
+
+@FILES.rule(
+    "log-directory-is-writable",
+    says="The directory of runs can be written.",
+    otherwise="The run stops before its first step.",
+    broken="log.log_dir=/dev/null/runs",
+    mended="log.log_dir=/tmp",
+    here=True,
+    launched=(2, 2),
+)
+def _log_directory(facts: Facts) -> Iterator[str]:
+    log = getattr(facts.recipe, "log", None)
+    for field in ("explicit_log_dir", "log_dir"):
+        directory = getattr(log, field, None)
+        if facts.here and directory and not _writable(Path(str(directory)).expanduser()):
+            yield f"log.{field}={directory}: this directory can't be written. Name one that this user may write to."
+
+
+@FILES.rule(
+    "checkpoint-to-resume-exists",
+    says="A checkpoint that is named exists.",
+    otherwise="The run stops before its first step.",
+    broken="resume.resume_from_path=/dev/null/checkpoint",
+    mended="resume.resume_from_path=None",
+    here=True,
+    launched=(2, 2),
+)
+def _checkpoint(facts: Facts) -> Iterator[str]:
+    resume = getattr(facts.recipe, "resume", None)
+    places: dict[str, Any] = {
+        "resume.resume_from_path": getattr(resume, "resume_from_path", None),
+        "resume.restore_config.path": getattr(getattr(resume, "restore_config", None), "path", None),
+        "strategy.restore_config.path": getattr(getattr(facts.strategy, "restore_config", None), "path", None),
+    }
+    for name, path in places.items():
+        text = str(path) if path else ""
+        if facts.here and text and "://" not in text and not Path(text).expanduser().is_dir():
+            yield f"{name}={path}: no such checkpoint directory."
+
+
+@FILES.rule(
+    "communicator-settings-exist",
+    says="`nccl_communicator_config_path` names a file.",
+    otherwise="Megatron-Core raises when it makes its groups.",
+    broken="strategy.nccl_communicator_config_path=/dev/null/nccl.yaml",
+    mended="strategy.nccl_communicator_config_path=None",
+    here=True,
+    launched=(2, 2),
+)
+def _communicators(facts: Facts) -> Iterator[str]:
+    path = facts.of_strategy("nccl_communicator_config_path")
+    if facts.here and path and not Path(str(path)).expanduser().is_file():
+        yield f"strategy.nccl_communicator_config_path={path}: no such file."
+
+
+@FILES.rule(
+    "data-is-there",
+    says="Every dataset has its .bin and its .idx file.",
+    otherwise="The data module refuses on every rank.",
+    broken="",
+    mended="",
+    corpus=({"paths": "/dev/null/corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}, None),
+    launched=(2, 2),
+    here=True,
+)
+def _data(facts: Facts) -> Iterator[str]:
+    if not facts.here:
+        return
+    from nemo2.data.blend import Blend
+
+    blends = getattr(facts.built.get("data"), "_blends", None)
+    found = blends.values() if isinstance(blends, dict) else [blends]
+    for prefix in dict.fromkeys(prefix for blend in found if isinstance(blend, Blend) for prefix in blend.prefixes):
+        missing = [suffix for suffix in (".bin", ".idx") if not Path(f"{prefix}{suffix}").is_file()]
+        if missing and "://" not in prefix:
+            yield (
+                f"data.paths names {prefix}, and {' and '.join(f'{prefix}{suffix}' for suffix in missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not there: `nemo2 prepare-data` makes them from text."
+            )
+
+
+def _writable(path: Path) -> bool:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+
+
+def too_many_for_this_machine(devices: Optional[int]) -> Iterator[str]:
+    """A recipe that nobody has cut down to this machine, on one without GPUs and with fewer cores than it has ranks."""
+    import torch
+
+    cores = os.cpu_count() or 1
+    if devices is not None and devices > cores and not torch.cuda.is_available():
+        yield (
+            f"trainer.devices={devices}: this recipe is laid out for {devices} GPUs, and this machine has none, and {cores} CPU "
+            f"core{'s' if cores > 1 else ''}. Run it where the GPUs are; to try a shrunken one here on CPU processes, say how "
+            f"many (`--devices {min(2, cores)}`, or devices={min(2, cores)} in launch())."
+        )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer and its schedule."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.names import did_you_mean
+
+OPTIMIZER = Topic("Optimizer and learning rate", needs_sizes=False)
+_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+@OPTIMIZER.rule(
+    "learning-rate-is-set",
+    says="`optim.config.lr`, the peak of the schedule, is set and above 0.",
+    otherwise="The optimizer refuses on every rank.",
+    broken="optim.config.lr=None",
+    mended="optim.config.lr=3e-4",
+)
+def _rate(facts: Facts) -> Iterator[str]:
+    config = getattr(getattr(facts.recipe, "optim", None), "config", None)
+    if config is None:
+        return
+    rate = getattr(config, "lr", None)
+    if rate is None:
+        yield "optim.config.lr is unset: set the peak learning rate, e.g. optim.config.lr=3e-4."
+    elif isinstance(rate, int | float) and rate <= 0:
+        yield f"optim.config.lr={rate}: must be above 0."
+
+
+@OPTIMIZER.rule(
+    "schedule-ends-below-its-peak",
+    says="`min_lr` is at most the peak.",
+    otherwise="The schedule refuses on every rank.",
+    broken="optim.config.lr=1e-5",
+    mended="optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6",
+)
+def _end(facts: Facts) -> Iterator[str]:
+    rate = facts.of_optimizer("lr")
+    least = getattr(getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None), "min_lr", None)
+    if isinstance(rate, int | float) and isinstance(least, int | float) and least > rate > 0:
+        yield f"optim.lr_scheduler.min_lr={least:g} is above the peak optim.config.lr={rate:g}: lower it, or raise the peak."
+
+
+@OPTIMIZER.rule(
+    "schedule-has-a-length",
+    says="A schedule that ends knows when: `trainer.max_steps`, or its own.",
+    otherwise="The schedule refuses on every rank.",
+    broken="trainer.max_steps=-1",
+    mended="trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
+)
+def _length(facts: Facts) -> Iterator[str]:
+    schedule = facts.built.get("optim.lr_scheduler")
+    if schedule is None or not getattr(schedule, "needs_max_steps", False):
+        return
+    steps = getattr(facts.trainer, "max_steps", None)
+    if schedule.max_steps is None and (not isinstance(steps, int) or steps <= 0):
+        yield (
+            f"{type(schedule).__name__}.max_steps is None and the trainer has no max_steps: this schedule is a fraction of the "
+            "run's length. Set trainer.max_steps, or the schedule's max_steps."
+        )
+
+
+@OPTIMIZER.rule(
+    "optimizer-is-known",
+    says="`optim.config.optimizer` is one that Megatron-Core has: adam or sgd, and in newer versions muon, lion and their like.",
+    otherwise="Megatron-Core raises when the optimizer is made.",
+    broken="optim.config.optimizer=adamw",
+    mended="optim.config.optimizer=adam",
+)
+def _known(facts: Facts) -> Iterator[str]:
+    name, known = facts.of_optimizer("optimizer"), known_optimizers()
+    if isinstance(name, str) and name not in known:
+        yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known)}"
+
+
+@OPTIMIZER.rule(
+    "clipping-is-the-optimizers",
+    says="Gradients are clipped by `optim.config.clip_grad`.",
+    otherwise="Lightning's clipping sees one rank's shards only; the precision plugin refuses in the first step.",
+    broken="trainer.gradient_clip_val=1.0",
+    mended="optim.config.clip_grad=1.0",
+)
+def _clipping(facts: Facts) -> Iterator[str]:
+    value = getattr(facts.trainer, "gradient_clip_val", None)
+    if facts.sizes and value:
+        yield (
+            f"trainer.gradient_clip_val={value}: Megatron-Core clips inside its optimizer step. Set "
+            f"optim.config.clip_grad={value} "
+            "and leave trainer.gradient_clip_val unset."
+        )
+
+
+@OPTIMIZER.rule(
+    "small-states-need-the-aware-optimizer",
+    says="Gradients, parameters and moments of the optimizer in other formats than fp32 need `use_precision_aware_optimizer`.",
+    otherwise="Megatron-Core asserts when the optimizer's configuration is made.",
+    broken="optim.config.exp_avg_dtype=torch.bfloat16",
+    mended="optim.config.exp_avg_dtype=torch.float32",
+)
+def _states(facts: Facts) -> Iterator[str]:
+    if facts.of_optimizer("use_precision_aware_optimizer"):
+        return
+    for name in _STATES:
+        dtype = facts.of_optimizer(name)
+        if dtype is not None and str(dtype) != "torch.float32":
+            yield (
+                f"optim.config.{name}={dtype} needs optim.config.use_precision_aware_optimizer=True: set that, or leave it "
+                "torch.float32."
+            )
+
+
+@OPTIMIZER.rule(
+    "aware-optimizer-is-sharded-adam",
+    says="`use_precision_aware_optimizer` needs Adam and the distributed optimizer.",
+    otherwise="Megatron-Core asserts when the optimizer's configuration is made.",
+    broken="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
+    mended="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
+)
+def _aware(facts: Facts) -> Iterator[str]:
+    if not facts.of_optimizer("use_precision_aware_optimizer"):
+        return
+    if facts.of_optimizer("optimizer") != "adam":
+        yield (
+            "optim.config.use_precision_aware_optimizer=True with "
+            f"optim.config.optimizer={facts.of_optimizer('optimizer')!r}: it is "
+            "made for 'adam'. Use that, or unset it."
+        )
+    if not facts.distributed_optimizer:
+        yield (
+            "optim.config.use_precision_aware_optimizer=True needs the sharded state of "
+            "optim.config.use_distributed_optimizer=True: set both, or neither."
+        )
+
+
+@OPTIMIZER.rule(
+    "offloaded-optimizer-decouples-decay",
+    says="`optimizer_cpu_offload` needs `decoupled_weight_decay`, and a share between 0 and 1.",
+    otherwise="Megatron-Core asserts when the optimizer is made.",
+    broken="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=False",
+    mended="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=True",
+)
+def _offload(facts: Facts) -> Iterator[str]:
+    if not facts.of_optimizer("optimizer_cpu_offload"):
+        return
+    if facts.of_optimizer("decoupled_weight_decay", True) is False:
+        yield (
+            "optim.config.optimizer_cpu_offload=True with decoupled_weight_decay=False: Megatron-Core's offloaded Adam is AdamW. "
+            "Set decoupled_weight_decay=True."
+        )
+    share = facts.of_optimizer("optimizer_offload_fraction", 0.0)
+    if not 0 <= share <= 1:
+        yield f"optim.config.optimizer_offload_fraction={share}: must lie between 0 and 1."
+
+
+@OPTIMIZER.rule(
+    "decays-are-shares",
+    says="Adam's decay rates are at least 0 and less than 1, its epsilon above 0.",
+    otherwise="torch refuses on every rank, or the moments grow without bound.",
+    broken="optim.config.adam_beta2=1.5",
+    mended="optim.config.adam_beta2=0.95",
+)
+def _betas(facts: Facts) -> Iterator[str]:
+    for name in ("adam_beta1", "adam_beta2"):
+        value = facts.of_optimizer(name)
+        if isinstance(value, int | float) and not 0 <= value < 1:
+            yield f"optim.config.{name}={value}: must be at least 0 and less than 1."
+    epsilon = facts.of_optimizer("adam_eps")
+    if isinstance(epsilon, int | float) and epsilon <= 0:
+        yield f"optim.config.adam_eps={epsilon}: must be above 0."
+
+
+def known_optimizers() -> tuple[str, ...]:
+    """What the installed Megatron-Core's ``get_megatron_optimizer`` makes optimizers of."""
+    try:
+        # 0.19; what its registry has depends on the package emerging-optimizers.
+        from megatron.core.optimizer import emerging_optimizers as emerging  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        return ("adam", "sgd")
+    names = getattr(emerging, "_EMERGING_OPTIMIZERS", {})
+    return tuple(dict.fromkeys(("adam", "sgd", "lion", *names, *(f"dist_{name}" for name in names))))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What overlapped communication needs."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.pipeline import VP
+from nemo2.checks.rules.world import CP, PP, TP
+
+OVERLAP = Topic("Overlapped communication")
+_SP = "strategy.sequence_parallel=True"
+
+
+@OVERLAP.rule(
+    "gathered-parameters-are-sharded",
+    says="`overlap_param_gather` needs the distributed optimizer.",
+    otherwise="Megatron-Core would wait for gathers that nobody starts; the strategy refuses on every rank.",
+    broken="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
+    mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
+)
+def _gather(facts: Facts) -> Iterator[str]:
+    yield from (message for message in facts.trial.switch if "overlap_param_gather" in message)
+
+
+@OVERLAP.rule(
+    "gather-starts-from-reduction",
+    says="`overlap_param_gather` needs `overlap_grad_reduce`.",
+    otherwise="Megatron-Core starts the gathers from hooks that overlapped reduction installs: none would start.",
+    broken="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
+    mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+)
+def _hooks(facts: Facts) -> Iterator[str]:
+    strategy = facts.built.get("trainer.strategy")
+    if strategy is None or facts.ddp is None or facts.callback("MegatronCommOverlapCallback") is not None:
+        return  # the callback turns the gather off, and says so
+    ddp, explicit = facts.ddp, strategy.explicit_ddp_fields
+    if ddp.overlap_param_gather and not ddp.overlap_grad_reduce and "overlap_param_gather" in explicit:
+        yield (
+            "strategy.ddp_config.overlap_param_gather=True with overlap_grad_reduce=False: Megatron-Core starts gathering "
+            "from the "
+            "hooks of overlapped reduction. Set strategy.ddp.overlap_grad_reduce=True, or overlap_param_gather=False."
+        )
+
+
+@OVERLAP.rule(
+    "gather-in-the-step-needs-virtual-stages",
+    says="`overlap_param_gather_with_optimizer_step` needs `overlap_param_gather` and virtual stages.",
+    otherwise="The first chunk would be used before its parameters are there.",
+    broken="optim.config.overlap_param_gather_with_optimizer_step=True",
+    mended="optim.config.overlap_param_gather_with_optimizer_step=True "
+    f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+)
+def _step(facts: Facts) -> Iterator[str]:
+    asked = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
+    interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
+    if asked and not interleaved:
+        yield (
+            "optim.config.overlap_param_gather_with_optimizer_step=True updates one chunk while the next one's parameters are "
+            "gathered, and this layout has one chunk per rank: set it to False, or "
+            "strategy.virtual_pipeline_model_parallel_size to 2 or more."
+        )
+
+
+@OVERLAP.rule(
+    "averages-are-of-losses-not-tokens",
+    says="`average_in_collective` is not combined with `calculate_per_token_loss`.",
+    otherwise="Megatron-Core asserts when the model is wrapped.",
+    broken="strategy.ddp.average_in_collective=True model.config.calculate_per_token_loss=True",
+    mended="strategy.ddp.average_in_collective=False model.config.calculate_per_token_loss=True",
+)
+def _average(facts: Facts) -> Iterator[str]:
+    if facts.ddp is not None and facts.ddp.average_in_collective and facts.of_model("calculate_per_token_loss"):
+        yield (
+            "strategy.ddp_config.average_in_collective=True with model.config.calculate_per_token_loss=True: gradients are "
+            "summed "
+            "and divided by the tokens of all ranks afterwards. Set strategy.ddp.average_in_collective=False."
+        )
+
+
+@OVERLAP.rule(
+    "tensor-overlap-needs-sequence-parallel",
+    says="`tp_comm_overlap`, set on the model, needs tensor and sequence parallelism.",
+    otherwise="Transformer Engine overlaps the gathers of sequence parallelism, and there are none.",
+    broken=f"model.config.tp_comm_overlap=True {TP}=2",
+    mended=f"model.config.tp_comm_overlap=True {TP}=2 {_SP}",
+)
+def _tensor(facts: Facts) -> Iterator[str]:
+    if not getattr(facts.model, "tp_comm_overlap", False):
+        return
+    layout = facts.layout
+    if layout.tp == 1 or not layout.sp:
+        yield (
+            f"model.config.tp_comm_overlap=True with strategy.tensor_model_parallel_size={layout.tp} and "
+            f"sequence_parallel={layout.sp}: there is nothing to overlap without both. Set strategy.sequence_parallel=True "
+            "(and a "
+            "tensor size of 2 or more), or tp_comm_overlap=False."
+        )
+
+
+@OVERLAP.rule(
+    "overlapped-messages-need-virtual-stages",
+    says="The callback's `overlap_p2p_comm` needs virtual stages.",
+    otherwise="The callback refuses on every rank.",
+    recipe="llama3_70b",
+    broken=f"{VP}=None model.config.overlap_p2p_comm=True",
+    mended="model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+)
+def _messages(facts: Facts) -> Iterator[str]:
+    layout = facts.layout
+    if layout.pp == 1 or (layout.vp and layout.vp > 1):
+        return
+    callback = facts.callback("MegatronCommOverlapCallback")
+    asked = getattr(callback, "overlap_p2p_comm", None) if callback is not None else None
+    if asked or (facts.set_on_model("overlap_p2p_comm") and facts.of_model("overlap_p2p_comm")):
+        yield (
+            f"overlap_p2p_comm=True needs virtual pipeline stages, and strategy.pipeline_model_parallel_size={layout.pp} has "
+            "none: "
+            "set strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
+        )
+
+
+@OVERLAP.rule(
+    "buckets-have-elements",
+    says="`bucket_size` is at least 1, or None.",
+    otherwise="Megatron-Core would put each parameter into no bucket.",
+    broken="strategy.ddp.bucket_size=0",
+    mended="strategy.ddp.bucket_size=40000000",
+)
+def _buckets(facts: Facts) -> Iterator[str]:
+    size = getattr(facts.ddp, "bucket_size", None)
+    if isinstance(size, int) and size < 1:
+        yield f"strategy.ddp_config.bucket_size={size}: must be at least 1 element, or None for Megatron-Core's choice."

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optional packages: what a run on this machine asks for, and this machine hasn't got."""
+
+from collections.abc import Iterator
+
+from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.models.layers import rules as layers
+
+PARTS = Topic("Optional packages", needs_sizes=False, recipe="llama_tiny")
+_TWO = (2, 2)
+_LOGGERS = {
+    "WandbLogger": "wandb",
+    "MLFlowLogger": "mlflow",
+    "CometLogger": "comet_ml",
+    "TensorBoardLogger": "tensorboard",
+}
+
+
+@PARTS.rule(
+    "low-precision-needs-transformer-engine",
+    says="fp8 and fp4 need Transformer Engine and a GPU.",
+    otherwise="The precision plugin refuses on every rank.",
+    broken="trainer.plugins.fp8=hybrid",
+    mended="trainer.plugins.fp8=None",
+    here=True,
+    launched=_TWO,
+)
+def _low_precision(facts: Facts) -> Iterator[str]:
+    config = facts.precision
+    if not facts.here or config is None or have_te():
+        return
+    for name, value in (("fp8", config.fp8), ("fp4", config.fp4)):
+        if value is not None:
+            yield (
+                f"trainer.plugins.{name}={value!r}: it exists on GPUs with Transformer Engine only "
+                f"({why_missing('transformer_engine')}). Leave it unset here (bf16-mixed runs anywhere)."
+            )
+
+
+@PARTS.rule(
+    "aware-optimizer-needs-transformer-engine",
+    says="`use_precision_aware_optimizer` needs Transformer Engine's fused Adam.",
+    otherwise="Megatron-Core raises when the optimizer's configuration is made.",
+    broken="optim.config.use_precision_aware_optimizer=True",
+    mended="optim.config.use_precision_aware_optimizer=False",
+    here=True,
+    launched=_TWO,
+)
+def _aware_optimizer(facts: Facts) -> Iterator[str]:
+    if not facts.here or not facts.of_optimizer("use_precision_aware_optimizer") or has("transformer_engine"):
+        return
+    if not facts.of_optimizer("optimizer_cpu_offload"):
+        yield (
+            "optim.config.use_precision_aware_optimizer=True needs Transformer Engine's fused Adam "
+            f"({why_missing('transformer_engine')}). Set it to False here."
+        )
+
+
+@PARTS.rule(
+    "plain-layers-can-do-it",
+    says="A model on layers without Transformer Engine asks for nothing that only its kernels have: QK clipping, flex dispatch, "
+    "latent experts, cached latents, experimental attention.",
+    otherwise="The model is refused when it is built.",
+    broken="model.config.qk_clip=True",
+    mended="model.config.qk_clip=False",
+    here=True,
+    launched=_TWO,
+    megatron_refuses=True,
+)
+def _plain_layers(facts: Facts) -> Iterator[str]:
+    if not facts.here or have_te() or facts.sized_config is None or hasattr(facts.model, "mamba_stack_spec"):
+        return
+    config = facts.sized_config
+    told = [
+        *layers.mla_needs_sequence_parallel(config),
+        *layers.experts_cut_only_where_shared(config),
+        *layers.experts_need_sequence_parallel(config),
+        *layers.whole_bias_on_one_rank(config),
+    ]
+    for problem in layers.layer_problems(config):
+        if problem not in told and "cp_comm_type" not in problem:  # those have rules of their own
+            yield f"model.config: {problem}"
+
+
+@PARTS.rule(
+    "logger-is-installed",
+    says="The packages of the loggers are installed.",
+    otherwise="A ModuleNotFoundError on every rank.",
+    broken="log.wandb=lightning.pytorch.loggers.wandb.WandbLogger",
+    mended="log.wandb=None",
+    here=True,
+    launched=_TWO,
+)
+def _loggers(facts: Facts) -> Iterator[str]:
+    if not facts.here:
+        return
+    log = getattr(facts.recipe, "log", None)
+    for field in ("tensorboard", "wandb"):
+        node = getattr(log, field, None)
+        name = getattr(getattr(node, "__fn_or_cls__", type(node)), "__name__", "")
+        package = _LOGGERS.get(name)
+        if package is not None and not has(package):
+            yield (
+                f"log.{field}: {name} needs {package}, which is not installed. Run: pip install {package}, or set "
+                f"log.{field}=None."
+            )

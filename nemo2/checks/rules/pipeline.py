@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers over pipeline stages, and the messages between these."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.arithmetic import divisors, is_count, nearest
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import PP
+
+PIPELINE = Topic("Pipeline parallelism")
+VP = "strategy.virtual_pipeline_model_parallel_size"
+FIRST, LAST = "strategy.num_layers_in_first_pipeline_stage", "strategy.num_layers_in_last_pipeline_stage"
+SPLIT = "strategy.account_for_embedding_in_pipeline_split"
+
+
+@PIPELINE.rule(
+    "virtual-stages-need-stages",
+    says="Virtual stages need a pipeline size of 2 or more.",
+    otherwise="Megatron-Core refuses to make its groups.",
+    broken=f"{VP}=2",
+    mended=f"{VP}=2 {PP}=4",
+    megatron_refuses=True,
+)
+def _virtual(facts: Facts) -> Iterator[str]:
+    layout = facts.layout
+    if layout.vp and layout.vp > 1 and layout.pp == 1:
+        yield (
+            f"strategy.virtual_pipeline_model_parallel_size={layout.vp} with pipeline_model_parallel_size=1: virtual stages "
+            "interleave the stages of a pipeline. Unset it, or raise the pipeline size to 2 or more."
+        )
+
+
+@PIPELINE.rule(
+    "mixers-have-no-virtual-stages",
+    says="Hybrid and Mamba models are not cut into virtual stages.",
+    otherwise="The model is refused when it is built.",
+    recipe="mamba2_2_7b",
+    broken=f"{PP}=2 {VP}=2",
+    mended=f"{PP}=2",
+    megatron_refuses=True,
+)
+def _hybrid(facts: Facts) -> Iterator[str]:
+    if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1 and facts.layout.vp is not None:
+        yield (
+            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core does not cut hybrid models into "
+            "virtual pipeline stages. Set it to None."
+        )
+
+
+@PIPELINE.rule(
+    "layers-over-stages",
+    says="The pipeline size divides the layers, embedding and loss counted where they are accounted for.",
+    otherwise="Megatron-Core asserts when the model is built.",
+    broken=f"{PP}=3 trainer.devices=6 data.global_batch_size=510",
+    mended=f"{PP}=4 trainer.devices=8",
+    megatron_refuses=True,
+)
+def _layers(facts: Facts) -> Iterator[str]:
+    stages, layers, extra = _to_share(facts)
+    if stages is None or stages < 1 or layers < 0 or (layers + extra) % stages == 0:
+        return
+    total = facts.of_model("num_layers")
+    uneven = total - layers
+    yield (
+        f"model.config.num_layers={total}{f' minus {uneven}' if uneven else ''}{f' plus {extra}' if extra else ''} = "
+        f"{layers + extra} layers can't be cut evenly into {stages} pipeline stages; pipeline sizes that divide {total}: "
+        f"{divisors(total)}, or set num_layers_in_first_pipeline_stage / num_layers_in_last_pipeline_stage."
+    )
+
+
+@PIPELINE.rule(
+    "layers-for-every-stage",
+    says="Uneven first and last stages leave layers for the stages between them, and none where there are none.",
+    otherwise="Megatron-Core builds more layers than the model has, or stages without any.",
+    broken=f"{PP}=2 {FIRST}=40",
+    mended=f"{PP}=2 {FIRST}=20",
+)
+def _enough_layers(facts: Facts) -> Iterator[str]:
+    for name in (FIRST, LAST):
+        size = facts.of_strategy(name.removeprefix("strategy."))
+        if size is not None and not is_count(size):
+            yield f"{name}={size!r}: must be a whole number of at least 1, or None."
+    stages, layers, extra = _to_share(facts)
+    if stages is None:
+        return
+    total = facts.of_model("num_layers")
+    uneven = [facts.of_strategy(name.removeprefix("strategy.")) for name in (FIRST, LAST)]
+    uneven = [size for size in uneven if size is not None]
+    if uneven and (layers < 0 or bool(layers) != bool(stages)):
+        yield (
+            f"model.config.num_layers={total} leaves {layers} layers for {stages} pipeline stages beside the first and last "
+            f"stage's {uneven}; "
+            + ("they must add up to it." if not stages else "use smaller stages, or fewer of them.")
+        )
+
+
+@PIPELINE.rule(
+    "one-way-to-cut-unevenly",
+    says="Uneven first and last stages are not combined with stages that count the embedding or the loss as a layer.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{PP}=4 {FIRST}=8 {LAST}=8 {SPLIT}=True",
+    mended=f"{PP}=4 {FIRST}=8 {LAST}=8",
+    megatron_refuses=True,
+)
+def _two_ways(facts: Facts) -> Iterator[str]:
+    names = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+    uneven = [f"strategy.{name}={facts.of_strategy(name)}" for name in names if facts.of_strategy(name) is not None]
+    names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    counted = [f"strategy.{name}=True" for name in names if facts.of_strategy(name)]
+    if uneven and counted:
+        yield f"{', '.join(uneven)} and {', '.join(counted)} cut the layers in two ways: keep one of them."
+    if facts.of_strategy("pipeline_model_parallel_layout") is not None and (uneven or counted):
+        yield (
+            "strategy.pipeline_model_parallel_layout says which layers each stage holds, and so do "
+            f"{', '.join([*uneven, *counted])}:"
+            " keep one of them."
+        )
+
+
+@PIPELINE.rule(
+    "layers-over-virtual-stages",
+    says="The virtual size divides the layers of every stage.",
+    otherwise="Megatron-Core asserts when the model is built.",
+    broken=f"{PP}=4 {VP}=3",
+    mended=f"{PP}=4 {VP}=4",
+    megatron_refuses=True,
+)
+def _virtual_layers(facts: Facts) -> Iterator[str]:
+    stages, layers, extra = _to_share(facts)
+    vp = facts.layout.vp
+    if stages is None or stages < 1 or not vp or facts.layout.pp == 1 or layers < 0 or (layers + extra) % stages:
+        return
+    per_stage = (layers + extra) // stages
+    if per_stage % vp:
+        yield (
+            f"{per_stage} layers per pipeline stage can't be cut into strategy.virtual_pipeline_model_parallel_size={vp} chunks; "
+            f"sizes that divide them: {divisors(per_stage)}."
+        )
+
+
+@PIPELINE.rule(
+    "uneven-layers-over-virtual-stages",
+    says="The virtual size divides the layers of uneven first and last stages too.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{PP}=4 {VP}=2 {FIRST}=9 {LAST}=7",
+    mended=f"{PP}=4 {VP}=2 {FIRST}=8 {LAST}=8",
+    megatron_refuses=True,
+)
+def _uneven_virtual(facts: Facts) -> Iterator[str]:
+    vp = facts.layout.vp
+    if not vp or facts.layout.pp == 1:
+        return
+    for name in (FIRST, LAST):
+        size = facts.of_strategy(name.removeprefix("strategy."))
+        if is_count(size) and size % vp:
+            yield (
+                f"{name}={size} can't be cut into strategy.virtual_pipeline_model_parallel_size={vp} chunks; "
+                f"nearest: {nearest(size, vp)}."
+            )
+
+
+@PIPELINE.rule(
+    "layout-of-stages-fits",
+    says="`pipeline_model_parallel_layout` names every layer once, the embedding first and the loss last, for a multiple of the "
+    "stages.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*15|t*16L'",
+    mended=f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*16|t*16L'",
+    megatron_refuses=True,
+)
+def _stage_layout(facts: Facts) -> Iterator[str]:
+    layout = facts.of_strategy("pipeline_model_parallel_layout")
+    if layout is None or facts.config is None:
+        return
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    pp, vp = facts.layout.pp, facts.layout.vp
+    shown = f"strategy.pipeline_model_parallel_layout={layout!r}"
+    try:
+        stages = PipelineParallelLayerLayout(layout=layout, pipeline_model_parallel_size=pp)
+        stages.validate_layer_layout(
+            num_layers=facts.of_model("num_layers"), mtp_num_layers=facts.of_model("mtp_num_layers")
+        )
+    except (AssertionError, ValueError, NotImplementedError, KeyError) as error:
+        yield f"{shown} with pipeline_model_parallel_size={pp}: Megatron-Core says: {' '.join(str(error).split())}."
+        return
+    found = stages.virtual_pipeline_model_parallel_size
+    if vp is not None and vp != found:
+        yield (
+            f"{shown} has {pp * found} chunks, {found} for each of {pp} stages, and "
+            f"strategy.virtual_pipeline_model_parallel_size={vp}: unset that, or make it {found}."
+        )
+
+
+@PIPELINE.rule(
+    "two-interleaved-stages-overlap-messages",
+    says="Two interleaved stages overlap their messages.",
+    otherwise="Both stages post two sends to the same peer in another order than it expects, and train on the wrong activations "
+    "without a word.",
+    broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
+    mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+)
+def _two_stages(facts: Facts) -> Iterator[str]:
+    layout = facts.layout
+    if layout.pp == 2 and layout.vp and layout.vp > 1 and not facts.messages()[0]:
+        yield (
+            f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
+            "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
+            "or use more stages."
+        )
+
+
+@PIPELINE.rule(
+    "messages-overlap-or-batch",
+    says="Messages between interleaved stages are overlapped or batched, not both.",
+    otherwise="Megatron-Core raises in the first step.",
+    broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
+    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+)
+def _overlap_or_batch(facts: Facts) -> Iterator[str]:
+    if facts.layout.pp > 1 and facts.layout.vp and facts.layout.vp > 1 and all(facts.messages()):
+        yield (
+            "overlap_p2p_comm=True and batch_p2p_comm=True exclude each other: batched sends and receives cannot be waited for "
+            "one by one. Leave batch_p2p_comm unset."
+        )
+
+
+@PIPELINE.rule(
+    "warm-up-overlap-needs-overlap",
+    says="`overlap_p2p_comm_warmup_flush` needs overlapped messages that are not batched.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm_warmup_flush=True model.config.overlap_p2p_comm=False",
+    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm_warmup_flush=True model.config.overlap_p2p_comm=True "
+    "model.config.batch_p2p_comm=False",
+    megatron_refuses=True,
+)
+def _warm_up(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    if not getattr(model, "overlap_p2p_comm_warmup_flush", False):
+        return
+    # As the configuration says when it is made; the overlap callback comes too late for this one.
+    overlap, batch = bool(model.overlap_p2p_comm), bool(model.batch_p2p_comm)
+    if not overlap or batch:
+        yield (
+            f"model.config.overlap_p2p_comm_warmup_flush=True with overlap_p2p_comm={overlap} and batch_p2p_comm={batch}: it "
+            "needs "
+            "model.config.overlap_p2p_comm=True and model.config.batch_p2p_comm=False."
+        )
+
+
+@PIPELINE.rule(
+    "deferred-gradient-needs-stages",
+    says="`defer_embedding_wgrad_compute` needs a pipeline and gradient accumulation fusion.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="model.config.defer_embedding_wgrad_compute=True model.config.gradient_accumulation_fusion=True",
+    mended="model.config.defer_embedding_wgrad_compute=False",
+    megatron_refuses=True,
+)
+def _deferred_gradient(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    if not getattr(model, "defer_embedding_wgrad_compute", False):
+        return
+    if facts.layout.pp == 1:
+        yield (
+            "model.config.defer_embedding_wgrad_compute=True moves work into the drain of a pipeline, and "
+            "strategy.pipeline_model_parallel_size=1: set it to False."
+        )
+    if not model.gradient_accumulation_fusion:
+        yield (
+            "model.config.defer_embedding_wgrad_compute=True needs model.config.gradient_accumulation_fusion=True, whose "
+            "kernel it "
+            "calls later: set both, or neither."
+        )
+    limit = getattr(model, "wgrad_deferral_limit", 0)
+    if isinstance(limit, int) and limit < 0:
+        yield f"model.config.wgrad_deferral_limit={limit}: must be 0 (all micro-batches) or more."
+
+
+def _to_share(facts: Facts) -> tuple[int | None, int, int]:
+    """Stages that share layers evenly, the layers they share, and what counts as a layer beside these; None for the stages
+    where their layout is written out."""
+    total, pp = facts.of_model("num_layers"), facts.layout.pp
+    if not is_count(total) or facts.of_strategy("pipeline_model_parallel_layout") is not None:
+        return None, 0, 0
+    uneven = [facts.of_strategy(name.removeprefix("strategy.")) for name in (FIRST, LAST)]
+    uneven = [size for size in uneven if isinstance(size, int)]
+    extra = sum(bool(facts.of_strategy(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss"))
+    return pp - len(uneven), total - sum(uneven), 0 if uneven else extra

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Number formats, and the GPUs that have them."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+
+PRECISION = Topic("Precision")
+_FP8 = "trainer.plugins.fp8=hybrid"
+
+
+@PRECISION.rule(
+    "gpu-has-the-format",
+    says="The GPU has the number format: bf16 from Ampere on, fp8 from Ada and Hopper on (blockwise: Hopper), mxfp8 and fp4 from "
+    "Blackwell on.",
+    otherwise="Transformer Engine refuses on every rank; bf16 is emulated, slowly.",
+    broken=f"{_FP8}",
+    mended=f"{_FP8}",
+    gpu=("A100", "H100"),
+)
+def _generation(facts: Facts) -> Iterator[str]:
+    from nemo2.precision import REQUIRED_CAPABILITY
+
+    config = facts.precision
+    if config is None or facts.gpu is None:
+        return
+    wanted = {"fp8": (config.fp8, config.fp8_recipe), "fp4": (config.fp4, config.fp4_recipe)}
+    for name, (value, recipe) in wanted.items():
+        needed = REQUIRED_CAPABILITY.get(recipe, (0, 0))
+        if value is not None and facts.gpu < needed:
+            yield (
+                f"trainer.plugins.{name}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
+                f"{needed[0]}.{needed[1]} "
+                f"or newer; this one has {facts.gpu[0]}.{facts.gpu[1]}. Leave it unset there."
+            )
+    if config.bf16 and facts.gpu < (8, 0):
+        yield (
+            "trainer.plugins.precision='bf16-mixed' needs a GPU of compute capability 8.0 or newer; this one has "
+            f"{facts.gpu[0]}.{facts.gpu[1]}. Use '16-mixed' there."
+        )
+
+
+@PRECISION.rule(
+    "one-low-precision",
+    says="fp8 and fp4 are not combined.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{_FP8} trainer.plugins.fp4=e2m1",
+    mended="trainer.plugins.fp4=e2m1",
+)
+def _one(facts: Facts) -> Iterator[str]:
+    config = facts.precision
+    if config is not None and config.fp8 and config.fp4:
+        yield (
+            f"trainer.plugins.fp8={config.fp8!r} and trainer.plugins.fp4={config.fp4!r}: matrix products have one format. "
+            "Unset one."
+        )
+
+
+@PRECISION.rule(
+    "low-precision-parameters-need-the-format",
+    says="Parameters in fp8 (`fp8_param_gather`) need `fp8`.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="trainer.plugins.fp8_param_gather=True",
+    mended=f"trainer.plugins.fp8_param_gather=True {_FP8}",
+    megatron_refuses=True,
+)
+def _parameters(facts: Facts) -> Iterator[str]:
+    config = facts.precision
+    if config is not None and config.fp8_param and not config.fp8:
+        yield (
+            "trainer.plugins.fp8_param_gather=True without trainer.plugins.fp8: set it ('hybrid' or 'e4m3'), or unset the "
+            "parameters'."
+        )
+
+
+@PRECISION.rule(
+    "first-and-last-layers-in-bf16",
+    says="First and last layers in bf16 need another fp8 recipe than delayed, and at most a stage's layers of them.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{_FP8} trainer.plugins.first_last_layers_bf16=True trainer.plugins.fp8_recipe=delayed",
+    mended=f"{_FP8} trainer.plugins.first_last_layers_bf16=True trainer.plugins.fp8_recipe=tensorwise",
+)
+def _first_last(facts: Facts) -> Iterator[str]:
+    config, layers = facts.precision, facts.of_model("num_layers")
+    if config is None or not config.fp8 or not config.first_last_layers_bf16:
+        return
+    if config.fp8_recipe == "delayed":
+        yield (
+            "trainer.plugins.first_last_layers_bf16=True with fp8_recipe='delayed': delayed scaling has one state for all "
+            "layers. "
+            "Use 'tensorwise', or unset it."
+        )
+    most = layers // facts.layout.pp if isinstance(layers, int) else None
+    for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+        count = getattr(config, name)
+        if most is not None and not 0 <= count <= most:
+            yield (
+                f"trainer.plugins.{name}={count}: must be 0 to {most}, the layers of a pipeline stage "
+                f"({layers} / {facts.layout.pp})."
+            )
+
+
+@PRECISION.rule(
+    "shared-buffer-needs-fp8-parameters",
+    says="`reuse_grad_buf_for_mxfp8_param_ag` needs parameters in fp8 and the mxfp8 recipe.",
+    otherwise="Megatron-Core asserts when the gradient buffers are configured.",
+    broken="trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True",
+    mended=f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True trainer.plugins.fp8_param_gather=True {_FP8} "
+    "trainer.plugins.fp8_recipe=mxfp8",
+)
+def _shared_buffer(facts: Facts) -> Iterator[str]:
+    config = facts.precision
+    if config is None or not config.reuse_grad_buf_for_mxfp8_param_ag:
+        return
+    if not config.fp8_param or config.fp8_recipe != "mxfp8":
+        yield (
+            f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True with fp8_param_gather={config.fp8_param} and "
+            f"fp8_recipe={config.fp8_recipe!r}: it gathers MXFP8 parameters into the gradient buffers. Set "
+            "fp8_param_gather=True and fp8_recipe='mxfp8', or unset it."
+        )
+
+
+@PRECISION.rule(
+    "quantised-tokens-are-padded-for-a-format",
+    says="`moe_router_padding_for_fp8` (or `..._for_quantization`) needs fp8 or fp4.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="mixtral_8x7b",
+    broken="model.config.moe_router_padding_for_fp8=True",
+    mended="model.config.moe_router_padding_for_fp8=False",
+    megatron_refuses=True,
+)
+def _padding(facts: Facts) -> Iterator[str]:
+    config = facts.precision
+    for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
+        if getattr(facts.model, name, False) and config is not None and not (config.fp8 or config.fp4):
+            yield (
+                f"model.config.{name}=True pads tokens for fp8 or fp4, and neither is set: unset it, or set "
+                "trainer.plugins.fp8."
+            )
+
+
+@PRECISION.rule(
+    "loss-scale-is-positive",
+    says="fp16's loss scales and windows are positive.",
+    otherwise="The scaler asserts, or gradients vanish.",
+    broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0",
+    mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
+)
+def _loss_scale(facts: Facts) -> Iterator[str]:
+    config = facts.precision
+    if config is None or not config.fp16:
+        return
+    names = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            yield f"trainer.plugins.fp16_{name}={value}: must be above 0."
+    if config.loss_scale is None and config.initial_loss_scale < config.min_loss_scale:
+        yield (
+            f"trainer.plugins.fp16_initial_loss_scale={config.initial_loss_scale:g} is below "
+            f"fp16_min_loss_scale={config.min_loss_scale:g}: start above the least."
+        )

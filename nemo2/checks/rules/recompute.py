@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations that are computed again, or kept elsewhere."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.arithmetic import is_count
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import CP, PP, TP
+from nemo2.names import did_you_mean
+
+RECOMPUTE = Topic("Recomputation and offloading")
+_FULL = "model.config.recompute_granularity=full"
+_SELECTIVE = "model.config.recompute_granularity=selective"
+
+
+@RECOMPUTE.rule(
+    "recomputation-is-known",
+    says="`recompute_granularity` is full or selective, `recompute_method` uniform or block.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken="",
+    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+    assigned=({"model.config.recompute_granularity": "everything"}, {}),
+    megatron_refuses=True,
+)
+def _known(facts: Facts) -> Iterator[str]:
+    granularity = getattr(facts.model, "recompute_granularity", None)
+    if granularity is None:
+        return
+    for name, known in (("recompute_granularity", ("full", "selective")), ("recompute_method", ("uniform", "block"))):
+        value = getattr(facts.model, name, None)
+        if value is not None and value not in known:
+            yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(str(value), known)}"
+
+
+@RECOMPUTE.rule(
+    "full-recomputation-says-how",
+    says="Full recomputation has a method and a number of layers, selective recomputation neither number.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{_FULL}",
+    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
+    megatron_refuses=True,
+)
+def _how(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    granularity = getattr(model, "recompute_granularity", None)
+    if granularity == "full" and (model.recompute_method is None or not is_count(model.recompute_num_layers)):
+        yield (
+            f"model.config.recompute_granularity='full' with recompute_method={model.recompute_method!r} and "
+            f"recompute_num_layers={model.recompute_num_layers!r}: say how ('uniform' or 'block') and how many layers at a "
+            "time (1 "
+            "or more)."
+        )
+    if granularity == "selective" and model.recompute_num_layers is not None:
+        yield (
+            f"model.config.recompute_num_layers={model.recompute_num_layers} has no meaning for "
+            "recompute_granularity='selective', which goes by recompute_modules: set it to None."
+        )
+
+
+@RECOMPUTE.rule(
+    "recomputed-modules-exist",
+    says="`recompute_modules` names parts that this model has.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{_SELECTIVE} model.config.recompute_modules=['mla_up_proj']",
+    mended=f"{_SELECTIVE} model.config.recompute_modules=['core_attn','mlp']",
+    megatron_refuses=True,
+)
+def _modules(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    modules = getattr(model, "recompute_modules", None)
+    if getattr(model, "recompute_granularity", None) != "selective" or not isinstance(modules, list):
+        return
+    needs = {
+        "moe_act": (bool(facts.of_model("moe_grouped_gemm")), "model.config.moe_grouped_gemm=True"),
+        "mla_up_proj": (bool(facts.of_model("multi_latent_attention")), "multi-latent attention"),
+        "shared_experts": (not model.moe_shared_expert_overlap, "model.config.moe_shared_expert_overlap=False"),
+    }
+    for module in modules:
+        there, need = needs.get(module, (True, ""))
+        if not there:
+            yield f"model.config.recompute_modules has {module!r}, which needs {need}: leave it out."
+
+
+@RECOMPUTE.rule(
+    "saved-activations-are-cut-once",
+    says="`distribute_saved_activations` is not combined with sequence parallelism.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4 "
+    f"model.config.distribute_saved_activations=True {TP}=2 strategy.sequence_parallel=True",
+    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4 "
+    f"model.config.distribute_saved_activations=True {TP}=2",
+    megatron_refuses=True,
+)
+def _distributed(facts: Facts) -> Iterator[str]:
+    model = facts.model
+    if not getattr(model, "distribute_saved_activations", False) or model.recompute_granularity is None:
+        return
+    if facts.layout.sp:
+        yield (
+            "model.config.distribute_saved_activations=True with strategy.sequence_parallel=True: activations are cut over the "
+            "tensor-parallel ranks already. Set it to False."
+        )
+
+
+@RECOMPUTE.rule(
+    "offloading-alone",
+    says="`cpu_offloading` is not combined with a pipeline or recomputation, and leaves a layer on the GPU.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    broken=f"model.config.cpu_offloading=True model.config.cpu_offloading_num_layers=4 {PP}=2 {CP}=1",
+    mended="model.config.cpu_offloading=True model.config.cpu_offloading_num_layers=4",
+)
+def _offloading(facts: Facts) -> Iterator[str]:
+    model, layers = facts.model, facts.of_model("num_layers")
+    if not getattr(model, "cpu_offloading", False):
+        return
+    count = model.cpu_offloading_num_layers
+    if isinstance(count, int) and is_count(layers) and not 0 <= count < layers:
+        yield (
+            f"model.config.cpu_offloading_num_layers={count}: must be at least 0 and less than model.config.num_layers={layers}."
+        )
+    if facts.layout.pp > 1:
+        yield (
+            f"model.config.cpu_offloading=True with strategy.pipeline_model_parallel_size={facts.layout.pp}: Megatron-Core "
+            "offloads "
+            "without a pipeline only. Set one of them to its default."
+        )
+    if model.recompute_granularity is not None:
+        yield (
+            f"model.config.cpu_offloading=True with recompute_granularity={model.recompute_granularity!r}: activations are kept "
+            "elsewhere or computed again, not both. Unset one of them."
+        )

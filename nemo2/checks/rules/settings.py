@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that contradict each other, that a class refuses, or that Megatron-Core no longer has."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import CP, TP
+
+SETTINGS = Topic("Settings", needs_sizes=False)
+AGREEMENT = Topic("Settings that govern one thing")
+LAST = Topic("Megatron-Core's own word")
+
+_MAIN_PARAMETERS = (
+    "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer's state holds the main parameters "
+    "already. Set one of them to False."
+)
+"""Also said by the strategy's constructor, which stops at the first of its objections."""
+
+
+def _refused(facts: Facts, path: str) -> Iterator[str]:
+    """What the constructor at `path` says, every sentence of it with the path."""
+    message = facts.built.refusals.get(path)
+    if message is None:
+        return
+    last = path.rpartition(".")[2]
+    named = any(word in message for word in (path, f"{last}.", f"{path.partition('.')[0]}."))
+    yield message if named else f"{path}: {message}"
+
+
+@SETTINGS.rule(
+    "strategy-has-what-it-is-asked",
+    says="The strategy is asked for nothing that Megatron-Core has dropped.",
+    otherwise="The strategy refuses on every rank.",
+    broken="strategy.moe_extended_tp=True",
+    mended="strategy.moe_extended_tp=False",
+)
+def _strategy(facts: Facts) -> Iterator[str]:
+    if facts.sizes and facts.built.refusals.get("trainer.strategy") != _MAIN_PARAMETERS:
+        yield from _refused(facts, "trainer.strategy")
+
+
+@SETTINGS.rule(
+    "precision-is-known",
+    says="The precision plugin gets a known precision, fp8 format and recipe.",
+    otherwise="The plugin refuses on every rank.",
+    broken="trainer.plugins.precision=bf61-mixed",
+    mended="trainer.plugins.precision=bf16-mixed",
+)
+def _precision(facts: Facts) -> Iterator[str]:
+    yield from _refused(facts, "trainer.plugins")
+
+
+@SETTINGS.rule(
+    "schedule-is-one-curve",
+    says="The learning-rate schedule's steps and shares are in range, and each phase is set once.",
+    otherwise="The schedule refuses on every rank.",
+    broken="optim.lr_scheduler.warmup_steps=-5",
+    mended="optim.lr_scheduler.warmup_steps=0",
+)
+def _schedule(facts: Facts) -> Iterator[str]:
+    yield from _refused(facts, "optim.lr_scheduler")
+
+
+@SETTINGS.rule(
+    "checkpoints-are-kept-as-asked",
+    says="The checkpoint callback knows its mode, and its intervals are positive.",
+    otherwise="The callback refuses on every rank.",
+    broken="log.ckpt.save_top_k=-2",
+    mended="log.ckpt.save_top_k=-1",
+)
+def _checkpoints(facts: Facts) -> Iterator[str]:
+    yield from _refused(facts, "log.ckpt")
+
+
+@SETTINGS.rule(
+    "data-module-accepts-its-arguments",
+    says="The data module's paths, split, workers and ramp-up can be meant.",
+    otherwise="The data module refuses on every rank.",
+    broken="data.num_workers=-1",
+    mended="data.num_workers=0",
+)
+def _data(facts: Facts) -> Iterator[str]:
+    message = facts.built.refusals.get("data")
+    counts = ("micro_batch_size", "global_batch_size", "seq_length", "seq_len")
+    if message and not any(message.startswith(f"{name}=") for name in counts):  # told by the rules of batches
+        yield f"data: {message}"
+
+
+@SETTINGS.rule(
+    "one-precision-setting",
+    says="Precision is set on the plugin, or by `trainer.precision`, not by both.",
+    otherwise="The trainer refuses on every rank.",
+    broken="trainer.precision=bf16-mixed",
+    mended="trainer.precision=None",
+)
+def _two_precisions(facts: Facts) -> Iterator[str]:
+    precision, plugins = getattr(facts.trainer, "precision", None), getattr(facts.trainer, "plugins", None)
+    if facts.sizes and precision is not None and plugins is not None and facts.precision is not None:
+        yield f"trainer.precision={precision!r} and a precision plugin in trainer.plugins govern one thing: remove one of them."
+
+
+@AGREEMENT.rule(
+    "sizes-on-the-strategy",
+    says="Parallel sizes are set on the strategy, which writes them into the model.",
+    otherwise="The strategy refuses on every rank: a model can't be cut one way and run another.",
+    broken="model.config.tensor_model_parallel_size=4",
+    mended=f"{TP}=4 {CP}=1",
+)
+def _sizes(facts: Facts) -> Iterator[str]:
+    yield from facts.trial.sizes
+
+
+@AGREEMENT.rule(
+    "one-switch-for-the-distributed-optimizer",
+    says="`use_distributed_optimizer` is one switch: on the optimizer, on the gradient buffers, or on both alike.",
+    otherwise="The strategy refuses on every rank.",
+    broken="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
+    mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
+)
+def _switch(facts: Facts) -> Iterator[str]:
+    yield from (message for message in facts.trial.switch if "one switch" in message)
+
+
+@AGREEMENT.rule(
+    "one-precision",
+    says="What the precision plugin sets is not set otherwise on the model, the optimizer or the gradient buffers.",
+    otherwise="The strategy refuses on every rank.",
+    broken="trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
+    mended="trainer.plugins.grad_reduce_in_fp32=True",
+)
+def _one_precision(facts: Facts) -> Iterator[str]:
+    yield from facts.trial.precision
+
+
+@AGREEMENT.rule(
+    "one-source-of-optimizer-state",
+    says=(
+        "The optimizer's state is loaded whole (`ckpt_load_optimizer`) or only its main parameters are "
+        "(`ckpt_load_main_params`)."
+    ),
+    otherwise="The strategy refuses on every rank.",
+    broken="strategy.ckpt_load_main_params=True",
+    mended="strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
+)
+def _main_params(facts: Facts) -> Iterator[str]:
+    if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
+        yield _MAIN_PARAMETERS
+
+
+@LAST.rule(
+    "megatron-core-agrees",
+    says="Whatever the rules above do not know, the installed Megatron-Core has the last word on the finished configuration.",
+    otherwise="Megatron-Core refuses it on every rank.",
+    broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
+    mended="model.config.rotary_interleaved=False",
+    megatron_refuses=True,
+)
+def _megatron(facts: Facts) -> Iterator[str]:
+    message = facts.built.refusals.get("model.config")
+    if message is not None:
+        yield f"model.config: Megatron-Core refuses it: {' '.join(message.split())}"
+    yield from facts.trial.megatron

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model by itself: widths, heads, layers, vocabulary, the names of its parts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.checks.arithmetic import divisors, is_count
+from nemo2.checks.facts import Facts, number
+from nemo2.checks.rule import Topic
+from nemo2.names import did_you_mean
+
+SHAPE = Topic("The model", needs_sizes=False)
+
+_COUNTS = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "kv_channels")
+
+
+@SHAPE.rule(
+    "widths-are-counts",
+    says="Layers, widths, heads and groups are whole numbers of at least 1.",
+    otherwise="A ZeroDivisionError or TypeError from inside Megatron-Core, or a model of nothing.",
+    broken="model.config.num_layers=0",
+    mended="model.config.num_layers=1",
+    megatron_refuses=True,
+)
+def _counts(facts: Facts) -> Iterator[str]:
+    for name in (*_COUNTS, "vocab_size", "num_moe_experts", "moe_router_topk", "mtp_num_layers"):
+        value = getattr(facts.model, name, None)
+        if value is not None and not is_count(value):
+            yield f"model.config.{name}={value!r}: must be a whole number of at least 1."
+
+
+@SHAPE.rule(
+    "heads-in-groups",
+    says="The query groups divide the attention heads.",
+    otherwise="Megatron-Core rounds down and builds projections of other shapes than the heads need.",
+    broken="model.config.num_query_groups=3",
+    mended="model.config.num_query_groups=4",
+)
+def _groups(facts: Facts) -> Iterator[str]:
+    heads, groups = facts.of_model("num_attention_heads"), facts.of_model("num_query_groups")
+    if is_count(heads) and is_count(groups) and heads % groups:
+        yield (
+            f"model.config.num_attention_heads={heads} is not a multiple of model.config.num_query_groups={groups}; groups that "
+            f"divide them: {divisors(heads)}."
+        )
+
+
+@SHAPE.rule(
+    "hidden-over-heads",
+    says="The heads divide the hidden size, where the width of a head (`kv_channels`) is not set.",
+    otherwise="Megatron-Core rounds the width of a head down.",
+    broken="model.config.hidden_size=4100",
+    mended="model.config.hidden_size=4100 model.config.kv_channels=128",
+)
+def _hidden(facts: Facts) -> Iterator[str]:
+    hidden, heads = facts.of_model("hidden_size"), facts.of_model("num_attention_heads")
+    latent = facts.of_model("multi_latent_attention") or hasattr(facts.model, "mamba_stack_spec")
+    # Read off the node: the built configuration has derived the width by rounding.
+    if is_count(hidden) and is_count(heads) and hidden % heads and not latent and facts.model.kv_channels is None:
+        yield f"model.config.hidden_size={hidden} is not a multiple of num_attention_heads={heads}, and kv_channels is unset."
+
+
+@SHAPE.rule(
+    "rotary-width-is-even",
+    says="The rotated part of a head (`kv_channels` * `rotary_percent`) is even.",
+    otherwise="The first step fails: channels are rotated in pairs.",
+    broken="model.config.kv_channels=127",
+    mended="model.config.kv_channels=128",
+)
+def _rotary(facts: Facts) -> Iterator[str]:
+    if facts.of_model("position_embedding_type") != "rope" or facts.of_model("multi_latent_attention"):
+        return
+    width, share = facts.of_model("kv_channels"), facts.of_model("rotary_percent", 1.0)
+    if is_count(width) and int(width * share) % 2:
+        yield (
+            f"model.config.kv_channels={width} * rotary_percent={share} = {int(width * share)} channels are rotated in pairs, so "
+            "they must be even."
+        )
+
+
+@SHAPE.rule(
+    "vocabulary-holds-the-tokenizer",
+    says="A vocabulary size that is set holds every token of the data.",
+    otherwise="With tensor parallelism the other tokens are embedded as zeros, and the loss looks lower than it is.",
+    broken="model.config.vocab_size=32000",
+    mended="model.config.vocab_size=50304",
+)
+def _vocabulary(facts: Facts) -> Iterator[str]:
+    rows, tokens = facts.of_model("vocab_size"), tokenizer_size(facts)
+    if is_count(rows) and tokens is not None and rows < tokens:
+        yield (
+            f"model.config.vocab_size={rows} is smaller than the tokenizer's {tokens} tokens: raise it, or leave it unset to "
+            "have "
+            "it derived."
+        )
+
+
+@SHAPE.rule(
+    "vocabulary-padding-is-a-count",
+    says="`make_vocab_size_divisible_by` is at least 1.",
+    otherwise="A ZeroDivisionError when the embedding is built.",
+    broken="model.config.make_vocab_size_divisible_by=0",
+    mended="model.config.make_vocab_size_divisible_by=128",
+)
+def _padding(facts: Facts) -> Iterator[str]:
+    unit = facts.of_model("make_vocab_size_divisible_by", 1)
+    if not is_count(unit):
+        yield f"model.config.make_vocab_size_divisible_by={unit!r}: must be a whole number of at least 1."
+
+
+@SHAPE.rule(
+    "normalization-is-known",
+    says="The norm is LayerNorm or RMSNorm.",
+    otherwise="Megatron-Core raises when the first layer is built.",
+    broken="model.config.normalization=RMSnorm",
+    mended="model.config.normalization=RMSNorm",
+    megatron_refuses=True,
+)
+def _normalization(facts: Facts) -> Iterator[str]:
+    yield from _one_of(facts, "normalization", ("LayerNorm", "RMSNorm", "L2Norm"))
+
+
+@SHAPE.rule(
+    "position-embedding-is-known",
+    says="The position embedding is learned_absolute, rope or none (mrope and yarn where Megatron-Core has them).",
+    otherwise="Megatron-Core builds a model without positions.",
+    broken="",
+    mended="",
+    assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
+)
+def _positions(facts: Facts) -> Iterator[str]:
+    yield from _one_of(
+        facts, "position_embedding_type", ("learned_absolute", "rope", "none", "mrope", "yarn", "relative")
+    )
+
+
+@SHAPE.rule(
+    "dropout-is-a-share",
+    says="Dropout is at least 0 and less than 1.",
+    otherwise="torch raises in the first step, or everything is dropped.",
+    broken="model.config.hidden_dropout=1.5",
+    mended="model.config.hidden_dropout=0.1",
+)
+def _dropout(facts: Facts) -> Iterator[str]:
+    for name in ("hidden_dropout", "attention_dropout"):
+        value = facts.of_model(name)
+        if isinstance(value, int | float) and not 0 <= value < 1:
+            yield f"model.config.{name}={value}: must be at least 0 and less than 1."
+
+
+@SHAPE.rule(
+    "fused-activation-is-known",
+    says="`bias_activation_fusion` needs an activation that has a fused kernel: gelu, silu (SwiGLU) or quick_gelu.",
+    otherwise="Megatron-Core refuses the model's configuration.",
+    recipe="nemotron3_4b",
+    broken="model.config.bias_activation_fusion=True",
+    mended="model.config.bias_activation_fusion=False",
+    megatron_refuses=True,
+)
+def _fused_activation(facts: Facts) -> Iterator[str]:
+    if not getattr(facts.model, "bias_activation_fusion", False):
+        return
+    import torch.nn.functional as F
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    activation = facts.of_model("activation_func")
+    name = getattr(activation, "__name__", activation)
+    if activation not in (F.gelu, F.silu, quick_gelu):
+        yield (
+            f"model.config.bias_activation_fusion=True with activation_func={name}: Megatron-Core has fused kernels for gelu, "
+            "silu "
+            "and quick_gelu. Set bias_activation_fusion=False."
+        )
+    elif activation is F.gelu and not facts.of_model("gated_linear_unit") and not facts.of_model("add_bias_linear"):
+        yield (
+            "model.config.bias_activation_fusion=True with a plain gelu needs a bias to add: set "
+            "bias_activation_fusion=False, or add_bias_linear=True."
+        )
+
+
+@SHAPE.rule(
+    "layer-pattern-has-every-layer",
+    says="A pattern of layers names as many as there are.",
+    otherwise="The model is refused when it is built.",
+    recipe="mamba2_130m",
+    broken="model.config.num_layers=12",
+    mended="model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
+    megatron_refuses=True,
+)
+def _pattern(facts: Facts) -> Iterator[str]:
+    layers = facts.of_model("num_layers")
+    for name in ("hybrid_override_pattern", "moe_layer_freq", "no_rope_freq", "linear_attention_freq"):
+        pattern = facts.of_model(name)
+        if isinstance(pattern, str | list) and is_count(layers) and len(pattern) != layers:
+            yield (
+                f"model.config.{name} names {len(pattern)} layers, and model.config.num_layers={layers}: make them agree."
+            )
+
+
+def tokenizer_size(facts: Facts) -> int | None:
+    """Tokens of the data's tokenizer, as far as the recipe says without opening a file."""
+    tokenizer = getattr(facts.data, "tokenizer", None)
+    if tokenizer is not None:
+        return number(tokenizer, "vocab_size")
+    target = getattr(facts.data, "__fn_or_cls__", type(facts.data))
+    if getattr(target, "__name__", "") != "MockDataModule" or getattr(facts.data, "vocab_file", None) is not None:
+        return None
+    from nemo2.data.mock import GPT2_VOCAB_SIZE
+
+    return GPT2_VOCAB_SIZE
+
+
+def _one_of(facts: Facts, name: str, known: tuple[str, ...]) -> Iterator[str]:
+    value: Any = facts.of_model(name)
+    if isinstance(value, str) and value not in known:
+        yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(value, known)}"

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that are numbers, and products of them that divide the GPUs."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.arithmetic import divisors, is_count
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.parallel.layout import Layout
+
+SIZES = Topic("Sizes", needs_sizes=False)
+WORLD = Topic("Ranks")
+
+TP, PP, CP, EP, ETP = (
+    "strategy.tensor_model_parallel_size",
+    "strategy.pipeline_model_parallel_size",
+    "strategy.context_parallel_size",
+    "strategy.expert_model_parallel_size",
+    "strategy.expert_tensor_parallel_size",
+)
+
+
+@SIZES.rule(
+    "sizes-are-counts",
+    says="Every parallel size is a whole number of at least 1.",
+    otherwise="Megatron-Core divides by it: a ZeroDivisionError, or a group that was never made.",
+    broken=f"{TP}=0",
+    mended=f"{TP}=1",
+)
+def _sizes(facts: Facts) -> Iterator[str]:
+    yield from Layout.size_problems(**{name: value for name, value in facts.sizes.items() if name != "sp"})
+
+
+@SIZES.rule(
+    "nodes-and-devices-are-counts",
+    says="`trainer.num_nodes` and `trainer.devices` are at least 1.",
+    otherwise="Nothing could be launched.",
+    broken="trainer.num_nodes=0",
+    mended="trainer.num_nodes=1",
+)
+def _launch_counts(facts: Facts) -> Iterator[str]:
+    for name in ("num_nodes", "devices"):
+        value = getattr(facts.trainer, name, None)
+        # -1 is Lightning's "all of them"; lists and "auto" are its own business.
+        if isinstance(value, int) and not is_count(value) and not (name == "devices" and value == -1):
+            yield f"trainer.{name}={value}: must be at least 1."
+
+
+@WORLD.rule(
+    "dense-sizes-divide-the-world",
+    says="Tensor size * pipeline size * context size divides nodes * devices.",
+    otherwise="Megatron-Core refuses to make its groups.",
+    broken=f"{TP}=3",
+    mended=f"{TP}=4 {CP}=1 strategy.sequence_parallel=True",
+    megatron_refuses=True,
+)
+def _dense_world(facts: Facts) -> Iterator[str]:
+    size = facts.layout.model_parallel_size
+    if facts.world_size % size:
+        yield f"{_where(facts)}: {facts.layout.world_problem(facts.world_size)}"
+
+
+@WORLD.rule(
+    "expert-sizes-divide-the-world",
+    says="Expert tensor size * expert size * pipeline size divides nodes * devices.",
+    otherwise="Megatron-Core refuses to make its groups.",
+    recipe="deepseek_v2_lite",
+    broken=f"{EP}=16",
+    mended=f"{EP}=8",
+    megatron_refuses=True,
+)
+def _expert_world(facts: Facts) -> Iterator[str]:
+    problem = facts.layout.world_problem(facts.world_size)
+    if problem and facts.world_size % facts.layout.model_parallel_size == 0:
+        yield f"{_where(facts)}: {problem}"
+
+
+@WORLD.rule(
+    "replicas-before-stages",
+    says="With `use_tp_pp_dp_mapping` and a pipeline, the experts have as many replicas as the dense layers.",
+    otherwise="Megatron-Core refuses: dense layers and experts would have other pipeline neighbours.",
+    broken=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=2",
+    mended=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=1",
+    megatron_refuses=True,
+)
+def _rank_order(facts: Facts) -> Iterator[str]:
+    layout, world = facts.layout, facts.world_size
+    if not facts.of_strategy("use_tp_pp_dp_mapping") or layout.pp == 1 or layout.world_problem(world):
+        return
+    dense = world // layout.model_parallel_size
+    expert = world // (layout.expert_tensor_size * layout.ep * layout.pp)
+    if dense != expert:
+        yield (
+            f"strategy.use_tp_pp_dp_mapping=True numbers the replicas inside a pipeline stage, so dense layers and experts need "
+            f"equally many: {world} / (tensor {layout.tp} * pipeline {layout.pp} * context {layout.cp}) = {dense}, and "
+            f"{world} / (expert tensor {layout.expert_tensor_size} * expert {layout.ep} * pipeline {layout.pp}) = {expert}. "
+            "Unset it, or choose sizes with tensor * context = expert tensor * expert."
+        )
+
+
+@WORLD.rule(
+    "optimizer-instances-divide-the-replicas",
+    says="`num_distributed_optimizer_instances` divides data size * context size.",
+    otherwise="Megatron-Core refuses to make its groups.",
+    broken="strategy.num_distributed_optimizer_instances=3",
+    mended="strategy.num_distributed_optimizer_instances=2",
+    megatron_refuses=True,
+)
+def _optimizer_instances(facts: Facts) -> Iterator[str]:
+    instances, replicas = facts.of_strategy("num_distributed_optimizer_instances"), facts.data_parallel_size
+    if not isinstance(instances, int) or replicas is None:
+        return
+    shards = replicas * facts.layout.cp
+    if instances < 1 or shards % instances:
+        yield (
+            f"strategy.num_distributed_optimizer_instances={instances} does not divide the data-parallel size * context size = "
+            f"{replicas} * {facts.layout.cp} = {shards}, over which the optimizer's state is sharded; what does: "
+            f"{divisors(shards)}."
+        )
+
+
+@WORLD.rule(
+    "optimizer-instances-need-shards",
+    says="Several optimizer instances need the distributed optimizer.",
+    otherwise="Megatron-Core asserts when the model is wrapped.",
+    broken="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False "
+    "strategy.ddp.overlap_param_gather=False",
+    mended="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=True",
+)
+def _instances_of_what(facts: Facts) -> Iterator[str]:
+    instances = facts.of_strategy("num_distributed_optimizer_instances")
+    if isinstance(instances, int) and instances > 1 and not facts.distributed_optimizer:
+        yield (
+            f"strategy.num_distributed_optimizer_instances={instances} is for the distributed optimizer, which is off: set "
+            "optim.config.use_distributed_optimizer=True, or leave the instances at 1."
+        )
+
+
+def _where(facts: Facts) -> str:
+    return f"trainer.num_nodes={facts.nodes}, trainer.devices={facts.devices}"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All rules, by topic, in the order in which they are told."""
+
+from nemo2.checks.rule import Rule, Topic
+from nemo2.checks.rules.batches import BATCHES
+from nemo2.checks.rules.cadence import CADENCE
+from nemo2.checks.rules.context import CONTEXT
+from nemo2.checks.rules.environment import ENVIRONMENT
+from nemo2.checks.rules.experts import EXPERTS
+from nemo2.checks.rules.launching import FILES, LAUNCH
+from nemo2.checks.rules.optimizer import OPTIMIZER
+from nemo2.checks.rules.overlap import OVERLAP
+from nemo2.checks.rules.parts import PARTS
+from nemo2.checks.rules.pipeline import PIPELINE
+from nemo2.checks.rules.precision import PRECISION
+from nemo2.checks.rules.recompute import RECOMPUTE
+from nemo2.checks.rules.settings import AGREEMENT, LAST, SETTINGS
+from nemo2.checks.rules.shape import SHAPE
+from nemo2.checks.rules.tensor import TENSOR
+from nemo2.checks.rules.world import SIZES, WORLD
+
+TOPICS: tuple[Topic, ...] = (
+    LAUNCH,
+    SIZES,
+    WORLD,
+    SHAPE,
+    TENSOR,
+    CONTEXT,
+    PIPELINE,
+    EXPERTS,
+    BATCHES,
+    OVERLAP,
+    PRECISION,
+    RECOMPUTE,
+    OPTIMIZER,
+    CADENCE,
+    SETTINGS,
+    AGREEMENT,
+    FILES,
+    PARTS,
+    ENVIRONMENT,
+    LAST,
+)
+
+RULES: tuple[Rule, ...] = tuple(rule for topic in TOPICS for rule in topic.rules)
+
+LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPELINE, EXPERTS, BATCHES))
+"""Where another layout may be the way out."""
+
+LAST_TOPIC = LAST.title
+"""Asked only where no other rule has anything to say, for it would say the same in other words."""

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 check``: whether a recipe can run, told before anything is started."""
+
+import json
+import shutil
+import sys
+import textwrap
+from typing import Annotated, Any, Optional
+
+import typer
+
+from nemo2.cli.inspection import Overrides, configured
+from nemo2.run_dir.terminal import is_terminal
+
+CHECK_EXAMPLE = (
+    "Example: nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 strategy.sequence_parallel=True --nodes 2"
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check", epilog=CHECK_EXAMPLE)(check)
+
+
+def check(
+    name: Annotated[Optional[str], typer.Argument(help="A recipe; `nemo2 list` names them.")] = None,
+    overrides: Overrides = None,
+    devices: Annotated[
+        Optional[int], typer.Option("--devices", min=1, help="GPUs per node; sets trainer.devices.")
+    ] = None,
+    nodes: Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="It will run on this machine: look at its files, packages and variables too.")
+    ] = False,
+    gpu: Annotated[Optional[str], typer.Option("--gpu", help="What it will run on: A100, H100, B200 ...")] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check a recipe against every rule at once, and tell the nearest legal layouts. Exit code 2 where a rule is broken."""
+    if rules:
+        print(_rules(as_json=as_json))
+        return
+    if name is None:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError("check needs a recipe: `nemo2 check llama3_8b`; `nemo2 list` names them.")
+    recipe = configured(name, overrides or [])
+    trainer = recipe.trainer
+    if devices is not None:
+        trainer.devices = devices
+    if nodes is not None:
+        trainer.num_nodes = nodes
+    verdict = judgement(recipe, name=name, here=here, chosen=devices is not None, gpu=gpu)
+    print(
+        json.dumps(verdict, indent=2, ensure_ascii=False)
+        if as_json
+        else report(verdict, colours=is_terminal(sys.stdout))
+    )
+    if verdict["problems"]:
+        raise typer.Exit(2)
+
+
+def judgement(
+    recipe: Any, *, name: str, here: bool = False, chosen: bool = True, gpu: Optional[str] = None
+) -> dict[str, Any]:
+    """What the rules say of a recipe, as plain data; `chosen`: somebody asked for these devices."""
+    from nemo2.checks import RULES, find, nearest_layouts
+    from nemo2.checks.facts import number, read_facts
+    from nemo2.checks.gpus import capability
+    from nemo2.checks.table import LAYOUT_TOPICS
+
+    trainer = recipe.trainer
+    # On this machine somebody launches what the trainer asks for.
+    launched = number(trainer, "devices") if here else None
+    problems = find(recipe, devices=launched, local=here, chosen=chosen, gpu=None if gpu is None else capability(gpu))
+    facts = read_facts(recipe)
+    near = nearest_layouts(facts) if any(problem.topic in LAYOUT_TOPICS for problem in problems) else []
+    return {
+        "recipe": name,
+        "nodes": facts.nodes,
+        "devices": facts.devices,
+        "layout": facts.layout.describe(facts.world_size),
+        "rules": len(RULES),
+        "problems": [{"rule": one.rule, "topic": one.topic, "message": one.message} for one in problems],
+        "nearest_layouts": [
+            {"layout": layout.describe(facts.world_size), "overrides": changes} for layout, changes in near
+        ],
+    }
+
+
+def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
+    """A verdict for reading: one line if the recipe is legal, else a table of what is broken and the layouts nearby."""
+
+    def style(text: str, code: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if colours else text
+
+    place = f"{verdict['nodes']} node{'s' if verdict['nodes'] > 1 else ''} x {verdict['devices'] or 1}"
+    problems = verdict["problems"]
+    head = f"{verdict['recipe']} on {place}, {verdict['layout']}: "
+    if not problems:
+        return head + style(f"legal, {verdict['rules']} rules hold", "32")
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    lines = [head + style(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", "31")]
+    for problem in problems:
+        lines += ["", f"{style(problem['rule'], '1')}  ({problem['topic']})"]
+        for paragraph in problem["message"].splitlines():
+            lines += textwrap.wrap(
+                paragraph,
+                width,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    if verdict["nearest_layouts"]:
+        lines += ["", style("nearest legal layouts", "1")]
+        longest = max(len(near["layout"]) for near in verdict["nearest_layouts"])
+        lines += [
+            f"  {near['layout'].ljust(longest)}  {' '.join(near['overrides'])}" for near in verdict["nearest_layouts"]
+        ]
+    return "\n".join(lines)
+
+
+def _rules(*, as_json: bool) -> str:
+    from nemo2.checks import TOPICS
+
+    if as_json:
+        rows = [
+            {"rule": rule.name, "topic": rule.topic, "says": rule.says, "otherwise": rule.otherwise}
+            for topic in TOPICS
+            for rule in topic.rules
+        ]
+        return json.dumps(rows, indent=2)
+    longest = max(len(rule.name) for topic in TOPICS for rule in topic.rules)
+    lines: list[str] = []
+    for topic in TOPICS:
+        lines += ["", topic.title, *(f"  {rule.name.ljust(longest)}  {rule.says}" for rule in topic.rules)]
+    return "\n".join(lines[1:])

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is looked at, in order. One part that can't be examined is a finding, not the end."""
+
+from collections.abc import Callable, Iterator
+
+from nemo2.doctor.finding import Finding
+from nemo2.doctor.machine import devices, launchers, network, resources
+from nemo2.doctor.packages import commands, needed, optional
+
+PARTS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    needed,
+    optional,
+    commands,
+    resources,
+    devices,
+    network,
+    launchers,
+)
+
+
+def examine() -> list[Finding]:
+    """All findings. Imports torch; nothing is downloaded, and nothing is left behind."""
+    found: list[Finding] = []
+    for part in PARTS:
+        try:
+            found += part()
+        except Exception as error:  # what is broken here is what is being looked for
+            found.append(
+                Finding(
+                    topic="Examination", name=part.__name__, state="broken", value=f"{type(error).__name__}: {error}"
+                )
+            )
+    return found

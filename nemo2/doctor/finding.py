@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thing that was looked at, and a list of them for reading."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["ok", "absent", "note", "broken"]
+"""``absent`` is an optional part that is not there, ``note`` something to know, ``broken`` something that nemo2 needs."""
+
+_MARKS: dict[State, tuple[str, str]] = {
+    "ok": ("ok", "32"),
+    "absent": ("-", "2"),
+    "note": ("note", "33"),
+    "broken": ("BROKEN", "31"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found, what it means, and what to do."""
+
+    topic: str
+    name: str
+    state: State
+    value: str
+    """A version, a size, or a few words."""
+    costs: str = ""
+    """What goes without it."""
+    fix: str = ""
+    """The command that brings it, or puts it right."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def report(findings: Iterable[Finding], *, colours: bool = False) -> str:
+    """A table by topic, and a last line that says how it stands."""
+    findings = list(findings)
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    longest = max((len(finding.name) for finding in findings), default=0)
+    lines: list[str] = []
+    for topic in dict.fromkeys(finding.topic for finding in findings):
+        lines += ["", _style(topic, "1", colours)]
+        for finding in (one for one in findings if one.topic == topic):
+            mark, colour = _MARKS[finding.state]
+            lines.append(f"  {_style(mark.ljust(6), colour, colours)} {finding.name.ljust(longest)}  {finding.value}")
+            indent = " " * (longest + 11)
+            for text in (finding.costs, finding.fix and f"-> {finding.fix}"):
+                lines += textwrap.wrap(
+                    text,
+                    width,
+                    initial_indent=indent,
+                    subsequent_indent=indent,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+    broken = [finding.name for finding in findings if finding.state == "broken"]
+    verdict = f"broken: {', '.join(broken)}" if broken else "everything that nemo2 needs is here"
+    return "\n".join([*lines[1:], "", _style(verdict, "31" if broken else "32", colours)])
+
+
+def _style(text: str, code: str, colours: bool) -> str:
+    return f"\033[{code}m{text}\033[0m" if colours else text

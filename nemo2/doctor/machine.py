@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine: cores, memory, disk, GPUs, whether ranks can talk to each other, and who can launch them."""
+
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from nemo2.doctor.finding import Finding
+
+TOPIC = "This machine"
+LEAST_SHARED_MEMORY = 256 * 2**20
+"""Bytes of /dev/shm. Loader workers hand batches over in it; containers have 64 MiB unless told otherwise."""
+LEAST_DISK = 20 * 2**30
+"""Bytes free. A checkpoint takes 14 bytes per parameter with the distributed optimizer's state (bf16 weights, fp32 main
+parameters and two moments): 20 GiB hold one of 1.5 billion parameters."""
+GLOO_SECONDS = 3.0
+
+_FORMATS = (("bf16", (8, 0)), ("fp8", (8, 9)), ("fp8 blockwise", (9, 0)), ("mxfp8 and fp4", (10, 0)))
+
+
+def resources() -> Iterator[Finding]:
+    """Cores, memory, shared memory and disk that a run may use."""
+    cores = usable_cores()
+    yield Finding(topic=TOPIC, name="CPU cores", state="ok", value=f"{cores:g}")
+    try:
+        import psutil
+
+        memory = psutil.virtual_memory()
+        yield Finding(
+            topic=TOPIC, name="memory", state="ok", value=f"{_size(memory.available)} free of {_size(memory.total)}"
+        )
+    except ImportError:
+        pass  # told among the packages
+    if Path("/dev/shm").is_dir():
+        free = shutil.disk_usage("/dev/shm").free
+        small = free < LEAST_SHARED_MEMORY
+        yield Finding(
+            topic=TOPIC,
+            name="shared memory",
+            state="note" if small else "ok",
+            value=f"{_size(free)} free in /dev/shm",
+            costs="loader workers hand batches over in it, and die with a bus error where it is full" if small else "",
+            fix="start the container with --shm-size=8g or --ipc=host, or set data.num_workers=0" if small else "",
+        )
+    free = shutil.disk_usage(Path.cwd()).free
+    small = free < LEAST_DISK
+    yield Finding(
+        topic=TOPIC,
+        name="disk",
+        state="note" if small else "ok",
+        value=f"{_size(free)} free in the working directory",
+        costs="checkpoints take about 14 bytes per parameter" if small else "",
+        fix="log to a larger disk (--dir, log.log_dir)" if small else "",
+    )
+
+
+def devices() -> Iterator[Finding]:
+    """GPUs and their number formats; without them, what a CPU can do."""
+    import torch
+
+    build = f"torch {torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}"
+    if not torch.cuda.is_available():
+        driver = shutil.which("nvidia-smi")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if driver and hidden:
+            costs, fix, state = (
+                "CUDA_VISIBLE_DEVICES hides the GPUs of this machine",
+                "unset CUDA_VISIBLE_DEVICES",
+                "note",
+            )
+        elif driver and torch.version.cuda is None:
+            costs, state = "this machine has NVIDIA's driver, and torch was built for CPUs", "broken"
+            fix = "install torch from PyTorch's CUDA index (https://pytorch.org/get-started/locally)"
+        elif driver:
+            costs, state = (
+                "this machine has NVIDIA's driver, and torch can't use it: it may be older than torch's CUDA",
+                "broken",
+            )
+            fix = "nvidia-smi shows the driver's CUDA version; install a torch of that version or older"
+        else:
+            costs, fix, state = "", "", "ok"
+        yield Finding(topic=TOPIC, name="GPUs", state=state, value=f"none ({build})", costs=costs, fix=fix)
+        yield Finding(
+            topic=TOPIC,
+            name="can run",
+            state="ok",
+            value=(
+                f"CPU processes over gloo, best up to {max(1, int(usable_cores()))} of them: nemo2 pretrain llama_tiny "
+                "--devices 2"
+            ),
+        )
+        return
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        have = (properties.major, properties.minor)
+        formats = [name for name, least in _FORMATS if have >= least] or ["fp16"]
+        yield Finding(
+            topic=TOPIC,
+            name=f"GPU {index}",
+            state="ok",
+            value=f"{properties.name}, {_size(properties.total_memory)}, {', '.join(formats)} ({build})",
+        )
+
+
+def network() -> Iterator[Finding]:
+    """Whether ranks of this machine find each other."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        yield Finding(
+            topic=TOPIC,
+            name="torch.distributed",
+            state="broken",
+            value="not built in",
+            fix="install a torch that has it",
+        )
+        return
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    known = [name for _, name in socket.if_nameindex()]
+    if interface and interface.lstrip("^=").split(",")[0] not in known:
+        yield Finding(
+            topic=TOPIC,
+            name="GLOO_SOCKET_IFNAME",
+            state="broken",
+            value=f"{interface}, and this machine has {', '.join(known)}",
+            fix="unset GLOO_SOCKET_IFNAME, or name one of these",
+        )
+        return
+    problem = try_gloo()
+    yield Finding(
+        topic=TOPIC,
+        name="gloo",
+        state="broken" if problem else "ok",
+        value=problem or "reduces",
+        costs="ranks on CPUs, and the checkpoints of ranks on GPUs, talk over it" if problem else "",
+        fix="export GLOO_SOCKET_IFNAME=lo (one machine), or the interface that reaches the other nodes"
+        if problem
+        else "",
+    )
+    import torch
+
+    if torch.cuda.is_available():
+        from torch.cuda import nccl
+
+        there = dist.is_nccl_available()
+        yield Finding(
+            topic=TOPIC,
+            name="NCCL",
+            state="ok" if there else "broken",
+            value=".".join(map(str, nccl.version())) if there else "not built in",
+            fix="" if there else "install torch from PyTorch's CUDA index",
+        )
+
+
+def launchers() -> Iterator[Finding]:
+    """What nemo-run's executors could use from here, and the folder they keep their notes in."""
+    for name, program, costs in (
+        ("Slurm", "sbatch", "SlurmExecutor needs a tunnel (SSHTunnel) to a machine that has it"),
+        ("Docker", "docker", "no DockerExecutor from here"),
+        ("Kubernetes", "kubectl", "no executors on Kubernetes from here"),
+    ):
+        path = shutil.which(program)
+        yield Finding(
+            topic="Launching",
+            name=name,
+            state="ok" if path else "absent",
+            value=path or f"no {program}",
+            costs="" if path else costs,
+        )
+    home = Path(os.environ.get("NEMORUN_HOME") or "~/.nemo_run").expanduser()
+    place = home
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    writable = os.access(place, os.W_OK | os.X_OK) and place.is_dir()
+    yield Finding(
+        topic="Launching",
+        name="NEMORUN_HOME",
+        state="ok" if writable else "broken",
+        value=str(home),
+        costs="" if writable else "nemo-run keeps its experiments there, and it can't be written",
+        fix="" if writable else "export NEMORUN_HOME=<a folder of yours>",
+    )
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: its affinity, and the limit of its container (cgroup v2)."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
+
+
+def try_gloo(seconds: float = GLOO_SECONDS) -> str | None:
+    """A world of one that reduces a number; what went wrong, or None.
+
+    In a thread, for where a host's own name does not resolve, gloo looks it up until long after anybody has lost patience.
+    """
+    answer: list[str | None] = []
+
+    def reduce() -> None:
+        import torch
+        import torch.distributed as dist
+
+        try:
+            from torch._C._distributed_c10d import HashStore
+
+            gloo: Any = dist.ProcessGroupGloo
+            group = gloo(HashStore(), 0, 1, timedelta(seconds=seconds))
+            ones = torch.ones(1)
+            group.allreduce([ones]).wait()
+            answer.append(None if ones.item() == 1 else f"reduced 1 to {ones.item()}")
+        except Exception as error:  # gloo raises RuntimeErrors of many kinds; all mean that it doesn't work here
+            answer.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
+
+    worker = threading.Thread(target=reduce, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    return answer[0] if answer else f"no answer within {seconds:g} s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages: those that nemo2 needs in the versions it declares, and optional ones with what they are for."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from nemo2.doctor.finding import Finding
+
+LEAST_PYTHON = (3, 11)
+
+BREAKS: dict[str, str] = {
+    "leptonai": "nemo-run imports it unconditionally, and from 0.47 on a module it imports is gone: `import nemo_run` fails",
+    "psutil": "Megatron-Core's checkpoint writers need it without declaring it: without it 0.16.1 hangs in the first save",
+    "lightning": "the strategy leans on loop hooks that 3.0 may move; before 2.6.6 it lacks security fixes",
+    "megatron-core": "layouts, schedules and checkpoints are its own, and tested from 0.16.1 up to 0.19",
+    "torch": "before 2.6 it lacks what Megatron-Core's schedules and checkpoints use",
+}
+"""What goes wrong with a version outside of the declared range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """An optional package."""
+
+    package: str
+    costs: str
+    fix: str
+    gpu_only: bool = False
+
+
+PARTS: tuple[Part, ...] = (
+    Part(
+        package="transformer-engine",
+        costs=(
+            "no fp8 or fp4, no fused kernels, no tensor-parallel overlap, no precision-aware optimizer (deepseek_v3 asks for "
+            "it)"
+        ),
+        fix="pip install 'nemo2[te]' on a machine with an NVIDIA GPU and the CUDA toolkit",
+        gpu_only=True,
+    ),
+    Part(
+        package="transformers",
+        costs="no weights from or to Hugging Face, no AutoTokenizer",
+        fix="pip install 'nemo2[hf]'",
+    ),
+    Part(package="safetensors", costs="no weights from or to Hugging Face", fix="pip install 'nemo2[hf]'"),
+    Part(package="wandb", costs="no logging to Weights & Biases (log.wandb)", fix="pip install wandb"),
+    Part(
+        package="matplotlib",
+        costs="no curves in the notebooks; reports draw their own",
+        fix="pip install 'nemo2[docs]'",
+    ),
+    Part(package="graphviz", costs="no drawings of config trees by fiddle", fix="pip install graphviz"),
+    Part(
+        package="mamba-ssm",
+        costs="Mamba layers run on plain PyTorch: right, but slow, and without context parallelism",
+        fix="pip install mamba-ssm causal-conv1d on a machine with an NVIDIA GPU",
+        gpu_only=True,
+    ),
+    Part(package="causal-conv1d", costs="as mamba-ssm", fix="pip install causal-conv1d", gpu_only=True),
+    Part(
+        package="flash-attn",
+        costs="PyTorch's own attention kernels, or Transformer Engine's",
+        fix="pip install flash-attn",
+        gpu_only=True,
+    ),
+    Part(
+        package="nvidia-resiliency-ext",
+        costs="no detection of stragglers by NVIDIA's tools",
+        fix="pip install nvidia-resiliency-ext",
+        gpu_only=True,
+    ),
+)
+
+
+def needed() -> Iterator[Finding]:
+    """Python, nemo2, and every package that nemo2 declares, against the declared range."""
+    from packaging.requirements import Requirement
+
+    version = platform.python_version()
+    good = sys.version_info >= LEAST_PYTHON
+    least = ".".join(map(str, LEAST_PYTHON))
+    yield Finding(
+        topic="Needed",
+        name="python",
+        state="ok" if good else "broken",
+        value=version,
+        costs="" if good else f"nemo2 needs {least} or newer",
+    )
+    yield Finding(topic="Needed", name="nemo2", state="ok", value=installed_version("nemo2") or "a checkout")
+    for line in _declared():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        have = installed_version(requirement.name)
+        fits = have is not None and requirement.specifier.contains(have, prereleases=True)
+        wanted = f"'{requirement.name}{requirement.specifier}'"
+        yield Finding(
+            topic="Needed",
+            name=requirement.name,
+            state="ok" if fits else "broken",
+            value=have or "not installed",
+            costs="" if fits else BREAKS.get(requirement.name, f"nemo2 is tested with {requirement.specifier or 'it'}"),
+            fix="" if fits else f"pip install {wanted}",
+        )
+
+
+def optional() -> Iterator[Finding]:
+    """Optional packages: their version, or what goes without them."""
+    for part in PARTS:
+        have = installed_version(part.package)
+        yield Finding(
+            topic="Optional",
+            name=part.package,
+            state="ok" if have else "absent",
+            value=have or "not installed",
+            costs="" if have else part.costs,
+            fix="" if have else part.fix,
+        )
+
+
+def commands() -> Iterator[Finding]:
+    """Programs and accounts beside Python packages; secrets are looked for, never read out."""
+    dot = shutil.which("dot")
+    yield Finding(
+        topic="Optional",
+        name="dot (Graphviz)",
+        state="ok" if dot else "absent",
+        value=dot or "not installed",
+        costs="" if dot else "no drawings of config trees by fiddle",
+        fix="" if dot else "apt-get install graphviz, or the like of your system",
+    )
+    token = any(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")) or _hf_token_file().is_file()
+    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+    yield Finding(
+        topic="Optional",
+        name="Hugging Face account",
+        state="ok" if token else "absent",
+        value=("a token is set" if token else "no token") + (", HF_HUB_OFFLINE=1" if offline else ""),
+        costs="" if token else "no gated models, such as Llama's tokenizers and weights",
+        fix="" if token else "huggingface-cli login, or export HF_TOKEN=...",
+    )
+
+
+def installed_version(package: str) -> str | None:
+    """None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _declared() -> list[str]:
+    try:
+        return metadata.requires("nemo2") or []
+    except metadata.PackageNotFoundError:
+        return _of_the_checkout()
+
+
+def _of_the_checkout() -> list[str]:
+    """nemo2 may run from a folder that nobody has installed."""
+    import tomllib
+
+    project = Path(__file__).resolve().parent.parent.parent / "pyproject.toml"
+    return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"] if project.is_file() else []
+
+
+def _hf_token_file() -> Path:
+    home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
+    return Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token")

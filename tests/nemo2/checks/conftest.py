@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes `megatron_verdict` importable by name, also in the processes that run it; each example is looked at once."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture(autouse=True)
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without optional packages, whatever this one has."""
+    from nemo2.backend import extras
+    from nemo2.checks.rules import parts
+
+    optional = ("transformer_engine", "wandb", "mamba_ssm", "causal_conv1d")
+    find = extras.has
+    for module in (extras, parts):
+        monkeypatch.setattr(module, "has", lambda name: name not in optional and find(name))
+        monkeypatch.setattr(module, "have_te", lambda: False)
+
+
+@pytest.fixture(scope="session")
+def problems_once() -> Callable[[Any], list[Any]]:
+    """`problems_of`, remembered: the page needs what the rules' own tests need."""
+    from nemo2.checks.examples import problems_of
+
+    seen: dict[str, list[Any]] = {}
+
+    def problems(case: Any) -> list[Any]:
+        if repr(case) not in seen:
+            seen[repr(case)] = problems_of(case)
+        return seen[repr(case)]
+
+    return problems

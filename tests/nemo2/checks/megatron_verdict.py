@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Megatron-Core says of a recipe: the judge of the rules.
+
+The model's chunks of the first and the last rank are built for real, on meta tensors, in a world of fake ranks; the micro-batch
+calculator and the optimizer's and the gradient buffers' configurations are made too. None of the rules takes part.
+"""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Optional
+
+WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
+"""Variables that Megatron-Core sets itself when it builds a model."""
+
+
+def verdicts(cases: list[Any]) -> list[Optional[str]]:
+    """For each case why Megatron-Core refuses it; None where it builds it. For a process of its own."""
+    import logging
+    import warnings
+
+    from nemo2.backend import get_backend
+    from nemo2.checks.examples import recipe_of
+
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    get_backend().install()
+    answers = []
+    for case in cases:
+        with _variables(case.environment):
+            answers.append(verdict(recipe_of(case)))
+    return answers
+
+
+def verdict(recipe: Any) -> Optional[str]:
+    """Why Megatron-Core refuses this recipe; None where it builds it."""
+    from nemo2.models.gpt import for_another_machine
+
+    refusal = None
+    # As this machine adjusts it, which takes fp8 away; then as it was asked for.
+    for way in (nullcontext(), for_another_machine()):
+        try:
+            with way:
+                _build(recipe)
+            return None
+        except Exception as error:
+            refusal = refusal or f"{type(error).__name__}: {str(error).partition('Fiddle context')[0].strip()}"
+    return refusal
+
+
+def _build(recipe: Any) -> None:
+    import fiddle as fdl
+
+    from nemo2.strategies.megatron_config import write_parallelism
+
+    trainer = recipe.trainer
+    config, strategy = fdl.build(recipe.model.config), fdl.build(trainer.strategy)
+    if not recipe.optim.config.use_precision_aware_optimizer:
+        # With it, the configuration itself asks for Transformer Engine.
+        fdl.build(recipe.optim.config)
+    precision = fdl.build(trainer.plugins)
+    precision.apply_to(config, path="model.config")
+    parallelism = copy.copy(strategy.parallelism)
+    parallelism.pipeline_dtype = parallelism.pipeline_dtype or precision.dtype_config.pipeline_dtype
+    world = trainer.num_nodes * trainer.devices
+    for rank in sorted({0, world - 1}):
+        with _world(rank, world, strategy):
+            cut = copy.copy(config)
+            write_parallelism(cut, parallelism, strategy.layout)
+            _chunks(cut, recipe)
+            _micro_batches(recipe.data, rank)
+
+
+def _chunks(config: Any, recipe: Any) -> None:
+    from nemo2.checks.facts import read_facts
+    from nemo2.checks.rules.shape import tokenizer_size
+    from nemo2.data.tokenizer import NullTokenizer
+
+    config.init_model_with_meta_device, config.perform_initialization = True, False
+    tokenizer = NullTokenizer(tokenizer_size(read_facts(recipe)) or 50_000)
+    chunks = config.virtual_pipeline_model_parallel_size
+    for chunk in range(chunks) if chunks else (None,):
+        config.configure_model(tokenizer, vp_stage=chunk)
+
+
+def _micro_batches(data: Any, rank: int) -> None:
+    from megatron.core import num_microbatches_calculator as calculator
+    from megatron.core import parallel_state
+
+    calculator.unset_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        rank, None, data.global_batch_size, data.micro_batch_size, parallel_state.get_data_parallel_world_size()
+    )
+
+
+@contextmanager
+def _world(rank: int, size: int, strategy: Any) -> Iterator[None]:
+    import torch
+    from megatron.core import parallel_state, tensor_parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    layout = strategy.layout
+    torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vp if layout.vp != 1 else None,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            **strategy._groups | {"create_gloo_process_groups": False, "pipeline_model_parallel_comm_backend": None},
+        )
+        tensor_parallel.model_parallel_cuda_manual_seed(1)
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    for name in WRITERS:
+        os.environ.pop(name, None)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

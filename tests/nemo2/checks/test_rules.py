@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every rule from both sides: the recipe that breaks it is refused, the nearest one is not, and Megatron-Core agrees."""
+
+import re
+from typing import Any
+
+import pytest
+from megatron_verdict import verdicts
+
+from nemo2.checks import RULES, TOPICS
+from nemo2.checks.rule import Rule
+
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+
+
+@pytest.fixture(scope="module")
+def megatron(run_on_ranks: Any) -> dict[tuple[str, str], str | None]:
+    """Megatron-Core's verdict on each rule's two recipes, of those where it has one."""
+    wanted = [(rule.name, "mended", rule.mended) for rule in RULES]
+    wanted += [(rule.name, "broken", rule.broken) for rule in RULES if rule.megatron_refuses]
+    distinct = {repr(case): case for _, _, case in wanted}
+    answers = run_on_ranks(verdicts, 1, list(distinct.values()), init_process_group=False, timeout=280)[0]
+    by_case = dict(zip(distinct, answers, strict=True))
+    return {(name, side): by_case[repr(case)] for name, side, case in wanted}
+
+
+@each_rule
+def test_the_broken_recipe_is_refused_by_its_rule(rule: Rule, problems_once: Any) -> None:
+    told = [problem.message for problem in problems_once(rule.broken) if problem.rule == rule.name]
+    assert told
+    for message in told:
+        assert message.endswith((".", "?")) or rule.name in ("megatron-core-agrees", "data-is-there"), message
+
+
+@each_rule
+def test_the_mended_recipe_is_refused_by_none(rule: Rule, problems_once: Any) -> None:
+    assert problems_once(rule.mended) == []
+
+
+@each_rule
+def test_megatron_core_builds_the_mended_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
+    assert megatron[rule.name, "mended"] is None
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.megatron_refuses], ids=lambda rule: rule.name)
+def test_megatron_core_refuses_the_broken_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
+    assert megatron[rule.name, "broken"] is not None
+
+
+def test_there_are_at_least_sixty_rules_with_names_of_their_own() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names) >= 60
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", name) for name in names)
+    assert all(rule.says.endswith(".") and rule.otherwise.endswith(".") for rule in RULES)
+    assert len({topic.title for topic in TOPICS}) == len(TOPICS)
+
+
+def test_the_two_recipes_of_a_rule_differ() -> None:
+    assert [rule.name for rule in RULES if rule.broken == rule.mended] == []
