@@ -115,7 +115,7 @@ TWO = [
     _row(2, "mixtral", "CP 2 ring, EP 2", cut={"cp": 2, "ep": 2}, config=RING),
     _row(2, "deepseek", "DP 2, ZeRO-1", zero=True),
     _row(2, "deepseek", "TP 2 + SP", cut=TP2),
-    _row(2, "deepseek", "TP 2 + SP, EP 2, ETP 1", cut=TP2 | {"ep": 2, "etp": 1}, quick=True),
+    _row(2, "deepseek", "TP 2 + SP, EP 2, ETP 1", cut=TP2 | {"ep": 2, "etp": 1}),
     _row(2, "deepseek", "EP 2", cut={"ep": 2}),
     _row(
         2,
@@ -133,7 +133,9 @@ TWO = [
     _row(2, "deepseek, multi-token", "TP 2 + SP", cut=TP2),
     _row(2, "deepseek, multi-token", "PP 2", cut={"pp": 2}),
     _row(2, "deepseek, multi-token", "EP 2", cut={"ep": 2}),
-    _row(2, "deepseek, multi-token", "CP 2", cut={"cp": 2}, refused="mtp_num_layers=1 with context_parallel_size=2"),
+    _row(2, "deepseek, multi-token", "CP 2, ring", cut={"cp": 2}, config=RING, quick=True),
+    _row(2, "deepseek, multi-token", "CP 2, all-gather", cut={"cp": 2}, config=GATHER),
+    _row(2, "deepseek, multi-token, mean over tokens", "CP 2, ring", cut={"cp": 2}, config=RING),
 ]
 FOUR = [
     _row(4, "llama", "DP 4, ZeRO-1 overlapped", zero=True, ddp=OVERLAP),
@@ -184,6 +186,7 @@ FOUR = [
         config={"moe_shared_expert_overlap": True},
     ),
     _row(4, "deepseek, multi-token", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+    _row(4, "deepseek, multi-token", "CP 2 ring, TP 2 + SP", cut=TP2 | {"cp": 2}, config=RING),
 ]
 EIGHT = [
     _row(8, "llama", "DP 8, ZeRO-1 overlapped", zero=True, ddp=OVERLAP),

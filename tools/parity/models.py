@@ -111,6 +111,11 @@ MODELS: dict[str, Model] = {
     "deepseek, multi-token": Model(
         family=DEEPSEEK, about="the same, predicting a second token", config=_DEEPSEEK | {"mtp_num_layers": 1}
     ),
+    "deepseek, multi-token, mean over tokens": Model(
+        family=DEEPSEEK,
+        about="both",
+        config=_DEEPSEEK | {"mtp_num_layers": 1, "calculate_per_token_loss": True},
+    ),
 }
 
 
