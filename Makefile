@@ -7,7 +7,7 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup fmt check test docs demo drill parity parity-quick reshard clean
+.PHONY: help setup fmt check test docs demo drill parity parity-quick reshard rehearse clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ parity: $(READY) ## train every layout against one process (docs/parity.md); a c
 
 parity-quick: $(READY) ## the few of these layouts that the tests run too
 	@$(BIN)/python -m tools.parity --quick
+
+rehearse: $(READY) ## rehearse every recipe at its declared scale (docs/rehearse.md)
+	@$(BIN)/python tools/rehearse_recipes.py
 
 clean: ## remove the environment and everything that was built; runs stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
