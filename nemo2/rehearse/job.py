@@ -16,7 +16,7 @@ from nemo2.parallel.layout import Layout
 from nemo2.rehearse.advice import smallest_change
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, Gpu, parse_gpus
-from nemo2.rehearse.kernels import routing, te_kernels
+from nemo2.rehearse.kernels import plain_kernels, te_kernels
 from nemo2.rehearse.rank import run_rank
 from nemo2.rehearse.summary import summarise
 
@@ -105,7 +105,7 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
             optimizer.connect(model)
         return model, call["data"], call["trainer"]
 
-    patches = te_kernels() if kernels == "te" else routing()
+    patches = te_kernels() if kernels == "te" else plain_kernels()
     return run_rank(
         parts,
         rank=rank,

@@ -434,6 +434,37 @@ def routing() -> tuple[Patch, ...]:
     return tuple(Patch(target=target, replacement=new, wraps=True, why=why) for target, new in replacements.items())
 
 
+def _cpu_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The kernel that torch picks on a CPU; on meta it would take the step-by-step formula, which saves scores."""
+
+    @functools.wraps(original)
+    def scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Optional[float] = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        one_width = query.size(-1) == key.size(-1) == value.size(-1)
+        if not query.is_meta or dropout_p > 0.0 or not one_width:
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.empty_like(attn_mask, dtype=query.dtype)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+    return scaled_dot_product_attention
+
+
 def plain_kernels() -> tuple[Patch, ...]:
-    """For rehearsals with the plain PyTorch layers of a CPU: nothing but what has no counterpart on meta."""
-    return routing()
+    """For rehearsals with the plain PyTorch layers of a CPU: only what has no counterpart on meta."""
+    attention = Patch(
+        target="torch.nn.functional:scaled_dot_product_attention",
+        replacement=_cpu_attention,
+        wraps=True,
+        why="torch chooses another kernel for meta tensors",
+    )
+    return (attention, *routing())
