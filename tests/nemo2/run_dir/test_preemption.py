@@ -89,3 +89,16 @@ def test_a_signal_in_the_last_step_lets_the_run_end_as_it_would(run_on_ranks, tm
 def test_a_signal_that_cannot_be_caught_is_refused(sig):
     with pytest.raises(ConfigError, match=r"PreemptionCallback\.sig="):
         PreemptionCallback(sig)
+
+
+def test_the_exit_code_reaches_whoever_launched_the_run(tmp_path, monkeypatch):
+    from nemo2.cli.app import _code
+    from nemo2.launch.failure import explain_failure
+    from nemo2.run_dir.faults import record_fault
+
+    monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    record_fault(Preempted("SIGTERM after step 3: saved here. The same command goes on from there."))
+    failure = explain_failure(fault_dir=tmp_path, log_dir=tmp_path)
+    assert failure.exit_code == _code(failure) == EXIT_PREEMPTED
+    assert str(failure).startswith("SIGTERM after step 3: saved here.")
