@@ -88,6 +88,11 @@ class MegatronCommOverlapCallback(pl.Callback):
                 f"{CALLBACK} works with MegatronStrategy only, and trainer.strategy is a {type(strategy).__name__}: remove the "
                 "callback from trainer.callbacks."
             )
+        if not hasattr(strategy, "ddp_config"):
+            # Torch shards the model: it overlaps what it gathers and reduces by itself, and nobody cuts tensors.
+            if trainer.is_global_zero:
+                _log.info("%s has nothing to do under %s.", CALLBACK, type(strategy).__name__)
+            return
         siblings = [
             one for one in getattr(trainer, "callbacks", [self]) if isinstance(one, MegatronCommOverlapCallback)
         ]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from nemo2.optim.megatron import MegatronOptimizerModule as MegatronOptimizerModule
     from nemo2.precision import MegatronMixedPrecision as MegatronMixedPrecision
     from nemo2.run_dir.logger import NeMoLogger as NeMoLogger
+    from nemo2.strategies.fsdp import FSDPStrategy as FSDPStrategy
+    from nemo2.strategies.fsdp2 import FSDP2Strategy as FSDP2Strategy
     from nemo2.strategy import MegatronStrategy as MegatronStrategy
     from nemo2.trainer import Trainer as Trainer
 
@@ -36,6 +38,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "AutoResume": "nemo2.checkpoint.auto_resume",
     "Config": "nemo2.config",
+    "FSDP2Strategy": "nemo2.strategies.fsdp2",
+    "FSDPStrategy": "nemo2.strategies.fsdp",
     "LRSchedulerModule": "nemo2.optim.lr_scheduler",
     "MegatronDataSampler": "nemo2.data.sampler",
     "MegatronMixedPrecision": "nemo2.precision",

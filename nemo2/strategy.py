@@ -28,17 +28,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.parallel.fsdp import turn_on
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategies.megatron_checkpoints import CheckpointingStrategy
 from nemo2.strategies.megatron_config import (
     align_distributed_optimizer,
     ddp_config_of,
@@ -47,11 +48,12 @@ from nemo2.strategies.megatron_config import (
     refuse_what_is_gone,
     write_parallelism,
 )
+from nemo2.strategies.megatron_fsdp_checkpoints import MegatronFSDPCheckpoints
 from nemo2.strategies.world import collective_timeout
 
 
 @configurable(ddp_config="ddp")
-class MegatronStrategy(CheckpointingStrategy):
+class MegatronStrategy(MegatronFSDPCheckpoints):
     """Train with Megatron-Core's parallelisms under Lightning.
 
     Parameters are NeMo 2.0's; the sizes have the defaults "not cut". ``ddp_config`` is a second spelling of ``ddp``.
@@ -96,7 +98,8 @@ class MegatronStrategy(CheckpointingStrategy):
         use_te_rng_tracker: Transformer Engine's random-stream tracker, for CUDA graphs.
         replace_progress_bar, progress_interval: Our progress line or bar in place of Lightning's, every so many steps.
         megatron_log_level: 0 to 2: which of Megatron-Core's timers run.
-        fsdp: Must be None.
+        fsdp: "megatron": shard parameters, gradients and optimizer state with Megatron-FSDP, or as much of it as
+            ``ddp_config.data_parallel_sharding_strategy`` says. None: as ``ddp`` says. For torch's own see `FSDP2Strategy`.
         moe_extended_tp, encoder_tensor_model_parallel_size, encoder_pipeline_model_parallel_size: Gone from Megatron-Core;
             any value but the default is an error that says what to use.
 
@@ -162,7 +165,6 @@ class MegatronStrategy(CheckpointingStrategy):
             moe_extended_tp=moe_extended_tp,
             encoder_tensor_model_parallel_size=encoder_tensor_model_parallel_size,
             encoder_pipeline_model_parallel_size=encoder_pipeline_model_parallel_size,
-            fsdp=fsdp,
             lazy_init=lazy_init,
             find_unused_parameters=find_unused_parameters,
         )
@@ -214,6 +216,21 @@ class MegatronStrategy(CheckpointingStrategy):
         self.ddp_config = ddp_config_of(ddp)
         self.explicit_ddp_fields: frozenset[str] = explicit_fields(self.ddp_config)
         """What the user set in ``ddp_config``; callbacks and precision leave these alone."""
+        self.fsdp = fsdp
+        if fsdp and pipeline_model_parallel_size > 1:
+            raise ConfigError(
+                f"strategy.fsdp={fsdp!r} with strategy.pipeline_model_parallel_size={pipeline_model_parallel_size}: "
+                "Megatron-FSDP lays its mesh over tensor-, context- and data-parallel ranks only. Set "
+                "pipeline_model_parallel_size=1, or leave fsdp unset and shard the optimizer's state "
+                "(optim.config.use_distributed_optimizer=True)."
+            )
+        if fsdp == "megatron":
+            turn_on(self.ddp_config, self.explicit_ddp_fields, why="strategy.fsdp='megatron'")
+        elif fsdp is not None:
+            raise ConfigError(
+                f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. For torch's fully_shard use FSDP2Strategy in place of "
+                "MegatronStrategy."
+            )
         self.ddp_config.num_distributed_optimizer_instances = num_distributed_optimizer_instances
         self.data_sampler = data_sampler
         self.restore_config = restore_config
@@ -241,6 +258,13 @@ class MegatronStrategy(CheckpointingStrategy):
         self._strictness = ckpt_load_strictness
         self._megatron_log_level = megatron_log_level
         self._fully_reshardable = ckpt_parallel_save_optim
+        if fsdp and checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
+            raise ConfigError(
+                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: parameters that are cut "
+                "over data-parallel ranks are written by TorchCheckpointIO. Leave it unset, or give a subclass."
+            )
+        if fsdp:
+            checkpoint_io = checkpoint_io or TorchCheckpointIO()
         self._checkpoint_io = checkpoint_io or MegatronCheckpointIO(
             save_ckpt_format=save_ckpt_format,  # pyright: ignore[reportArgumentType]  (it checks)
             load_directly_on_device=ckpt_load_directly_on_device,
@@ -252,6 +276,17 @@ class MegatronStrategy(CheckpointingStrategy):
             parallel_load=ckpt_parallel_load,
         )
 
+    def _check_world(self, world_size: int) -> None:
+        super()._check_world(world_size)
+        if self.fsdp and self.layout.data_parallel_size(world_size) * self.layout.cp == 1:
+            # Its gradient buffer then is its own reduced shard, and is added to itself (GradReducePipeline in
+            # param_and_grad_buffer.py of 0.16.1): a gradient would count twice with every micro-batch.
+            raise ConfigError(
+                f"strategy.fsdp={self.fsdp!r} on {world_size} rank{'s' if world_size > 1 else ''} ({self.layout.describe()}): "
+                "there is one data-parallel rank, nothing to shard, and Megatron-FSDP would add gradients to themselves. Leave "
+                "strategy.fsdp unset, or run on more ranks."
+            )
+
     # ------------------------------------------------------------------------------------------------------ connecting
 
     def connect(self, model: pl.LightningModule) -> None:
@@ -259,7 +294,9 @@ class MegatronStrategy(CheckpointingStrategy):
         super().connect(model)
         optim = getattr(model, "optim", None)
         optimizer_config = getattr(optim, "config", None)
-        align_distributed_optimizer(optimizer_config, self.ddp_config, self.explicit_ddp_fields)
+        # Megatron-FSDP's optimizer is the distributed one, whatever the optimizer's configuration leaves unset.
+        decided = self.explicit_ddp_fields | ({"use_distributed_optimizer"} if self.fsdp else set())
+        align_distributed_optimizer(optimizer_config, self.ddp_config, decided)
         precision = self.precision_plugin
         if isinstance(precision, MegatronMixedPrecision):
             precision.apply_to(self.ddp_config, path="strategy.ddp_config")

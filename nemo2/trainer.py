@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import Strategy
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategy import MegatronStrategy
+from nemo2.strategies.stepping import SteppingStrategy
 
 
 @configurable
@@ -29,7 +29,7 @@ class Trainer(pl.Trainer):
     an epoch: ``check_val_every_n_epoch`` is None where it isn't set. ``num_sanity_val_steps`` is 0. ``accelerator="auto"``
     means GPUs where there are any and CPU processes elsewhere.
 
-    With `MegatronStrategy`, a logger, a model summary and a checkpoint callback are there only if they were asked for,
+    With a strategy of nemo2, a logger, a model summary and a checkpoint callback are there only if they were asked for,
     ``precision`` is short for ``plugins=MegatronMixedPrecision(precision)``, and ``use_distributed_sampler`` concerns plain
     loaders only: data modules with a ``data_sampler`` cut their batches by data-parallel rank.
 
@@ -90,11 +90,11 @@ class Trainer(pl.Trainer):
             arguments["num_sanity_val_steps"] = 0
         if _no_gpu() and accelerator == "auto":
             arguments["accelerator"] = "cpu"
-        if isinstance(strategy, MegatronStrategy) and precision is not None:
+        if isinstance(strategy, SteppingStrategy) and precision is not None:
             # Lightning's own plugin casts around hooks that the schedule doesn't go through: it would do nothing.
             arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
             arguments["precision"] = None
-        if isinstance(strategy, MegatronStrategy):
+        if isinstance(strategy, SteppingStrategy):
             # Lightning's own checkpoint callback writes files, its summary counts this rank's shard only, and its default
             # logger a folder beside the run's: the run directory brings all three.
             given = _listed(callbacks)

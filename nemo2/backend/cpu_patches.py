@@ -257,6 +257,34 @@ def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+class _NoSuchLayer:
+    """What no layer is an instance of."""
+
+
+def _mesh_of_cpus(original: Callable[..., Any]) -> Any:
+    """A device mesh over groups that exist; DTensor derives the device of every shard from its type."""
+
+    @functools.wraps(original)
+    def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return original(group, "cpu" if _means_cuda(device_type) else device_type, *args, **kwargs)
+
+    return staticmethod(from_group)
+
+
+def _scaled_before_the_sum(original: Callable[..., Any]) -> Callable[..., Any]:
+    """NCCL multiplies while it sums; gloo can't, so the gradients are scaled first."""
+
+    @functools.wraps(original)
+    def gradient_reduce_preprocessing(grad_data: torch.Tensor, scaling_factor: Any, ddp_config: Any) -> Any:
+        if scaling_factor is None or ddp_config.average_in_collective:
+            return original(grad_data, scaling_factor, ddp_config)
+        with torch.no_grad():
+            grad_data.mul_(scaling_factor)
+        return torch.distributed.ReduceOp.SUM
+
+    return gradient_reduce_preprocessing
+
+
 def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
     """A constructor that may build on the CPU or on a GPU, told the first."""
 
@@ -297,6 +325,7 @@ def megatron_patches() -> tuple[Patch, ...]:
     moe, te_absent = "megatron.core.transformer.moe.moe_utils", "taken for present although it is only a stand-in"
     files = "megatron.core.dist_checkpointing.strategies.filesystem_async"
     spawns = "the first save would spawn a process that imports the entry script again"
+    fsdp = "megatron.core.distributed.fsdp.src.megatron_fsdp"
     adam = "torch's AdamW cannot be loaded from a checkpoint of the distributed optimizer"
     return (
         Patch(target=f"{rng}:_get_cuda_rng_state", replacement=_get_cuda_rng_state, why=_NO_CUDA),
@@ -324,6 +353,24 @@ def megatron_patches() -> tuple[Patch, ...]:
             replacement=_built_on_cpu,
             wraps=True,
             why="`with torch.device(0)`, which is the index of a GPU",
+        ),
+        Patch(
+            target="torch.distributed.device_mesh:DeviceMesh.from_group",
+            replacement=_mesh_of_cpus,
+            wraps=True,
+            why="fully sharded parameters would be looked for on GPUs",
+        ),
+        Patch(
+            target=f"{fsdp}.param_and_grad_buffer:gradient_reduce_preprocessing",
+            replacement=_scaled_before_the_sum,
+            wraps=True,
+            why="Megatron-FSDP asks for NCCL's multiplication inside the sum",
+        ),
+        Patch(
+            target="megatron.core.distributed.fsdp.mcore_fsdp_adapter:TELinear",
+            replacement=_NoSuchLayer,
+            may_be_absent=True,
+            why="Megatron-FSDP asks whether layers are Transformer Engine's, without which there is no such class",
         ),
         Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=adam),
         Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=adam),

@@ -14,6 +14,7 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.lr_scheduler import LRSchedulerModule
+from nemo2.optim.sharded import ShardedOptimizer, torch_optimizer
 
 if TYPE_CHECKING:
     from nemo2.parallel.megatron_parallel import MegatronParallel
@@ -59,11 +60,14 @@ class MegatronOptimizerModule(OptimizerModule):
         self.lr_mult = lr_mult
 
     def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
-        """The one optimizer of these chunks, after their DDP wrapping.
+        """The one optimizer of these chunks, after their wrapping: Megatron-Core's, or torch's where torch shards them.
 
         Raises:
             ConfigError: the chunks aren't wrapped for training.
         """
+        if getattr(model, "wrap_chunk", None) is not None:
+            optimizer = torch_optimizer(self.config, list(model), self._overrides())
+            return [ShardedOptimizer(optimizer, self.config, shard_group=getattr(model[0], "shard_group", None))]
         if model.ddp_config is None:
             raise ConfigError(
                 "MegatronOptimizerModule needs chunks wrapped for training: MegatronParallel(ddp_config=...)."

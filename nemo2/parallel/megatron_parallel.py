@@ -22,14 +22,17 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.errors import ConfigError
+from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 
@@ -97,6 +100,8 @@ class MegatronParallel(nn.ModuleList):
         vp_size: Chunks on this rank. None: one.
         ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
         device: Where the chunks go before they are wrapped. None: where they are.
+        wrap_chunk: ``(config, chunk) -> wrapped chunk`` in place of Megatron-Core's wrapping and of the precision plugin's
+            conversion. The wrapped chunk is a data-parallel one by Megatron-Core's base class.
     """
 
     # nn.Module calls every attribute that isn't declared a Tensor or a Module.
@@ -114,6 +119,7 @@ class MegatronParallel(nn.ModuleList):
         vp_size: Optional[int] = None,
         ddp_config: Optional[DistributedDataParallelConfig] = None,
         device: Optional[torch.device] = None,
+        wrap_chunk: Optional[Callable[[TransformerConfig, nn.Module], nn.Module]] = None,
     ) -> None:
         super().__init__()
         self.callbacks = callbacks or CallbackConnector()
@@ -121,8 +127,9 @@ class MegatronParallel(nn.ModuleList):
         self.data_step = data_step
         self.forward_step = forward_step
         self.ddp_config = ddp_config
+        self.wrap_chunk = wrap_chunk
         self.config = _model_config(pipeline, precision_plugin)
-        if ddp_config is not None:
+        if ddp_config is not None or wrap_chunk is not None:
             _refuse_parameters_outside(pipeline)
         cores = _chunks_of(pipeline, vp_size, self.config)
         for core in cores:
@@ -136,6 +143,8 @@ class MegatronParallel(nn.ModuleList):
         self.__dict__["_twins"] = _twins(pipeline, list(self), cores)
         if ddp_config is not None:
             self._connect_gradient_functions(ddp_config)
+        elif wrap_chunk is not None:
+            cast(Any, self.config).finalize_model_grads_func = finalize_model_grads
 
     # ------------------------------------------------------------------------------------------------------ the step
 
@@ -233,7 +242,8 @@ class MegatronParallel(nn.ModuleList):
         own_stage_step = getattr(module, f"{step.stage}_step", None)
         if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
             # By position, as Lightning does: users name it as they like.
-            takes_index = len(inspect.signature(own_stage_step).parameters) > 1
+            # Of the class, because torch's wrappers of the instance's hide what it takes.
+            takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
             return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
         forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
         if forward_step is None:
@@ -290,9 +300,15 @@ class MegatronParallel(nn.ModuleList):
         return [unwrap(chunk) for chunk in self]
 
     def _wrap(self, core: nn.Module, *, first: bool) -> nn.Module:
+        if self.wrap_chunk is not None:
+            return self.wrap_chunk(self.config, core)
         chunk = self.precision_plugin.convert_module(core) if self.precision_plugin is not None else core
         if self.ddp_config is None:
             return chunk
+        if self.ddp_config.use_megatron_fsdp:
+            return MegatronFSDPChunk(
+                config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
+            )
         # Later chunks aren't bucketed: their reductions never overlap with the backward of the last micro-batch
         # (Megatron-LM training.get_model).
         return DistributedDataParallel(
@@ -326,7 +342,8 @@ class MegatronParallel(nn.ModuleList):
 
     @property
     def gathers_in_forward(self) -> bool:
-        return self.ddp_config is not None and self.ddp_config.overlap_param_gather
+        config = self.ddp_config
+        return config is not None and config.overlap_param_gather and not config.use_megatron_fsdp
 
     def pause_param_gather(self) -> None:
         """Before a forward that isn't training: make all parameters whole and stop gathering them in the forward."""
@@ -416,10 +433,10 @@ def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The chunk without DistributedDataParallel and Float16Module."""
+    """The chunk without data-parallel and precision wrappers."""
     from megatron.core.transformer.module import Float16Module
 
-    while isinstance(module, (DistributedDataParallel, Float16Module)):
+    while isinstance(module, (_BaseDataParallel, Float16Module, MegatronFSDP, TorchFSDP)):
         module = cast(nn.Module, module.module)
     return module
 
@@ -480,7 +497,7 @@ def _twins(module: pl.LightningModule, wrapped: list[nn.Module], cores: list[nn.
     """The LightningModule bound to each chunk: itself for the first, shallow copies for the others."""
     twins = []
     for index, (chunk, core) in enumerate(zip(wrapped, cores, strict=True)):
-        if isinstance(core, PlainChunk) and core.module is module:
+        if isinstance(core, PlainChunk) and unwrap(core.module) is module:
             return [module]  # its layers are its own attributes: nothing to bind
         twin = module
         if index:

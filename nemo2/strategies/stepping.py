@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nemo2.errors import ConfigError
 from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.run_dir.progress import ProgressPrinter, make_progress
@@ -126,9 +127,11 @@ class SteppingStrategy(WorldStrategy):
             "step": float(trainer.global_step),
             "lr": float(optimizer.param_groups[0]["lr"]),
         }
+        if isinstance(optimizer, (MegatronOptimizer, ShardedOptimizer)) and optimizer.grad_norm is not None:
+            metrics["grad_norm"] = float(optimizer.grad_norm)
+        if isinstance(optimizer, ShardedOptimizer) and optimizer.loss_scale is not None:
+            metrics["loss_scale"] = optimizer.loss_scale
         if isinstance(optimizer, MegatronOptimizer):
-            if optimizer.grad_norm is not None:
-                metrics["grad_norm"] = float(optimizer.grad_norm)
             if optimizer.num_zeros_in_grad is not None:
                 metrics["num_zeros_in_grad"] = float(optimizer.num_zeros_in_grad)
             if optimizer.config.fp16:

@@ -44,7 +44,7 @@ def test_the_imports_on_the_right_work(line: str) -> None:
         {"encoder_pipeline_model_parallel_size": 1},
         {"ddp": "pytorch"},
         {"find_unused_parameters": True},
-        {"fsdp": "megatron"},
+        {"fsdp": "pytorch"},
         {"lazy_init": True},
         {"save_ckpt_format": "zarr"},
     ],
@@ -62,4 +62,4 @@ def test_what_is_gone_is_on_the_page_and_an_error_that_names_it(gone: dict[str, 
 def test_what_the_page_calls_missing_is_missing() -> None:
     # So that the page is changed when they come.
     assert not {"finetune", "peft", "import_ckpt", "export_ckpt"} & set(llm.__all__)
-    assert not {"FSDPStrategy", "FSDP2Strategy", "Fabric"} & set(nl.__all__)
+    assert not {"Fabric"} & set(nl.__all__)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of tensors by name and place, written and read through torch.distributed.checkpoint.
+
+A `Piece` says which part of which stored tensor a local tensor is. A stored tensor may be put together from pieces of any
+shape, and read into pieces of any other, so a checkpoint doesn't remember over how many ranks it was cut. Pieces that
+several ranks hold alike are written once.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from nemo2.parallel.stored_names import StoredRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """``tensor`` is what stands at ``offset`` in the stored tensor ``key`` of ``global_shape``; reading writes into it.
+
+    All three shapes have the same number of dimensions.
+    """
+
+    key: str
+    tensor: Tensor
+    offset: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(offsets=torch.Size(self.offset), sizes=self.tensor.shape)
+
+
+def stored_pieces(
+    stored: list[StoredRows], value: Tensor, *, prefix: str = "", first_row: int | None = None
+) -> list[Piece]:
+    """This rank's pieces of a parameter, or of a tensor of its shape such as its momentum, each where it is stored.
+
+    Args:
+        stored: Of the parameter.
+        value: A DTensor, or a plain tensor that all ranks hold alike.
+        prefix: In front of the stored names.
+        first_row: ``value``, or what it is locally, are the rows of the parameter from this one on. None: the DTensor knows.
+    """
+    value = value.detach()
+    local = value.to_local() if isinstance(value, DTensor) else value
+    shape, offset = tuple(local.shape), (0,) * local.dim()
+    if first_row is not None:
+        offset = (first_row, *offset[1:])
+    elif isinstance(value, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    if not shape:
+        return [Piece(key=prefix + row.key, tensor=local, offset=(), global_shape=()) for row in stored]
+    if 0 in shape:
+        return []
+    pieces = []
+    first, last = offset[0], offset[0] + shape[0]
+    for row in stored:
+        start, stop = max(first, row.start), min(last, row.stop)
+        if start >= stop:
+            continue
+        stacked = len(row.offset) - len(shape)
+        place = [begin + at for begin, at in zip(row.offset[stacked:], offset, strict=True)]
+        place[0] = row.offset[stacked] + start - row.start
+        pieces.append(
+            Piece(
+                key=prefix + row.key,
+                tensor=local[start - first : stop - first][(None,) * stacked],
+                offset=(*row.offset[:stacked], *place),
+                global_shape=row.global_shape,
+            )
+        )
+    return pieces
+
+
+def save_pieces(
+    pieces: Sequence[Piece], directory: os.PathLike | str, objects: Mapping[str, Any] | None = None
+) -> None:
+    """Write the pieces of all ranks into ``directory``. Every rank calls it.
+
+    Args:
+        pieces: Of this rank.
+        directory: Exists, and is empty but for files of other names.
+        objects: Beside the tensors, by name; what several ranks hold under one name is written once.
+    """
+    # One file per rank: what several threads gain, small checkpoints lose.
+    writer = _Writer(directory, single_file_per_rank=True, sync_files=False)
+    save({}, storage_writer=writer, planner=_SavePlanner(pieces, objects or {}))
+
+
+def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str) -> None:
+    """Read ``directory`` into the pieces' tensors, in place. Every rank calls it.
+
+    Raises:
+        CheckpointException: a key isn't there, or has another shape. It names all of them.
+    """
+    with torch.no_grad():
+        load({}, storage_reader=FileSystemReader(directory), planner=_LoadPlanner(pieces))
+
+
+def stored_keys(directory: os.PathLike | str) -> set[str]:
+    """The names of the tensors in a checkpoint."""
+    return set(FileSystemReader(directory).read_metadata().state_dict_metadata)
+
+
+class _Writer(FileSystemWriter):
+    def storage_meta(self) -> StorageMeta:
+        # Torch's names the directory by a path object of this machine, which isn't the one the checkpoint ends up in.
+        return StorageMeta(save_id=self.save_id)
+
+
+class _SavePlanner(DefaultSavePlanner):
+    def __init__(self, pieces: Sequence[Piece], objects: Mapping[str, Any]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.pieces = {_index(piece): piece for piece in pieces}
+        self.objects = objects
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        self.state_dict, self.is_coordinator = {}, is_coordinator
+
+    def create_local_plan(self) -> SavePlan:
+        items = [
+            WriteItem(
+                index=index,
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=piece.chunk,
+                    properties=TensorProperties.create_from_tensor(piece.tensor),
+                    size=torch.Size(piece.global_shape),
+                ),
+            )
+            for index, piece in self.pieces.items()
+        ]
+        items += [WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO) for name in self.objects]
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        if index.fqn in self.objects:
+            return self.objects[index.fqn]
+        # Of a view only what it shows is written.
+        return self.pieces[_without_hint(index)].tensor.contiguous()
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.pieces = {_index(piece): piece for piece in pieces}
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        self.state_dict, self.metadata, self.is_coordinator = {}, metadata, is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        stored = self.metadata.state_dict_metadata
+        items: list[ReadItem] = []
+        problems: list[str] = []
+        for piece in self.pieces.values():
+            entry = stored.get(piece.key)
+            if not isinstance(entry, TensorStorageMetadata):
+                problems.append(f"{piece.key} is not in it")
+            elif tuple(entry.size) != piece.global_shape:
+                problems.append(f"{piece.key} has shape {tuple(entry.size)} there and {piece.global_shape} here")
+            else:
+                items += create_read_items_for_chunk_list(piece.key, entry, [piece.chunk])
+        if problems:
+            shown = problems[:5] + ([f"and {len(problems) - 5} more"] if len(problems) > 5 else [])
+            raise ValueError("; ".join(shown))
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self.pieces[_without_hint(index)].tensor
+
+
+def _index(piece: Piece) -> MetadataIndex:
+    return MetadataIndex(piece.key, torch.Size(piece.offset))
+
+
+def _without_hint(index: MetadataIndex) -> MetadataIndex:
+    return MetadataIndex(index.fqn, index.offset)

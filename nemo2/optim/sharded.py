@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch optimizer over sharded parameters: scaled losses, clipping by the global norm, then the update."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Optional
+
+import torch
+from megatron.core.optimizer import OptimizerConfig, _get_param_groups
+from megatron.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+from nemo2.errors import ConfigError
+
+_WRAPPED = "_fsdp_wrapped_module."
+"""What torch's FSDP puts into the names of the parameters it has wrapped."""
+
+
+def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) -> torch.optim.Optimizer:
+    """What Megatron-Core's configuration means for parameters that torch shards: Adam(W) or SGD in fp32, its parameter groups
+    made by Megatron-Core.
+
+    Raises:
+        ConfigError: another optimizer is asked for.
+    """
+    seen: Any = [_Whole(chunk) for chunk in chunks]
+    groups = [group for group in _get_param_groups(seen, config, overrides) if group["params"]]
+    held = {id(known): parameter for chunk in chunks for known, parameter in _whole_and_held(chunk)}
+    for group in groups:
+        group["params"] = [held[id(parameter)] for parameter in group["params"]]
+        group["weight_decay"] = config.weight_decay * group.get("wd_mult", 1.0)
+        group.setdefault("max_lr", config.lr)
+        group["lr"] = group["max_lr"]
+    assert config.lr is not None
+    if config.optimizer == "adam":
+        kind = torch.optim.AdamW if getattr(config, "decoupled_weight_decay", True) else torch.optim.Adam
+        return kind(groups, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum)
+    raise ConfigError(
+        f"optim.config.optimizer={config.optimizer!r}: fully sharded models take 'adam' or 'sgd'. Use one of them, or "
+        "MegatronStrategy."
+    )
+
+
+class _Whole:
+    """A chunk as Megatron-Core's rules see it, by the shapes its parameters have as a whole."""
+
+    def __init__(self, chunk: Any) -> None:
+        self.chunk = chunk
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        whole = getattr(self.chunk, "whole", None)
+        return iter(whole.items()) if whole is not None else self.chunk.named_parameters()
+
+
+def _whole_and_held(chunk: Any) -> Iterator[tuple[Parameter, Parameter]]:
+    """Each parameter as a whole, and what of it the optimizer updates; mostly one and the same object."""
+    whole = getattr(chunk, "whole", None)
+    for name, parameter in chunk.module.named_parameters():
+        yield (parameter if whole is None else whole[name.replace(_WRAPPED, "")]), parameter
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Clips and steps a torch optimizer whose parameters are cut over ranks.
+
+    Args:
+        optimizer: Over the sharded parameters. Its parameter groups and state are this one's.
+        config: Megatron-Core's, for what a step does beside the update: ``clip_grad``, fp16's loss scale. None: neither.
+        clip_grad: Overrides ``config.clip_grad``; 0: no clipping.
+        shard_group: The ranks over which gradients that are plain tensors are cut. None: all ranks hold those alike.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        config: Optional[OptimizerConfig] = None,
+        *,
+        clip_grad: Optional[float] = None,
+        shard_group: Optional[torch.distributed.ProcessGroup] = None,
+    ) -> None:
+        # torch's own __init__ would take the parameters over; the optimizer inside has them already.
+        self.optimizer = optimizer
+        self.config = config
+        self.defaults = optimizer.defaults
+        self.clip_grad = clip_grad if clip_grad is not None else (config.clip_grad if config is not None else 0.0)
+        self.shard_group = shard_group
+        self.scaler = _scaler(config)
+        self.grad_norm: Optional[float] = None
+        """Global gradient norm of the last step before clipping. None before the first step, and where it was skipped."""
+        self.update_successful: bool = True
+        """False where the last step was skipped because its gradients weren't finite (fp16)."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.optimizer.state
+
+    @property
+    def loss_scale(self) -> Optional[float]:
+        """What the loss is multiplied with before the backward. None: nothing is scaled."""
+        return None if self.scaler is None else float(self.scaler.scale)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        return loss if self.scaler is None else loss * self.scaler.scale.to(loss.device)
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = closure() if closure is not None else None
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        scale = 1.0 if self.scaler is None else float(self.scaler.scale)
+        norm = global_norm(parameters, self.shard_group) / scale
+        self.update_successful = self.scaler is None or math.isfinite(norm)
+        self.grad_norm = norm if self.update_successful else None
+        if self.scaler is not None:
+            self.scaler.update(not self.update_successful)
+        if not self.update_successful:
+            return loss
+        # Megatron-Core's formula and constant (optimizer/clip_grads.py).
+        factor = min(1.0, self.clip_grad / (norm + 1e-6)) if self.clip_grad > 0 else 1.0
+        if factor / scale != 1.0:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor / scale)
+        self.optimizer.step()
+        return loss
+
+    @torch.no_grad()
+    def make_state(self) -> None:
+        """State of the shapes that a checkpoint is read into, for parameters that haven't been stepped yet.
+
+        A step with gradients of zero at a learning rate of zero makes it: the optimizer alone knows what it keeps.
+        """
+        missing = [p for group in self.param_groups for p in group["params"] if p not in self.state and p.requires_grad]
+        if not missing:
+            return
+        rates = [group["lr"] for group in self.param_groups]
+        gradients = {p: p.grad for group in self.param_groups for p in group["params"]}
+        for group in self.param_groups:
+            group["lr"] = 0.0
+        for parameter in gradients:
+            parameter.grad = torch.zeros_like(parameter) if parameter in set(missing) else None
+        self.optimizer.step()
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+@torch.no_grad()
+def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.distributed.ProcessGroup] = None) -> float:
+    """The 2-norm of all gradients together, each element counted once over all ranks. Every rank calls it.
+
+    A gradient may be a DTensor on any mesh, or a plain tensor, of which ``shard_group`` says over which ranks it is cut.
+    """
+    squares: dict[Any, Tensor] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        key: Any = None
+        if isinstance(gradient, DTensor):
+            cut = tuple(dim for dim, placement in enumerate(gradient.placements) if placement.is_shard())
+            key = (gradient.device_mesh, cut)
+            if any(placement.is_partial() for placement in gradient.placements):
+                gradient = gradient.full_tensor()
+                key = None
+            else:
+                gradient = gradient.to_local()
+        square = gradient.float().square().sum()
+        squares[key] = squares[key] + square if key in squares else square
+    total = 0.0
+    for key, square in squares.items():
+        if key is not None:
+            mesh, cut = key
+            for dim in cut:
+                torch.distributed.all_reduce(square, group=mesh.get_group(dim))
+        elif shard_group is not None:
+            torch.distributed.all_reduce(square, group=shard_group)
+        total += float(square)
+    return math.sqrt(total)
+
+
+def _scaler(config: Optional[OptimizerConfig]) -> Optional[Any]:
+    """Megatron-Core's loss scaler for fp16, dynamic unless a scale is set."""
+    if config is None or not config.fp16:
+        return None
+    if config.loss_scale:
+        return ConstantGradScaler(config.loss_scale)
+    return DynamicGradScaler(
+        initial_scale=config.initial_loss_scale,
+        min_scale=config.min_loss_scale,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        growth_interval=int(config.loss_scale_window),
+        hysteresis=config.hysteresis,
+    )

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's own fully sharded data parallelism around a chunk, on GPUs and on CPUs."""
+
+from typing import Any, cast
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig, FullyShardedDataParallel
+from megatron.core.distributed.fsdp.src.megatron_fsdp import MegatronFSDP as MegatronFSDP
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+
+from nemo2.backend import get_backend
+from nemo2.config.adjust import adjust
+from nemo2.errors import ConfigError
+from nemo2.parallel.stored_names import stored_names, stored_objects
+
+STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
+"""What is cut: the optimizer's state (ZeRO-1), gradients as well (ZeRO-2), parameters as well (ZeRO-3)."""
+
+
+class MegatronFSDPChunk(FullyShardedDataParallel):
+    """Megatron-Core's wrapper, told where this process puts its tensors."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        ddp_config: DistributedDataParallelConfig,
+        module: nn.Module,
+        disable_bucketing: bool = False,
+    ) -> None:
+        _start_alike(module)
+        stored, objects = stored_names(module), stored_objects(module)
+        super().__init__(
+            config=config,
+            ddp_config=ddp_config,
+            module=module,
+            disable_bucketing=disable_bucketing,
+            device=get_backend().device,
+        )
+        self.__dict__["core"] = module
+        """The chunk itself, without this wrapper's registry finding it twice."""
+        self.stored, self.objects = stored, objects
+        self._first_rows: dict[str, int] | None = None
+        # As a method of the instance, where Megatron-Core puts its own: that one knows no parameters that are cut already.
+        self.broadcast_params = _nothing_left_to_broadcast
+
+    def main_parameters(self) -> dict[str, tuple[nn.Parameter, int]]:
+        """What the optimizer updates of each parameter, by its name in the chunk, and which of its rows that begins with.
+
+        Every rank calls it the first time: how Megatron-FSDP has cut the rows is asked of the ranks that share them.
+        """
+        held = {
+            name if name in self.stored else name.removeprefix("module."): parameter
+            for name, parameter in cast(Any, self.param_and_grad_buffer).optimizer_named_parameters
+        }
+        if self._first_rows is None:
+            self._first_rows = _first_rows(held)
+        return {name: (parameter, self._first_rows[name]) for name, parameter in held.items()}
+
+    def install_main_parameters(self) -> None:
+        """What has been written into `main_parameters` becomes the model's, in its dtype and on all ranks."""
+        wrapper: Any = self
+        wrapper.param_and_grad_buffer.copy_main_weights_to_model_weights()
+        wrapper.start_param_sync()
+
+
+def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:
+    rows = {name: parameter.to_local().shape[0] if parameter.dim() else 0 for name, parameter in parameters.items()}
+    first: dict[str, int] = {}
+    meshes = {id(parameter.device_mesh): parameter.device_mesh for parameter in parameters.values()}
+    for key, mesh in meshes.items():
+        group = mesh.get_group("dp_cp")
+        mine = {name: rows[name] for name, parameter in parameters.items() if id(parameter.device_mesh) == key}
+        everyone: list[Any] = [None] * group.size()
+        torch.distributed.all_gather_object(everyone, mine, group=group)
+        for name in mine:
+            first[name] = sum(other[name] for other in everyone[: group.rank()])
+    return first
+
+
+def _start_alike(module: nn.Module) -> None:
+    """Every replica gets the parameters of replica 0, before they are cut."""
+    dense: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    experts: Any = parallel_state.get_expert_data_parallel_group()
+    for parameter in module.parameters():
+        group = dense if getattr(parameter, "allreduce", True) else experts
+        torch.distributed.broadcast(parameter.data, src=torch.distributed.get_global_rank(group, 0), group=group)
+
+
+def _nothing_left_to_broadcast() -> None:
+    """`_start_alike` did."""
+
+
+def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str], *, why: str) -> None:
+    """Switch Megatron-FSDP on, sharding everything where the user hasn't said what.
+
+    Raises:
+        ConfigError: settings that Megatron-FSDP can't work with.
+    """
+    if "data_parallel_sharding_strategy" not in explicit:
+        adjust(ddp_config, "data_parallel_sharding_strategy", "optim_grads_params", why=why)
+    problems = []
+    if ddp_config.data_parallel_sharding_strategy not in STRATEGIES:
+        problems.append(
+            f"strategy.ddp_config.data_parallel_sharding_strategy={ddp_config.data_parallel_sharding_strategy!r}: with "
+            f"strategy.fsdp='megatron' it must be one of {', '.join(STRATEGIES)}. To shard nothing, leave strategy.fsdp unset."
+        )
+    if "use_distributed_optimizer" in explicit and not ddp_config.use_distributed_optimizer:
+        problems.append(
+            "strategy.ddp_config.use_distributed_optimizer=False with strategy.fsdp='megatron': its optimizer is the "
+            "distributed one. Set it to True, or leave it unset."
+        )
+    if problems:
+        raise ConfigError(" ".join(problems))
+    settings: dict[str, Any] = {"use_megatron_fsdp": True, "use_distributed_optimizer": True}
+    if ddp_config.data_parallel_sharding_strategy == "optim_grads_params":
+        settings["overlap_param_gather"] = True
+    if ddp_config.data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params"):
+        # Megatron-Core switches these on by itself, when it wraps the model.
+        settings["overlap_grad_reduce"] = True
+    for name, value in settings.items():
+        adjust(ddp_config, name, value, why=why)

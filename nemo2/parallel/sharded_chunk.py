@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model chunk whose parameters torch shards, with what Megatron-Core's schedules ask of a data-parallel wrapper."""
+
+from typing import Any
+
+import torch
+from megatron.core.distributed.data_parallel_base import _BaseDataParallel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+
+
+class ShardedChunk(_BaseDataParallel):
+    """Hands the schedule a chunk whose gradients torch reduces by itself, during the backward.
+
+    Gradients come out as the mean over the sharding ranks, in ``.grad`` of the sharded parameters.
+
+    Args:
+        config: Of the model.
+        module: The chunk, sharded.
+        num_shards: Ranks the gradients were averaged over.
+        whole: Stand-ins without memory, in the shapes before sharding and by the names in ``module``, of parameters that
+            no longer know theirs. None: the parameters do.
+        shard_group: The ranks over which gradients that are plain tensors are cut. None: gradients are DTensors.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        module: nn.Module,
+        *,
+        num_shards: int,
+        whole: dict[str, nn.Parameter] | None = None,
+        shard_group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(config=config, module=module)
+        self.num_shards = num_shards
+        # Neither is a submodule: torch must not find them among the parameters.
+        self.__dict__["whole"], self.__dict__["shard_group"] = whole, shard_group
+
+    def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
+        """Nothing is left to do: torch waits for its reductions at the end of each backward."""
+
+    def scale_gradients(self, scaling_factor: float | torch.Tensor) -> None:
+        """Megatron-Core calls this with one over the tokens of the global batch, and means gradients that were summed."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scaling_factor * self.num_shards)
+
+    def zero_grad_buffer(self) -> None:
+        """There is no buffer; the optimizer drops ``.grad``."""
+
+    def broadcast_params(self) -> None:
+        """Each rank's shard is the only one."""
+
+
+def stand_ins(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Each parameter without its memory, with its shape and the attributes that Megatron-Core reads."""
+    made = {}
+    for name, parameter in module.named_parameters():
+        made[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        made[name].__dict__.update(parameter.__dict__)
+    return made
+
+
+def keep_masters_in_fp32(module: nn.Module) -> None:
+    """Parameters in fp32, as the optimizer updates them; the forward runs on copies in the precision's dtype.
+
+    Their values are unchanged: a model made in 16 bits starts where Megatron-Core's fp32 copies of it start.
+    """
+    for parameter in module.parameters():
+        if parameter.is_floating_point() and parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The repeated layers, whose parameters are gathered for the time of their own forward and backward only.
+
+    Hugging Face models name them (``_no_split_modules``); Megatron-Core's are its layers; elsewhere they are the items of
+    the outermost module lists. Everything else is gathered with the root.
+    """
+    from megatron.core.ssm.mamba_layer import MambaLayer
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    named = {name for part in module.modules() for name in (getattr(part, "_no_split_modules", None) or ()) if name}
+    found: list[nn.Module] = []
+
+    def visit(part: nn.Module) -> None:
+        for child in part.children():
+            if isinstance(child, (TransformerLayer, MambaLayer)) or type(child).__name__ in named:
+                found.append(child)
+            elif isinstance(child, nn.ModuleList) and not _holds(child, named, TransformerLayer, MambaLayer):
+                found.extend(item for item in child if any(True for _ in item.parameters()))
+            else:
+                visit(child)
+
+    visit(module)
+    return found
+
+
+def _holds(parent: nn.Module, names: set[str], *kinds: type) -> bool:
+    return any(isinstance(part, kinds) or type(part).__name__ in names for part in parent.modules())
+
+
+def sharding_mesh(tensor_parallel_size: int, device_type: str) -> Any:
+    """The ranks as a mesh of ``shard`` x ``tp``: data- and context-parallel ranks shard, neighbours share tensors, which is
+    Megatron-Core's order."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world = torch.distributed.get_world_size()
+    shape = (world // tensor_parallel_size, tensor_parallel_size)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("shard", "tp"))

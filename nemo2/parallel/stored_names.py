@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under which name, and where in it, a parameter is stored in Megatron-Core's checkpoints.
+
+Megatron-Core stacks layers into one tensor, and cuts the gated feed-forward into its two halves. A fully sharded model
+that stores its parameters the same way can be read by `MegatronStrategy` under any layout, and reads what that wrote.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRows:
+    """Rows ``start`` to ``stop`` of a parameter stand at ``offset`` in the stored tensor ``key``.
+
+    The stored tensor may have further leading dimensions, over which Megatron-Core stacks layers and experts.
+    """
+
+    key: str
+    start: int
+    stop: int
+    offset: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+
+StoredNames = Mapping[str, list[StoredRows]]
+
+
+def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
+    """How each parameter and persistent buffer of ``core`` is stored, by its name. Ask before the parameters are cut.
+
+    What Megatron-Core stores in a form that isn't rows of the parameter keeps its own name, and so does what it doesn't
+    store by itself.
+    """
+    described = cast(Any, core).sharded_state_dict(prefix="module.")
+    by_tensor: dict[Any, list[StoredRows]] = {}
+    for entry in _leaves(described):
+        parts = list(_leaves(entry.build())) if isinstance(entry, ShardedTensorFactory) else [entry]
+        rows = [_rows(part, entry.data) for part in parts if isinstance(part, ShardedTensor)]
+        if rows and all(row is not None for row in rows):
+            by_tensor[_place(entry.data)] = cast(list[StoredRows], rows)
+    state = core.state_dict(keep_vars=True)
+    return {
+        name: by_tensor.get(_place(value)) or [_own_name(name, value)]
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def stored_objects(core: nn.Module) -> dict[str, Any]:
+    """What Megatron-Core stores of ``core`` beside tensors, and misses when it isn't there: the extra state of layers."""
+    described = cast(Any, core).sharded_state_dict(prefix="module.")
+    # As a list of one: Megatron-Core keeps several parts of an object under one name.
+    return {entry.unique_key: [entry.data] for entry in _leaves(described, ShardedObject)}
+
+
+def _own_name(name: str, value: Tensor) -> StoredRows:
+    rows = value.shape[0] if value.dim() else 1
+    return StoredRows(
+        key=f"module.{name}", start=0, stop=rows, offset=(0,) * value.dim(), global_shape=tuple(value.shape)
+    )
+
+
+def _rows(part: ShardedTensor, whole: Tensor) -> StoredRows | None:
+    """Where a part that Megatron-Core stores begins and ends in the parameter; None if it isn't some of its rows."""
+    data = part.data
+    if data is None or data.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+        return None
+    if data.shape[1:] != whole.shape[1:] or data.stride() != whole.stride() or not whole.is_contiguous():
+        return None
+    first = int(data.storage_offset()) - int(whole.storage_offset())
+    start = first // int(whole.stride(0)) if whole.dim() else 0
+    return StoredRows(
+        key=part.key,
+        start=start,
+        stop=start + (data.shape[0] if data.dim() else 1),
+        offset=tuple(part.global_offset),
+        global_shape=tuple(part.global_shape),
+    )
+
+
+def _leaves(tree: Any, *kinds: type) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [leaf for value in tree.values() for leaf in _leaves(value, *kinds)]
+    if isinstance(tree, (list, tuple)):
+        return [leaf for value in tree for leaf in _leaves(value, *kinds)]
+    return [tree] if isinstance(tree, kinds or (ShardedTensor, ShardedTensorFactory)) else []
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int, torch.Size]:
+    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.shape

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which module of a model is cut how over tensor-parallel ranks, as a plan of torch's parallel styles."""
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from nemo2.errors import ConfigError
+
+
+def _styles() -> dict[str, ParallelStyle]:
+    """Hugging Face's names (transformers, integrations/tensor_parallel.py) in torch's terms."""
+    return {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(),
+        "colwise_rep": ColwiseParallel(output_layouts=Replicate()),
+        "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_rep": RowwiseParallel(input_layouts=Replicate()),
+        "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
+        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
+        "embedding_colwise": ColwiseParallel(output_layouts=Replicate()),
+    }
+
+
+def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model: bool) -> dict[str, Any]:
+    """The plan to cut ``model`` by: the user's, else the one that a Hugging Face model inside brings.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if custom:
+        return dict(custom)
+    if from_model:
+        for name, part in model.named_modules():
+            plan = getattr(part, "tp_plan", None) or getattr(part, "_tp_plan", None)
+            if plan:
+                prefix = f"{name}." if name else ""
+                return {prefix + pattern: style for pattern, style in plan.items()}
+    raise ConfigError(
+        f"strategy.tensor_parallel_size > 1: {type(model).__name__} brings no plan of what is cut how. Give strategy."
+        "custom_tp_plan={'layers.*.up': 'colwise', 'layers.*.down': 'rowwise', ...}, or set tensor_parallel_size=1."
+    )
+
+
+def parallel_styles(plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
+    """The plan with Hugging Face's style names turned into torch's styles.
+
+    Raises:
+        ConfigError: a style that torch has no equivalent of.
+    """
+    known = _styles()
+    unknown = sorted(
+        {str(style) for style in plan.values() if not isinstance(style, ParallelStyle) and style not in known}
+    )
+    if unknown:
+        raise ConfigError(
+            f"strategy.tensor_parallel_size > 1: torch has no equivalent of the plan's styles {', '.join(unknown)}; known are "
+            f"{', '.join(known)}. Give strategy.custom_tp_plan, or set tensor_parallel_size=1."
+        )
+    return {name: known[style] if isinstance(style, str) else style for name, style in plan.items()}

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FSDPStrategy`: torch's first FullyShardedDataParallel, which flattens the parameters of a block into one vector."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, Optional, Union
+
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.parallel.layout import Layout
+from nemo2.parallel.megatron_parallel import PlainChunk, unwrap
+from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
+from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy
+
+_SHARDING = {name: ShardingStrategy[name] for name in ("FULL_SHARD", "SHARD_GRAD_OP")}
+
+
+@configurable
+class FSDPStrategy(TorchShardedStrategy):
+    """Shard with torch's FullyShardedDataParallel. `FSDP2Strategy` is its successor; this is for recipes that name it.
+
+    Args:
+        auto_wrap_policy: Classes whose instances are gathered for their own forward and backward, or torch's policy. None:
+            the model's repeated blocks (`nemo2.parallel.sharded_chunk.blocks_of`).
+        state_dict_type: "sharded": every rank writes its own part. There is no other way.
+        sharding_strategy: "FULL_SHARD": parameters, gradients and optimizer state are cut; "SHARD_GRAD_OP": parameters stay
+            whole between forward and backward.
+        cpu_offload: Keep shards on the CPU between steps.
+        mixed_precision: torch's; None: what the precision plugin says.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
+            ckpt_load_optimizer, ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
+
+    Raises:
+        ConfigError: a value that can't work.
+    """
+
+    def __init__(
+        self,
+        auto_wrap_policy: Optional[Any] = None,
+        state_dict_type: str = "sharded",
+        ckpt_load_optimizer: bool = True,
+        ckpt_save_optimizer: bool = True,
+        data_sampler: Optional[Any] = None,
+        sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP"] = "FULL_SHARD",
+        cpu_offload: Union[bool, CPUOffload] = False,
+        mixed_precision: Optional[MixedPrecision] = None,
+        checkpoint_io: Optional[CheckpointIO] = None,
+        parallel_devices: Optional[list[torch.device]] = None,
+        cluster_environment: Optional[ClusterEnvironment] = None,
+        process_group_backend: Optional[str] = None,
+        restore_config: Optional[RestoreConfig] = None,
+        replace_progress_bar: bool = True,
+        progress_interval: int = 1,
+    ) -> None:
+        problems = []
+        if state_dict_type != "sharded":
+            problems.append(
+                f"strategy.state_dict_type={state_dict_type!r}: checkpoints are written as shards, which any number of ranks "
+                "can read. Leave it at 'sharded'."
+            )
+        if sharding_strategy not in _SHARDING:
+            problems.append(
+                f"strategy.sharding_strategy={sharding_strategy!r}: what isn't sharded at all is MegatronStrategy's; must be one "
+                f"of {', '.join(_SHARDING)}{did_you_mean(str(sharding_strategy), _SHARDING)}"
+            )
+        if problems:
+            raise ConfigError(" ".join(problems))
+        super().__init__(
+            layout=Layout(),
+            data_sampler=data_sampler,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            process_group_backend=process_group_backend,
+            restore_config=restore_config,
+            ckpt_load_optimizer=ckpt_load_optimizer,
+            ckpt_save_optimizer=ckpt_save_optimizer,
+            replace_progress_bar=replace_progress_bar,
+            progress_interval=progress_interval,
+        )
+        self.auto_wrap_policy = auto_wrap_policy
+        self.state_dict_type = state_dict_type
+        self.sharding_strategy = sharding_strategy
+        self.cpu_offload = cpu_offload
+        self.mixed_precision = mixed_precision
+        self._states: tuple[Any, Any] = ({}, {})
+
+    @property
+    def shard_group(self) -> Any:
+        return torch.distributed.group.WORLD
+
+    def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
+        wrapped = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=self._policy(model),
+            sharding_strategy=_SHARDING[self.sharding_strategy],
+            cpu_offload=CPUOffload(self.cpu_offload) if isinstance(self.cpu_offload, bool) else self.cpu_offload,
+            mixed_precision=self.mixed_precision or self._dtypes(),
+            device_id=self.root_device,
+            use_orig_params=True,
+            device_mesh=sharding_mesh(1, self.root_device.type)["shard"],
+        )
+        if not isinstance(model, MegatronModule):
+            _lead_steps_through(wrapped, model)
+        return wrapped
+
+    def _policy(self, model: nn.Module) -> Any:
+        if isinstance(self.auto_wrap_policy, (set, frozenset, list, tuple)):
+            return ModuleWrapPolicy(self.auto_wrap_policy)
+        if self.auto_wrap_policy is not None:
+            return self.auto_wrap_policy
+        blocks = {id(block) for block in blocks_of(model)}
+        return CustomPolicy(lambda module: id(module) in blocks)
+
+    def _dtypes(self) -> Optional[MixedPrecision]:
+        policy = self.forward_dtypes()
+        if policy.param_dtype is None:
+            return None
+        return MixedPrecision(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
+
+    # ------------------------------------------------------------------------------------------------------ checkpoints
+
+    @property
+    def _wrapped(self) -> nn.Module:
+        assert self.megatron_parallel is not None
+        inside: Any = self.megatron_parallel.module.module
+        return inside.module if isinstance(inside, PlainChunk) else inside
+
+    def _prefix(self) -> str:
+        """Of the names in the chunk, in front of the names in the wrapped module."""
+        assert self.megatron_parallel is not None
+        return "module." if isinstance(unwrap(self.megatron_parallel.module), PlainChunk) else ""
+
+    def _model_state(self) -> dict[str, Any]:
+        state = get_model_state_dict(self._wrapped)
+        self._states = (state, self._states[1])
+        return self._named(state)
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        state = get_optimizer_state_dict(self._wrapped, self._sharded_optimizer.optimizer)
+        self._states = (self._states[0], state)
+        return self._named(state["state"])
+
+    def _named(self, state: Any) -> dict[str, Any]:
+        prefix = self._prefix()
+        named = {prefix + name: value for name, value in state.items()}
+        return {name: (self._stored[name], value, None) for name, value in named.items() if name in self._stored}
+
+    def _take_up(self, *, model: bool, optimizer: bool) -> None:
+        """Torch describes its flat parameters by copies: those that were read go back."""
+        model_state, optimizer_state = self._states
+        if model:
+            set_model_state_dict(self._wrapped, model_state)
+        if optimizer:
+            set_optimizer_state_dict(self._wrapped, self._sharded_optimizer.optimizer, optim_state_dict=optimizer_state)
+        self._states = ({}, {})
+
+
+def _lead_steps_through(wrapped: FullyShardedDataParallel, module: nn.Module) -> None:
+    """Torch gathers parameters in the wrapper's forward only: steps that reach for the layers themselves are run in it."""
+
+    def led(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            forward = module.forward
+
+            def instead(*inner: Any, **named: Any) -> Any:
+                module.forward = forward  # the step may call it
+                return step(*inner, **named)
+
+            module.forward = instead
+            try:
+                return wrapped(*args, **kwargs)
+            finally:
+                module.forward = forward
+
+        return run
+
+    for name in STEPS:
+        if callable(getattr(type(module), name, None)):
+            setattr(module, name, led(getattr(module, name)))

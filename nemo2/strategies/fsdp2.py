@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FSDP2Strategy`: any model, cut with torch's ``fully_shard``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Optional, Union
+
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.parallel.layout import Layout
+from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
+from nemo2.parallel.tensor_plan import parallel_styles, plan_of
+from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy
+
+
+def fsdp2_strategy_parallelize(
+    model: nn.Module,
+    device_mesh: DeviceMesh,
+    mp_policy: Optional[MixedPrecisionPolicy] = None,
+    offload_policy: Optional[OffloadPolicy] = None,
+    tp_shard_plan: Optional[Mapping[str, Any]] = None,
+) -> nn.Module:
+    """Cut ``model`` in place: tensors by ``tp_shard_plan`` over the mesh's "tp" axis, then everything over its "shard" axis.
+
+    Each repeated block (`nemo2.parallel.sharded_chunk.blocks_of`) is gathered for its own forward and backward; what is left
+    is gathered with the root and stays until the backward.
+
+    Args:
+        model: In fp32, on its device.
+        device_mesh: Axes "shard" and "tp".
+        mp_policy: Dtypes of the forward and of the reduction. None: the parameters'.
+        offload_policy: Keep shards on the CPU between steps. None: on the device.
+        tp_shard_plan: Torch's parallel styles by module name, ``*`` for any layer. None: tensors stay whole.
+    """
+    if tp_shard_plan and device_mesh["tp"].size() > 1:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(model, device_mesh["tp"], dict(tp_shard_plan))
+    options: dict[str, Any] = {"mesh": device_mesh["shard"], "mp_policy": mp_policy or MixedPrecisionPolicy()}
+    if offload_policy is not None:
+        options["offload_policy"] = offload_policy
+    for block in blocks_of(model):
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+@configurable
+class FSDP2Strategy(TorchShardedStrategy):
+    """Shard parameters, gradients and optimizer state over all ranks with torch's ``fully_shard``.
+
+    For nemo2's GPT models, Hugging Face models and plain modules alike; the recipe stays the same but for the strategy.
+    Global and micro-batches, loss reduction, clipping, schedules, logging and checkpoints are `MegatronStrategy`'s. The
+    forward gathers one block at a time, in the precision plugin's dtype; what the optimizer updates is fp32. Checkpoints of
+    GPT models can be read by `MegatronStrategy`, and the weights of its checkpoints by this.
+
+    Args:
+        data_parallel_size: Ranks that see different samples. "auto": what the other sizes leave of the world; a number is
+            checked against that.
+        tensor_parallel_size: Ranks that share each weight matrix. "auto": 1. Above 1 the model must have a plan.
+        context_parallel_size: Ranks that share each sequence; nemo2's GPT models only. Parameters are sharded over these too.
+        sequence_parallel: Must be False: put torch's ``SequenceParallel`` into ``custom_tp_plan``.
+        offload_policy: torch's; None: shards stay on the device.
+        mp_policy: torch's; None: what the precision plugin says.
+        parallelize_fn: ``(model, device_mesh, mp_policy, offload_policy, tp_shard_plan)`` cuts the model. Default:
+            `fsdp2_strategy_parallelize`.
+        use_hf_tp_plan: With ``tensor_parallel_size`` above 1, take the plan a Hugging Face model brings.
+        custom_tp_plan: The plan, by module name, as torch's ``parallelize_module`` takes it. None: the model's own.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
+            ckpt_load_optimizer, ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
+
+    Raises:
+        ConfigError: a size that can't work, or contradicts the world.
+    """
+
+    def __init__(
+        self,
+        data_parallel_size: Union[Literal["auto"], int] = "auto",
+        tensor_parallel_size: Union[Literal["auto"], int] = "auto",
+        context_parallel_size: int = 1,
+        sequence_parallel: bool = False,
+        offload_policy: Optional[OffloadPolicy] = None,
+        data_sampler: Optional[Any] = None,
+        checkpoint_io: Optional[CheckpointIO] = None,
+        mp_policy: Optional[MixedPrecisionPolicy] = None,
+        parallelize_fn: Callable[..., nn.Module] = fsdp2_strategy_parallelize,
+        use_hf_tp_plan: bool = True,
+        custom_tp_plan: Optional[dict[str, Any]] = None,
+        parallel_devices: Optional[list[torch.device]] = None,
+        cluster_environment: Optional[ClusterEnvironment] = None,
+        process_group_backend: Optional[str] = None,
+        restore_config: Optional[RestoreConfig] = None,
+        ckpt_load_optimizer: bool = True,
+        ckpt_save_optimizer: bool = True,
+        replace_progress_bar: bool = True,
+        progress_interval: int = 1,
+    ) -> None:
+        tp = 1 if tensor_parallel_size == "auto" else tensor_parallel_size
+        problems = [
+            f"strategy.{name}={value!r}: must be 'auto' or a whole number of at least 1."
+            for name, value in (
+                ("data_parallel_size", data_parallel_size),
+                ("tensor_parallel_size", tensor_parallel_size),
+                ("context_parallel_size", context_parallel_size),
+            )
+            if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
+        ]
+        if sequence_parallel:
+            problems.append(
+                "strategy.sequence_parallel=True: DTensor plans cut the sequence module by module. Put torch's SequenceParallel "
+                "into strategy.custom_tp_plan and leave sequence_parallel False, or use MegatronStrategy."
+            )
+        if custom_tp_plan and tp == 1:
+            problems.append(
+                "strategy.custom_tp_plan has no effect with tensor_parallel_size=1: set strategy.tensor_parallel_size, or leave "
+                "the plan out."
+            )
+        if problems:
+            raise ConfigError(" ".join(problems))
+        super().__init__(
+            layout=Layout(tp=tp, cp=context_parallel_size),
+            data_sampler=data_sampler,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            process_group_backend=process_group_backend,
+            restore_config=restore_config,
+            ckpt_load_optimizer=ckpt_load_optimizer,
+            ckpt_save_optimizer=ckpt_save_optimizer,
+            replace_progress_bar=replace_progress_bar,
+            progress_interval=progress_interval,
+        )
+        self.data_parallel_size = data_parallel_size
+        self.offload_policy = offload_policy
+        self.mp_policy = mp_policy
+        self.parallelize_fn = parallelize_fn
+        self.use_hf_tp_plan = use_hf_tp_plan
+        self.custom_tp_plan = custom_tp_plan
+        self.device_mesh: Optional[DeviceMesh] = None
+
+    def _check_world(self, world_size: int) -> None:
+        super()._check_world(world_size)
+        size = self.layout.data_parallel_size(world_size)
+        if self.data_parallel_size not in ("auto", size):
+            raise ConfigError(
+                f"strategy.data_parallel_size={self.data_parallel_size} contradicts the world: {world_size} ranks / "
+                f"(tensor_parallel_size {self.layout.tp} * context_parallel_size {self.layout.cp}) = {size}. Set it to {size}, "
+                "or to 'auto'."
+            )
+        self._check_model()
+
+    def _check_model(self) -> None:
+        """Whether this model can be cut the way that was asked for.
+
+        Raises:
+            ConfigError: tensor parallelism without a plan, context parallelism of a model that isn't nemo2's.
+        """
+        module: Any = self.lightning_module
+        megatron = isinstance(getattr(module, "config", None), TransformerConfig)
+        if self.layout.tp > 1 and megatron:
+            raise ConfigError(
+                f"strategy.tensor_parallel_size={self.layout.tp}: {type(module).__name__} is cut by Megatron-Core's tensor "
+                "parallelism, not by a DTensor plan. Use MegatronStrategy(tensor_model_parallel_size=...), with "
+                "fsdp='megatron' to shard parameters as well."
+            )
+        if self.layout.cp > 1 and not megatron:
+            raise ConfigError(
+                f"strategy.context_parallel_size={self.layout.cp}: only nemo2's GPT models cut sequences; "
+                f"{type(module).__name__} would train on whole ones, on every rank the same. Set it to 1."
+            )
+
+    def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
+        self.device_mesh = sharding_mesh(self.layout.tp, self.root_device.type)
+        plan = None
+        if self.layout.tp > 1:
+            plan = parallel_styles(plan_of(model, custom=self.custom_tp_plan, from_model=self.use_hf_tp_plan))
+        cut = self.parallelize_fn(
+            model,
+            device_mesh=self.device_mesh,
+            mp_policy=self.mp_policy or self.forward_dtypes(),
+            offload_policy=self.offload_policy,
+            tp_shard_plan=plan,
+        )
+        if not isinstance(model, MegatronModule):
+            # Steps that reach for the layers themselves gather the root's parameters too.
+            for name in STEPS:
+                if callable(getattr(type(model), name, None)):
+                    register_fsdp_forward_method(cut, name)
+        return cut

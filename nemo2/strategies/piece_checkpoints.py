@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of models whose parameters are cut over data-parallel ranks: each rank writes and reads its rows.
+
+Weights stand in the files as Megatron-Core's checkpoints store them, so that they can be read under any other strategy
+and layout. The optimizer's state stands beside them under the same names.
+"""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.context import write_context
+from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest
+from nemo2.checkpoint.pieces import Piece, stored_pieces
+from nemo2.checkpoint.random_state import load_random_state, random_state
+from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.errors import CheckpointError
+from nemo2.parallel.stored_names import StoredRows
+from nemo2.strategies.megatron_checkpoints import versions
+from nemo2.strategies.stepping import SteppingStrategy
+
+_log = logging.getLogger(__name__)
+Held = tuple[list[StoredRows], Any, Optional[int]]
+"""Where a parameter is stored, its tensor (or the optimizer's tensors of it, by their names), and which of its rows the
+local one begins with. None: its DTensor knows."""
+
+
+class PieceCheckpoints(SteppingStrategy):
+    """Save and load pieces through `TorchCheckpointIO`. Made to be subclassed."""
+
+    restore_config: Optional[RestoreConfig]
+    _load_optimizer: bool
+    _save_optimizer: bool
+
+    @abstractmethod
+    def _model_state(self) -> dict[str, Held]:
+        """Parameters and buffers by name, on all chunks. Their tensors are the model's, or `_take_up` puts them back."""
+
+    @abstractmethod
+    def _optimizer_state(self) -> dict[str, Held]:
+        """The same of what the optimizer keeps of each parameter."""
+
+    @abstractmethod
+    def _make_optimizer_state(self) -> None:
+        """Have the optimizer hold all that a checkpoint is read into."""
+
+    @abstractmethod
+    def _optimizer_extras(self) -> dict[str, Any]:
+        """Of the optimizer, what is no tensor of a parameter."""
+
+    @abstractmethod
+    def _load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
+        """Set what `_optimizer_extras` gave."""
+
+    @abstractmethod
+    def _stored_objects(self) -> dict[str, Any]:
+        """What Megatron-Core stores of the model beside tensors, by name."""
+
+    @abstractmethod
+    def _layout_record(self) -> dict[str, Any]:
+        """What the manifest says of the ranks; "strategy" names who wrote it."""
+
+    def _take_up(self, *, model: bool, optimizer: bool) -> None:
+        """After reading; for strategies whose state isn't read in place."""
+
+    @property
+    def checkpoint_io(self) -> TorchCheckpointIO:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._checkpoint_io  # pyright: ignore[reportReturnType]
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """State is read into parameters that are cut."""
+        return True
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """`load_checkpoint` has read it in place."""
+        return False
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Lightning's own dump stays free of tensors; `save_checkpoint` adds the pieces."""
+        return {}
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return {}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Union[str, Path], storage_options: Optional[dict[str, Any]] = None
+    ) -> None:
+        """Save Lightning's ``checkpoint`` with this rank's pieces of model and optimizer. Every rank calls it.
+
+        ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
+        """
+        options = storage_options or {}
+        with_optimizer = "optimizer_states" in checkpoint and self._save_optimizer
+        state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key != "state_dict"}
+        state["pieces"], state["objects"] = self._pieces(optimizer=with_optimizer), self._stored_objects()
+        if with_optimizer:
+            state["random_state"] = random_state().data
+            state["optimizer_extras"] = self._optimizer_extras()
+        state["nemo2"] = {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
+        manifest = Manifest(
+            step=self.trainer.global_step,
+            consumed_samples=self.consumed_samples,
+            layout=self._layout_record(),
+            metrics=options.get("metrics") or {},
+            weights_only=not with_optimizer,
+            versions=versions(),
+        )
+        with_context = options.get("with_context", True)
+        self.checkpoint_io.save_checkpoint(
+            state,
+            ckpt_to_dir(filepath),
+            storage_options={
+                "manifest": manifest,
+                "write_context": (lambda path: write_context(path, self.trainer)) if with_context else None,
+                "published": options.get("published"),
+            },
+        )
+
+    def _pieces(self, *, model: bool = True, optimizer: bool) -> list[Piece]:
+        """This rank's pieces of the model and of the optimizer's state."""
+        pieces: list[Piece] = []
+        for stored, value, first_row in (self._model_state() if model else {}).values():
+            pieces += stored_pieces(stored, value, first_row=first_row)
+        for name, (stored, held, first_row) in (self._optimizer_state() if optimizer else {}).items():
+            for kind, value in held.items():
+                if not isinstance(value, Tensor):
+                    continue
+                # What counts steps has no rows: it is stored under the parameter's own name.
+                own = stored if value.dim() else [replace(stored[0], key=f"module.{name}")]
+                pieces += stored_pieces(own, value, prefix=f"optimizer.state.{kind}.", first_row=first_row)
+        return pieces
+
+    def load_checkpoint(self, checkpoint_path: Union[str, Path], weights_only: Optional[bool] = None) -> dict[str, Any]:
+        """Read a checkpoint in place: the model and, when fitting, the optimizer. Returns the plain data.
+
+        Raises:
+            CheckpointError: it can't be read, or its optimizer state is of another strategy.
+        """
+        path = self.checkpoint_io.choose(Path(checkpoint_path))
+        return self._read(path, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
+
+    def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
+        plain = self.checkpoint_io.load_plain(path)
+        manifest = read_manifest(path)
+        optimizer = optimizer and self._load_optimizer and not (manifest is not None and manifest.weights_only)
+        record = self._layout_record()
+        if optimizer:
+            written_by = (manifest.layout if manifest is not None else {}).get("strategy", "MegatronStrategy")
+            if written_by != record["strategy"]:
+                raise CheckpointError(
+                    f"{path} was saved under {written_by}, whose optimizer state {record['strategy']} can't take over; the "
+                    "weights it can. Set strategy.ckpt_load_optimizer=False, or start a new run from them with "
+                    "resume.restore_config."
+                )
+            self._make_optimizer_state()
+        self.checkpoint_io.load_into(self._pieces(model=model, optimizer=optimizer), path)
+        self._take_up(model=model, optimizer=optimizer)
+        if optimizer:
+            self._load_optimizer_extras(plain.get("optimizer_extras", {}))
+        if not optimizer or manifest is None or manifest.layout != record:
+            plain.pop("random_state", None)
+            if optimizer:
+                _log.info("The layout has changed since %s was saved: random streams start anew.", path)
+        return plain
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Random streams and the position in the data; the tensors have been read in place."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if "random_state" in checkpoint:
+            load_random_state(checkpoint["random_state"])
+        position = checkpoint.get("nemo2")
+        if position is not None and self.data_sampler is not None and self.trainer.ckpt_path:
+            self.data_sampler.load_state_dict(position)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Nothing: `load_checkpoint` has read it in place."""
+
+    def selective_restore(self) -> None:
+        """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
+
+        Raises:
+            CheckpointError: that checkpoint can't be read.
+        """
+        assert self.restore_config is not None
+        path = Path(self.restore_config.path)
+        if not path.exists():
+            raise CheckpointError(
+                f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
+            )
+        self._read(path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state)
+        _log.info("Started from the weights of %s.", path)
+
+    def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
+        if self.is_global_zero:
+            self.checkpoint_io.remove_checkpoint(ckpt_to_dir(filepath))

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What strategies have in common that leave sharding to torch: the step is Megatron-Core's, parameters and optimizer are torch's.
+
+The recipe stays the same. Its ``MegatronOptimizerModule`` makes torch's optimizer with the same hyperparameters, groups and
+clipping, its precision plugin says in which dtype the forward runs (the sharded parameters stay fp32), and checkpoints have
+the directory layout of the others.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.strategies.ddp import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.errors import ConfigError
+from nemo2.optim.base import OptimizerModule
+from nemo2.optim.sharded import ShardedOptimizer
+from nemo2.parallel.hooks import CallbackConnector
+from nemo2.parallel.layout import Layout, ParallelismConfig
+from nemo2.parallel.megatron_parallel import MegatronParallel, PlainChunk, unwrap
+from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
+from nemo2.parallel.stored_names import StoredNames, stored_names, stored_objects
+from nemo2.precision import MegatronMixedPrecision
+from nemo2.strategies.megatron_config import keep_gradients_in_fp32, write_parallelism
+from nemo2.strategies.piece_checkpoints import PieceCheckpoints
+from nemo2.strategies.world import collective_timeout
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
+"""What a user's module may do with its layers outside of its ``forward``."""
+
+
+class TorchShardedStrategy(PieceCheckpoints):
+    """Made to be subclassed: `shard` cuts the model.
+
+    Args:
+        layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
+        data_sampler, parallel_devices, cluster_environment, checkpoint_io, restore_config, ckpt_load_optimizer,
+            ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
+        process_group_backend: None: NCCL on GPUs, else gloo.
+    """
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        data_sampler: Optional[Any],
+        parallel_devices: Optional[list[torch.device]],
+        cluster_environment: Optional[ClusterEnvironment],
+        checkpoint_io: Optional[CheckpointIO],
+        process_group_backend: Optional[str],
+        restore_config: Optional[RestoreConfig],
+        ckpt_load_optimizer: bool,
+        ckpt_save_optimizer: bool,
+        replace_progress_bar: bool,
+        progress_interval: int,
+    ) -> None:
+        super().__init__(
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            process_group_backend=process_group_backend,
+            timeout=collective_timeout(),
+        )
+        if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
+            raise ConfigError(
+                f"strategy.checkpoint_io={type(checkpoint_io).__name__}: {type(self).__name__} writes its checkpoints with "
+                "TorchCheckpointIO. Leave it unset, or give a subclass."
+            )
+        self.layout = layout
+        self.data_sampler = data_sampler
+        self.restore_config = restore_config
+        self.replace_progress_bar = replace_progress_bar
+        self.progress_interval = progress_interval
+        self.megatron_parallel: Optional[MegatronParallel] = None
+        self.megatron_callbacks = CallbackConnector()
+        self._own_names: set[str] = set()
+        self._stored: StoredNames = {}
+        self._objects: dict[str, Any] = {}
+        self._groups: dict[str, Any] = {}
+        self._load_optimizer = ckpt_load_optimizer
+        self._save_optimizer = ckpt_save_optimizer
+        self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+
+    @abstractmethod
+    def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
+        """Cut ``model``, in fp32 and on this rank's device, over the ranks; returns it or a wrapper."""
+
+    # ------------------------------------------------------------------------------------------------------ building
+
+    def connect(self, model: pl.LightningModule) -> None:
+        """Write precision and context parallelism into the model's and the optimizer's configuration."""
+        super().connect(model)
+        optim, config = getattr(model, "optim", None), getattr(model, "config", None)
+        precision = self.precision_plugin
+        if isinstance(precision, MegatronMixedPrecision):
+            self._refuse_what_torch_does_not_shard(precision)
+            if getattr(optim, "config", None) is not None:
+                precision.apply_to(optim.config, path="optim.config")  # pyright: ignore[reportOptionalMemberAccess]
+        if isinstance(config, TransformerConfig):
+            if isinstance(precision, MegatronMixedPrecision):
+                precision.apply_to(config, path="model.config")
+            write_parallelism(config, _parallelism(self.layout), self.layout)
+            keep_gradients_in_fp32(config)
+        if isinstance(optim, OptimizerModule):
+            self._register(optim, optim.lr_scheduler)
+        if self.replace_progress_bar:
+            self._replace_progress_bar(model.trainer)
+
+    def _refuse_what_torch_does_not_shard(self, precision: MegatronMixedPrecision) -> None:
+        for name in ("fp8", "fp4"):
+            value = getattr(precision.dtype_config, name)
+            if value is not None:
+                raise ConfigError(
+                    f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 bits. "
+                    f"Leave {name} unset, or use MegatronStrategy."
+                )
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Build and shard the model, make the optimizer, take backward out of Lightning's hands."""
+        assert self.accelerator is not None and self.lightning_module is not None
+        self.accelerator.setup(trainer)
+        self.trainer = trainer
+        callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
+        precision = self.precision_plugin
+        if not isinstance(self.model, MegatronParallel):
+            self.megatron_parallel = MegatronParallel(
+                self.lightning_module,
+                precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
+                callbacks=self.megatron_callbacks,
+                device=self.root_device,
+                wrap_chunk=self._wrap_chunk,
+            )
+            self.model = self.megatron_parallel
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._take_over_backward(trainer.fit_loop.epoch_loop)
+            self.setup_optimizers(trainer)
+        if self.restore_config is not None and not trainer.ckpt_path:
+            self.selective_restore()
+
+    def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
+        self._start_alike(core)
+        keep_masters_in_fp32(core)
+        self._stored, self._objects = stored_names(core), stored_objects(core)
+        whole = stand_ins(core) if self.shard_group is not None else None
+        # A module of the user's own is cut itself: its steps call its layers directly, not through the chunk around it.
+        if isinstance(core, PlainChunk):
+            core.module = self.shard(config, core.module)
+            sharded: nn.Module = core
+        else:
+            sharded = self.shard(config, core)
+        return ShardedChunk(config, sharded, num_shards=self.num_shards, whole=whole, shard_group=self.shard_group)
+
+    @property
+    def shard_group(self) -> Optional[torch.distributed.ProcessGroup]:
+        """The ranks over which gradients that are plain tensors are cut. None: gradients are DTensors, which know."""
+        return None
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that the parameters are cut over."""
+        return torch.distributed.get_world_size() // self.layout.tp
+
+    @staticmethod
+    def _start_alike(core: nn.Module) -> None:
+        """Rank 0's values everywhere: a module of the user's own may have been made before anything was seeded."""
+        if torch.distributed.get_world_size() > 1:
+            for tensor in [*core.parameters(), *core.buffers()]:
+                torch.distributed.broadcast(tensor.detach(), src=0)
+
+    def forward_dtypes(self) -> MixedPrecisionPolicy:
+        """What the precision plugin means for parameters that are sharded in fp32."""
+        precision = self.precision_plugin
+        if not isinstance(precision, MegatronMixedPrecision) or precision.dtype_config.fp32:
+            return MixedPrecisionPolicy()
+        dtypes = precision.dtype_config
+        reduce_dtype = torch.float32 if dtypes.grad_reduce_in_fp32 else dtypes.params_dtype
+        return MixedPrecisionPolicy(
+            param_dtype=dtypes.params_dtype, reduce_dtype=reduce_dtype, output_dtype=torch.float32
+        )
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """The optimizer of the module's ``optim``; else what its ``configure_optimizers`` returns, over the sharded parameters.
+
+        Raises:
+            ConfigError: there are several optimizers, or 16-bit gradients and nobody to scale the loss.
+        """
+        assert self.lightning_module is not None and self.megatron_parallel is not None
+        optim = getattr(self.lightning_module, "optim", None)
+        config: Any = self.megatron_parallel.config
+        if isinstance(optim, OptimizerModule):
+            scheduler = optim.lr_scheduler
+            if scheduler is not None and getattr(scheduler, "max_steps", None) is None and trainer.max_steps > 0:
+                scheduler.max_steps = trainer.max_steps
+            entries = optim(self.lightning_module, self.megatron_parallel)
+            if len(entries) != 1:
+                raise ConfigError(
+                    f"{type(optim).__name__} made {len(entries)} optimizers; {type(self).__name__} takes one."
+                )
+            entry = dict(entries[0])
+            self.optimizers = [entry.pop("optimizer")]
+            scheduled = entry.pop("lr_scheduler", entry) or {}
+            if "scheduler" in scheduled:
+                self.lr_scheduler_configs = [LRSchedulerConfig(**scheduled)]
+        else:
+            super(DDPStrategy, self).setup_optimizers(trainer)
+            if getattr(config, "fp16", False):
+                raise ConfigError(
+                    "trainer.plugins.precision='16-mixed' needs an optimizer that scales the loss, and this module brings a "
+                    "torch optimizer: its small gradients would vanish. Give the module `optim=MegatronOptimizerModule(...)`, "
+                    "or use 'bf16-mixed'."
+                )
+        if len(self.optimizers) != 1:
+            raise ConfigError(
+                f"configure_optimizers returned {len(self.optimizers)} optimizers; {type(self).__name__} steps one. Return a "
+                "single optimizer."
+            )
+        if not isinstance(self.optimizers[0], ShardedOptimizer):
+            self.optimizers = [ShardedOptimizer(self.optimizers[0], shard_group=self.shard_group)]
+        config.grad_scale_func = self._sharded_optimizer.scale_loss
+
+    @property
+    def _sharded_optimizer(self) -> ShardedOptimizer:
+        optimizer = self.optimizers[0]
+        assert isinstance(optimizer, ShardedOptimizer)
+        return optimizer
+
+    def _model_state(self) -> dict[str, Any]:
+        assert self.megatron_parallel is not None
+        state = unwrap(self.megatron_parallel.module).state_dict(keep_vars=True)
+        return {name: (self._stored[name], state[name], None) for name in self._stored}
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        held = self._sharded_optimizer.optimizer.state
+        return {
+            name: (stored, held[value], None)
+            for name, (stored, value, _) in self._model_state().items()
+            if value in held
+        }
+
+    def _make_optimizer_state(self) -> None:
+        self._sharded_optimizer.make_state()
+
+    def _optimizer_extras(self) -> dict[str, Any]:
+        scaler = self._sharded_optimizer.scaler
+        return {"loss_scaler": scaler.state_dict() if scaler is not None else {}}
+
+    def _load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
+        scaler = self._sharded_optimizer.scaler
+        if scaler is not None and extras.get("loss_scaler"):
+            scaler.load_state_dict(extras["loss_scaler"])
+
+    def _stored_objects(self) -> dict[str, Any]:
+        return self._objects
+
+    def _layout_record(self) -> dict[str, Any]:
+        return {"strategy": type(self).__name__, "tp": self.layout.tp, "cp": self.layout.cp} | {
+            "world_size": self.num_nodes * self.num_processes
+        }
+
+    def teardown(self) -> None:
+        """The groups stay, so that the model can be used; another layout replaces them."""
+        self.checkpoint_io.teardown()
+        self.precision_plugin.teardown()
+        assert self.accelerator is not None
+        self.accelerator.teardown()
+
+
+def _parallelism(layout: Layout) -> ParallelismConfig:
+    """For models that cut sequences over context-parallel ranks; nothing else of Megatron-Core's is in use."""
+    return ParallelismConfig(
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        virtual_pipeline_model_parallel_size=None,
+        context_parallel_size=layout.cp,
+        sequence_parallel=False,
+        expert_model_parallel_size=1,
+        expert_tensor_parallel_size=None,
+        pipeline_dtype=None,
+        microbatch_group_size_per_vp_stage=None,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
+        account_for_embedding_in_pipeline_split=False,
+        account_for_loss_in_pipeline_split=False,
+        pipeline_model_parallel_layout=None,
+        pipeline_model_parallel_comm_backend=None,
+        use_te_rng_tracker=False,
+    )

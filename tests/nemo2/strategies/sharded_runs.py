@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small runs under the strategies that shard parameters, and what they trained put together from all ranks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import small_runs
+import torch
+from torch import Tensor
+
+Pieces = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
+"""Name, place, shape of the whole, and the part itself."""
+BETA1 = 0.9
+
+
+def strategies() -> dict[str, Callable[..., Any]]:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    import nemo2 as nl
+
+    def megatron(kind: str) -> Callable[..., Any]:
+        def make(**options: Any) -> Any:
+            ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy=kind)
+            return nl.MegatronStrategy(fsdp="megatron", ddp=ddp, ckpt_async_save=False, **options)
+
+        return make
+
+    return {
+        "FSDP2Strategy": nl.FSDP2Strategy,
+        "FSDPStrategy": nl.FSDPStrategy,
+        "Megatron-FSDP": megatron("optim_grads_params"),
+        "Megatron-FSDP, ZeRO-2": megatron("optim_grads"),
+        "Megatron-FSDP, ZeRO-1": megatron("optim"),
+        "MegatronStrategy": lambda **options: nl.MegatronStrategy(ckpt_async_save=False, **options),
+    }
+
+
+class FirstGradients(pl.Callback):
+    """The gradients of the first step as they stand in Adam's first moment, under the names they are stored by."""
+
+    def __init__(self) -> None:
+        self.pieces: Pieces = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Of a model that isn't sharded: from Megatron-Core's gradient buffers."""
+        from nemo2.checkpoint.pieces import stored_pieces
+        from nemo2.parallel.fsdp import MegatronFSDPChunk
+        from nemo2.parallel.stored_names import stored_names
+        from nemo2.strategy import MegatronStrategy
+
+        chunks = trainer.strategy.megatron_parallel
+        if (
+            self.pieces
+            or not isinstance(trainer.strategy, MegatronStrategy)
+            or isinstance(chunks[0], MegatronFSDPChunk)
+        ):
+            return
+        core = chunks.unwrapped[0]
+        names = stored_names(core)
+        for name, parameter in core.named_parameters():
+            moment = parameter.main_grad.float() * (1 - BETA1)
+            self._add(stored_pieces(names[name], moment, prefix="optimizer.state.exp_avg."))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self.pieces:
+            self._add(trainer.strategy._pieces(model=False, optimizer=True))
+
+    def _add(self, pieces: Any) -> None:
+        self.pieces += [
+            (piece.key, tuple(piece.offset), tuple(piece.global_shape), piece.tensor.clone())
+            for piece in pieces
+            if ".exp_avg." in piece.key
+        ]
+
+
+def whole(ranks: list[Pieces]) -> dict[str, Tensor]:
+    """The stored tensors, from the pieces of all ranks; nan where nobody has a piece."""
+    tensors: dict[str, Tensor] = {}
+    for key, offset, shape, part in (piece for pieces in ranks for piece in pieces):
+        into = tensors.setdefault(key, torch.full(shape, torch.nan))
+        place = tuple(slice(at, at + size) for at, size in zip(offset, part.shape, strict=True))
+        into[place] = part
+    return tensors
+
+
+def train(
+    kind: str,
+    *,
+    steps: int = 4,
+    precision: str = "32",
+    save: str | Path | None = None,
+    ckpt_path: str | Path | None = None,
+    strategy: dict[str, Any] | None = None,
+    **config: Any,
+) -> dict[str, Any]:
+    """A tiny Llama trained under a strategy. ``save``: the checkpoint of the last step goes there, as ``step=N``."""
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.precision import MegatronMixedPrecision
+    from nemo2.trainer import Trainer
+
+    small_runs.quiet()
+    recorder, gradients = small_runs.Recorder(), FirstGradients()
+    callbacks: list[Any] = [recorder, gradients]
+    if save is not None:
+        callbacks.append(
+            ModelCheckpoint(dirpath=str(save), save_optim_on_train_end=True, filename="{step}", save_last=False)
+        )
+    trainer = Trainer(
+        devices=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
+        max_steps=steps,
+        strategy=strategies()[kind](**(strategy or {})),
+        plugins=MegatronMixedPrecision(precision),
+        callbacks=callbacks,
+        log_every_n_steps=1,
+        limit_val_batches=1,
+        val_check_interval=steps,
+        enable_progress_bar=False,
+    )
+    model = small_runs.build_llama(distributed=True, schedule=small_runs.cosine(8), **config)
+    try:
+        trainer.fit(model, small_runs.TokenData(), ckpt_path=ckpt_path)
+    finally:
+        small_runs.release()
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {
+        "losses": recorder.losses,
+        "norms": recorder.grad_norms,
+        "val_losses": recorder.val_losses,
+        "gradients": gradients.pieces,
+        "metrics": metrics,
+    }

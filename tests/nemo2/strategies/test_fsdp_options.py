@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sharding strategies refuse, before any process group exists, and what they leave alone."""
+
+from typing import Any
+
+import pytest
+import small_runs
+from megatron.core.distributed import DistributedDataParallelConfig
+
+import nemo2 as nl
+from nemo2.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nl.FSDP2Strategy(tensor_parallel_size=0), "tensor_parallel_size=0: must be 'auto' or a whole number"),
+        (lambda: nl.FSDP2Strategy(sequence_parallel=True), "Put torch's SequenceParallel into strategy.custom_tp_plan"),
+        (lambda: nl.FSDP2Strategy(custom_tp_plan={"up": "colwise"}), "no effect with tensor_parallel_size=1"),
+        (lambda: nl.FSDPStrategy(state_dict_type="full"), "state_dict_type='full': checkpoints are written as shards"),
+        (lambda: nl.FSDPStrategy(sharding_strategy="FULL_SHART"), "did you mean 'FULL_SHARD'"),  # pyright: ignore
+        (lambda: nl.MegatronStrategy(fsdp="pytorch"), "use FSDP2Strategy in place of MegatronStrategy"),
+        (
+            lambda: nl.MegatronStrategy(fsdp="megatron", pipeline_model_parallel_size=2),
+            "lays its mesh over tensor-, context- and data-parallel ranks only",
+        ),
+        (
+            lambda: nl.MegatronStrategy(
+                fsdp="megatron", ddp=DistributedDataParallelConfig(data_parallel_sharding_strategy="zero3")
+            ),
+            "must be one of optim, optim_grads, optim_grads_params",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_say_what_to_do(make: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert words in str(error.value)
+
+
+def test_several_violations_come_together() -> None:
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=-1.*context_parallel_size=0.*sequence_parallel=True"):
+        nl.FSDP2Strategy(tensor_parallel_size=-1, context_parallel_size=0, sequence_parallel=True)
+
+
+def refusals() -> dict[str, str]:
+    import torch
+
+    from nemo2.precision import MegatronMixedPrecision
+    from nemo2.trainer import Trainer
+
+    small_runs.quiet()
+    found = {}
+
+    def attempt(name: str, strategy: Any, model: Any, **trainer: Any) -> None:
+        try:
+            Trainer(max_steps=1, devices=1, strategy=strategy, enable_progress_bar=False, **trainer).fit(model)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        assert not torch.distributed.is_initialized(), name
+
+    attempt("data_parallel_size", nl.FSDP2Strategy(data_parallel_size=3), small_runs.build_llama())
+    attempt("cp", nl.FSDP2Strategy(context_parallel_size=2), small_runs.build_llama())
+    attempt("alone", nl.MegatronStrategy(fsdp="megatron"), small_runs.build_llama(distributed=True))
+    attempt("clip", nl.FSDP2Strategy(), small_runs.build_llama(), gradient_clip_val=1.0)
+    fp8 = MegatronMixedPrecision("bf16-mixed", fp8="hybrid")
+    attempt("fp8", nl.FSDPStrategy(), small_runs.build_llama(), plugins=fp8)
+    return found
+
+
+def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(run_on_ranks) -> None:
+    found = run_on_ranks(refusals, 1, init_process_group=False)[0]
+    assert "data_parallel_size=3 contradicts the world: 1 ranks" in found["data_parallel_size"]
+    assert "does not divide the world of 1 rank" in found["cp"]
+    assert "there is one data-parallel rank, nothing to shard" in found["alone"]
+    assert "optim.config.clip_grad=1.0" in found["clip"]
+    assert "torch gathers parameters in 16 or 32 bits" in found["fp8"]
+
+
+def test_a_recipe_changes_its_strategy_and_nothing_else() -> None:
+    from nemo2 import llm
+
+    recipe = llm.llama32_1b.pretrain_recipe()
+    recipe.trainer.strategy = nl.Config(nl.FSDP2Strategy, context_parallel_size=2)
+    assert recipe.strategy.context_parallel_size == 2
+    assert recipe.strategy.data_parallel_size == "auto"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of sharded models: resumed bit by bit, over other numbers of ranks, and by other strategies."""
+
+from typing import Any
+
+import pytest
+import sharded_runs
+
+KINDS = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP"]
+WEIGHTS = {"ckpt_load_optimizer": False}
+TENSORS_CUT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+STOP = 2
+
+
+def _caught(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def on_two_ranks(directory: str) -> dict[str, Any]:
+    train = sharded_runs.train
+    runs: dict[str, Any] = {}
+    for kind in KINDS:
+        place = f"{directory}/{kind}"
+        runs[f"{kind}, uninterrupted"] = train(kind)
+        runs[f"{kind}, stopped"] = train(kind, steps=STOP, save=place)
+        runs[f"{kind}, resumed"] = train(kind, ckpt_path=f"{place}/step={STOP}")
+        runs[f"{kind}, weights into MegatronStrategy"] = train(
+            "MegatronStrategy", steps=STOP + 1, ckpt_path=f"{place}/step={STOP}", strategy=WEIGHTS | TENSORS_CUT
+        )
+    runs["Megatron-FSDP, tensors cut"] = train(
+        "Megatron-FSDP",
+        steps=STOP + 1,
+        ckpt_path=f"{directory}/FSDP2Strategy/step={STOP}",
+        strategy=WEIGHTS | TENSORS_CUT,
+    )
+    runs["MegatronStrategy"] = train("MegatronStrategy", steps=STOP + 1, strategy=TENSORS_CUT)
+    train("MegatronStrategy", steps=STOP, save=f"{directory}/megatron", strategy=TENSORS_CUT)
+    for kind in KINDS:
+        runs[f"{kind}, weights of MegatronStrategy"] = train(
+            kind, steps=STOP + 1, ckpt_path=f"{directory}/megatron/step={STOP}", strategy=WEIGHTS
+        )
+    runs["sharded into MegatronStrategy"] = _caught(
+        lambda: train("MegatronStrategy", ckpt_path=f"{directory}/FSDP2Strategy/step={STOP}")
+    )
+    runs["MegatronStrategy into sharded"] = _caught(
+        lambda: train("FSDP2Strategy", ckpt_path=f"{directory}/megatron/step={STOP}")
+    )
+    runs["another model"] = _caught(
+        lambda: train("FSDP2Strategy", ckpt_path=f"{directory}/FSDP2Strategy/step={STOP}", vocab_size=96)
+    )
+    return runs
+
+
+def on_one_rank(directory: str) -> dict[str, Any]:
+    return {kind: sharded_runs.train(kind, ckpt_path=f"{directory}/{kind}/step={STOP}") for kind in KINDS[:2]}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, directory) -> dict[str, Any]:
+    return run_on_ranks(on_two_ranks, 2, directory)[0]
+
+
+@pytest.fixture(scope="module")
+def alone(run_on_ranks, runs, directory) -> dict[str, Any]:
+    return run_on_ranks(on_one_rank, 1, directory)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(kind, runs):
+    whole, resumed = runs[f"{kind}, uninterrupted"], runs[f"{kind}, resumed"]
+    assert resumed["losses"] == whole["losses"][STOP:]
+    assert resumed["norms"] == whole["norms"][STOP:]
+    assert resumed["val_losses"] == whole["val_losses"]
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_another_number_of_ranks_goes_on_with_it(kind, runs, alone):
+    whole = runs[f"{kind}, uninterrupted"]
+    assert alone[kind]["losses"] == pytest.approx(whole["losses"][STOP:], rel=1e-5)
+    assert alone[kind]["norms"] == pytest.approx(whole["norms"][STOP:], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_go_from_one_strategy_to_the_others(kind, runs):
+    into, after = runs[f"{kind}, weights into MegatronStrategy"], runs[f"{kind}, uninterrupted"]
+    assert into["losses"][0] == pytest.approx(after["losses"][STOP], rel=1e-5)
+    assert into["norms"][0] == pytest.approx(after["norms"][STOP], rel=1e-4)
+    out_of, after = runs[f"{kind}, weights of MegatronStrategy"], runs["MegatronStrategy"]
+    assert out_of["losses"][0] == pytest.approx(after["losses"][STOP], rel=1e-5)
+    assert out_of["norms"][0] == pytest.approx(after["norms"][STOP], rel=1e-4)
+
+
+def test_megatron_fsdp_cuts_tensors_as_well(runs):
+    cut, after = runs["Megatron-FSDP, tensors cut"], runs["FSDP2Strategy, uninterrupted"]
+    assert cut["losses"][0] == pytest.approx(after["losses"][STOP], rel=1e-5)
+    assert cut["norms"][0] == pytest.approx(after["norms"][STOP], rel=1e-4)
+
+
+def test_optimizer_state_of_another_strategy_is_refused_with_the_way_out(runs):
+    for case, writer in (("sharded into", "FSDP2Strategy"), ("into sharded", "MegatronStrategy")):
+        (message,) = [value for name, value in runs.items() if case in name]
+        assert f"was saved under {writer}" in message
+        assert "strategy.ckpt_load_optimizer=False" in message
+
+
+def test_a_checkpoint_of_another_model_names_what_differs(runs):
+    assert "has shape (64, 32) there and (96, 32) here" in runs["another model"]
