@@ -124,9 +124,9 @@ def _attention_products(config: Any, seq_length: int, causal: bool, *, groups: i
         key_value += latent * heads * (config.qk_head_dim + config.v_head_dim)
         output = heads * config.v_head_dim * hidden
         return query + key_value + output + keys_per_query * heads * (query_dim + config.v_head_dim)
-    groups = groups or _get(config, "num_query_groups", None) or heads
+    shared: int = groups or _get(config, "num_query_groups", None) or heads
     head_dim = _get(config, "kv_channels", None) or hidden // heads
-    projections = hidden * head_dim * (heads + 2 * groups) + heads * head_dim * hidden
+    projections = hidden * head_dim * (heads + 2 * shared) + heads * head_dim * hidden
     return projections + keys_per_query * heads * head_dim * 2
 
 

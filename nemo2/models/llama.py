@@ -109,8 +109,10 @@ class CodeLlamaConfig70B(Llama2Config70B):
 @configurable
 @dataclass
 class Llama3Config(LlamaConfig):
-    """What the Llama 3 sizes share: eight key-value groups."""
+    """What the Llama 3 sizes share: eight key-value groups, the rotary base, the length they were trained at."""
 
+    seq_length: int = 8192
+    rotary_base: int = 500_000
     num_query_groups: Optional[int] = 8
     init_method_std: float = 0.01
     layernorm_epsilon: float = 1.0e-05
@@ -122,8 +124,6 @@ class Llama3Config(LlamaConfig):
 class Llama3Config8B(Llama3Config):
     """8.03 B parameters with the 128,256-token vocabulary."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 8192
     num_layers: int = 32
     hidden_size: int = 4096
     ffn_hidden_size: Optional[int] = 14336
@@ -135,8 +135,6 @@ class Llama3Config8B(Llama3Config):
 class Llama3Config70B(Llama3Config):
     """70.6 B parameters with the 128,256-token vocabulary."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 8192
     num_layers: int = 80
     hidden_size: int = 8192
     ffn_hidden_size: Optional[int] = 28672
@@ -152,6 +150,7 @@ class Llama31Config(Llama3Config):
     See :func:`scale_rotary_frequencies` for what the four numbers mean.
     """
 
+    seq_length: int = 131072
     scale_factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -182,8 +181,6 @@ class Llama31Config(Llama3Config):
 class Llama31Config8B(Llama31Config):
     """8.03 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 131072
     num_layers: int = 32
     hidden_size: int = 4096
     ffn_hidden_size: Optional[int] = 14336
@@ -195,8 +192,6 @@ class Llama31Config8B(Llama31Config):
 class Llama31Config70B(Llama31Config):
     """70.6 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 131072
     num_layers: int = 80
     hidden_size: int = 8192
     ffn_hidden_size: Optional[int] = 28672
@@ -208,8 +203,6 @@ class Llama31Config70B(Llama31Config):
 class Llama31Config405B(Llama31Config):
     """405.9 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 131072
     num_layers: int = 126
     hidden_size: int = 16384
     ffn_hidden_size: Optional[int] = 53248
@@ -224,8 +217,6 @@ class Llama32Config1B(Llama31Config):
 
     scale_factor: float = 32.0
     share_embeddings_and_output_weights: bool = True
-    rotary_base: int = 500_000
-    seq_length: int = 131072
     num_layers: int = 16
     hidden_size: int = 2048
     ffn_hidden_size: Optional[int] = 8192
@@ -239,8 +230,6 @@ class Llama32Config3B(Llama31Config):
 
     scale_factor: float = 32.0
     share_embeddings_and_output_weights: bool = True
-    rotary_base: int = 500_000
-    seq_length: int = 131072
     num_layers: int = 28
     hidden_size: int = 3072
     ffn_hidden_size: Optional[int] = 8192

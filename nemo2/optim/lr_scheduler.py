@@ -161,6 +161,30 @@ class LRSchedule(LRSchedulerModule):
         return self.min_lr if step > self._length() else None
 
 
+@dataclass(eq=False)
+class _Annealing(LRSchedule):
+    """The fields of schedules that begin to fall at once, in NeMo's order."""
+
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+
+@dataclass(eq=False)
+class _WarmedUp(LRSchedule):
+    """The fields of schedules that warm up and don't hold, in NeMo's order."""
+
+    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
+    warmup_ratio: Optional[float] = None
+    max_steps: Optional[int] = None
+    min_lr: float = 0.0
+    interval: str = "step"
+    frequency: int = 1
+    monitor: str = "val_loss"
+
+
 class StepSchedule(LRScheduler):
     """Applies an :class:`LRSchedule` to every parameter group of an optimizer.
 
@@ -270,18 +294,10 @@ class CosineAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class WarmupPolicyScheduler(LRSchedule):
+class WarmupPolicyScheduler(_WarmedUp):
     """Warm-up, then constant at ``max_lr``."""
 
     needs_max_steps: ClassVar[bool] = False
-
-    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
-    warmup_ratio: Optional[float] = None
-    max_steps: Optional[int] = None
-    min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """Linear to ``max_lr``, then ``max_lr``."""
@@ -291,16 +307,8 @@ class WarmupPolicyScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class WarmupAnnealingScheduler(LRSchedule):
+class WarmupAnnealingScheduler(_WarmedUp):
     """Warm-up, then linear down to ``min_lr``."""
-
-    warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
-    warmup_ratio: Optional[float] = None
-    max_steps: Optional[int] = None
-    min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t)`` with t from 0 to 1 between warm-up and ``max_steps``."""
@@ -374,14 +382,10 @@ class WarmupHoldAnnealScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class SquareAnnealingScheduler(LRSchedule):
+class SquareAnnealingScheduler(_Annealing):
     """Decay with the square of the remaining share of the run."""
 
-    max_steps: Optional[int] = None
     min_lr: float = 1e-5
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * ((max_steps - step) / max_steps) ** 2)``."""
@@ -392,14 +396,8 @@ class SquareAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class SquareRootAnnealingScheduler(LRSchedule):
+class SquareRootAnnealingScheduler(_Annealing):
     """Decay with the square root of the remaining share of the run."""
-
-    max_steps: Optional[int] = None
-    min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * sqrt((max_steps - step) / max_steps))``."""
@@ -410,16 +408,10 @@ class SquareRootAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class InverseSquareRootAnnealingScheduler(LRSchedule):
+class InverseSquareRootAnnealingScheduler(_Annealing):
     """``max_lr`` over the square root of the step; ``min_lr`` only after ``max_steps``."""
 
     needs_max_steps: ClassVar[bool] = False
-
-    max_steps: Optional[int] = None
-    min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max_lr / sqrt(step + 1)``."""
@@ -428,7 +420,7 @@ class InverseSquareRootAnnealingScheduler(LRSchedule):
 
 @configurable
 @dataclass(eq=False)
-class T5InverseSquareRootAnnealingScheduler(LRSchedule):
+class T5InverseSquareRootAnnealingScheduler(_Annealing):
     """The T5 paper's schedule (arXiv 1910.10683, section 3.1.2). It ignores the optimizer's lr.
 
     ``constant_steps`` is the paper's k of 10**4; NeMo's class has no such parameter and fails without it.
@@ -436,11 +428,6 @@ class T5InverseSquareRootAnnealingScheduler(LRSchedule):
 
     needs_max_steps: ClassVar[bool] = False
 
-    max_steps: Optional[int] = None
-    min_lr: float = 0.0
-    interval: str = "step"
-    frequency: int = 1
-    monitor: str = "val_loss"
     constant_steps: int = 10_000
 
     def __post_init__(self) -> None:
