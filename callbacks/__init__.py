@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nemo2.callbacks.garbage_collection import GarbageCollectionCallback as GarbageCollectionCallback
     from nemo2.callbacks.loss_guard import LossGuard as LossGuard
     from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as MegatronCommOverlapCallback
+    from nemo2.callbacks.profiler import PytorchProfilerCallback as PytorchProfilerCallback
     from nemo2.callbacks.timing import TimingCallback as TimingCallback
     from nemo2.run_dir.hang import HangWatchdog as HangWatchdog
     from nemo2.run_dir.preemption import PreemptionCallback as PreemptionCallback
@@ -24,6 +25,7 @@ _HOMES = {
     "LossGuard": "nemo2.callbacks.loss_guard",
     "MegatronCommOverlapCallback": "nemo2.callbacks.megatron_comm_overlap",
     "PreemptionCallback": "nemo2.run_dir.preemption",
+    "PytorchProfilerCallback": "nemo2.callbacks.profiler",
     "TimingCallback": "nemo2.callbacks.timing",
 }
 

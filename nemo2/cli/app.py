@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import check, doctor, inspect, inspection, recipe_tools, rehearse, runs, tools
+from nemo2.cli import check, doctor, inspect, inspection, layout, recipe_tools, rehearse, runs, tools, trace
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
@@ -44,6 +44,7 @@ def _options(
 
 
 inspection.register(app)
+layout.register(app)
 check.register(app)
 doctor.register(app)
 inspect.register(app)
@@ -51,6 +52,7 @@ recipe_tools.register(app)
 rehearse.register(app)
 runs.register(app)
 tools.register(app)
+trace.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles a few steps with torch's profiler, one trace file per rank."""
+
+import os
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.trace.report import TRACES
+
+
+@configurable
+class PytorchProfilerCallback(pl.Callback):
+    """Writes ``rank-N.json`` for every rank, for `nemo2 trace`, chrome://tracing or Perfetto.
+
+    Hooks: training batch start and end, and the end of training. While it profiles, a step is several times slower; before
+    and after it costs two comparisons. On CPU ranks, where the profiler doesn't see whose group a collective belongs to, every
+    call of torch.distributed is recorded as well and added to the trace.
+
+    Args:
+        start_step: The first step that is profiled or warmed up in, counted from 0.
+        end_step: Profiling ends before this step at the latest.
+        warmup_steps: Steps in which the profiler runs and keeps nothing, for its own start-up.
+        active_steps: Steps that are kept.
+        trace_dir: Where to write. None: ``traces`` in the run directory, or in the working directory where there is none.
+        profiler_kwargs: Further arguments of ``torch.profiler.profile``, such as ``{"with_stack": True}``.
+
+    Raises:
+        ConfigError: steps that can't be.
+    """
+
+    def __init__(
+        self,
+        start_step: int,
+        end_step: int,
+        warmup_steps: int = 0,
+        active_steps: int = 1,
+        trace_dir: Optional[Union[str, os.PathLike]] = None,
+        profiler_kwargs: Optional[dict[str, Any]] = None,
+    ) -> None:
+        problems = [
+            f"PytorchProfilerCallback.{name}={value!r}: must be a whole number of at least {least}."
+            for name, value, least in (
+                ("start_step", start_step, 0),
+                ("end_step", end_step, 1),
+                ("warmup_steps", warmup_steps, 0),
+                ("active_steps", active_steps, 1),
+            )
+            if not isinstance(value, int) or isinstance(value, bool) or value < least
+        ]
+        if not problems and end_step < start_step + warmup_steps + 1:
+            problems.append(
+                f"PytorchProfilerCallback.end_step={end_step} leaves no step to keep after start_step={start_step} and "
+                f"warmup_steps={warmup_steps}; use at least {start_step + warmup_steps + 1}."
+            )
+        if problems:
+            raise ConfigError("\n".join(problems))
+        self.start_step = start_step
+        self.end_step = end_step
+        self.warmup_steps = warmup_steps
+        self.active_steps = active_steps
+        self.trace_dir = trace_dir
+        self.profiler_kwargs = profiler_kwargs
+        self._profiler: Any = None
+        self._recorder: Any = None
+        self._kept = 0
+        self._first = start_step + warmup_steps
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if self._profiler is None and self._kept == 0 and self.start_step <= step < self.end_step:
+            self._first = step + self.warmup_steps
+            self._start()
+        if self._profiler is not None and self._recorder is None and step >= self._first:
+            self._record()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._profiler is None:
+            return
+        step = trainer.global_step
+        if step > self._first:
+            self._kept += 1
+        if self._kept >= self.active_steps or step >= self.end_step:
+            self._finish(trainer)
+        else:
+            self._profiler.step()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._profiler is not None:
+            self._finish(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
+
+    def _start(self) -> None:
+        import torch
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        options: dict[str, Any] = {
+            "activities": activities,
+            # One more than is kept: the profiler drops its trace as the last active step ends, and here it is written first.
+            "schedule": torch.profiler.schedule(wait=0, warmup=self.warmup_steps, active=self.active_steps + 1),
+        }
+        self._profiler = torch.profiler.profile(**options | (self.profiler_kwargs or {}))
+        self._profiler.start()
+
+    def _record(self) -> None:
+        import torch
+
+        if torch.cuda.is_available() or not torch.distributed.is_initialized():
+            return
+        from nemo2.trace.recorder import CommunicationRecorder
+
+        self._recorder = CommunicationRecorder()
+        self._recorder.__enter__()
+
+    def _finish(self, trainer: pl.Trainer) -> None:
+        profiler, self._profiler = self._profiler, None
+        found = []
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            found, self._recorder = self._recorder.found, None
+        profiler.stop()
+        folder = self._folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank-{trainer.global_rank}.json"
+        profiler.export_chrome_trace(str(path))
+        if found:
+            from nemo2.trace.chrome import add_communication
+
+            add_communication(path, found)
+
+    def _folder(self, trainer: pl.Trainer) -> Path:
+        if self.trace_dir is not None:
+            return Path(self.trace_dir)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            directory = getattr(getattr(callback, "directory", None), "log_dir", None)
+            if directory is not None:
+                return Path(directory) / TRACES
+        return Path(TRACES)

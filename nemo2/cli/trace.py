@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 trace``: what of a run's communication was hidden behind computation."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+TRACE_EXAMPLE = "Example: nemo2 trace nemo_experiments/llama_tiny/2026-01-31_12-00-00"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("trace", epilog=TRACE_EXAMPLE)(trace)
+
+
+def trace(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory with traces/, or a folder of rank-N.json files.")],
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", help="The page to write; else overlap.html beside the traces.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The table as a JSON array; no page unless --output.")
+    ] = False,
+) -> None:
+    """Draw computation and communication of a profiled run on one timeline per rank."""
+    from nemo2.trace.report import PAGE, TRACES, render, rows, text, traces_of
+
+    traces = traces_of(run_dir)
+    if output is None and not as_json:
+        output = (run_dir / TRACES if (run_dir / TRACES).is_dir() else run_dir) / PAGE
+    if output is not None:
+        output.write_text(render(traces, title=f"Overlap: {run_dir.absolute().name}"), encoding="utf-8")
+    if as_json:
+        print(json.dumps(rows(traces), indent=2))
+    else:
+        print(f"{text(traces)}\n{output}")

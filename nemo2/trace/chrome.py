@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a trace of torch's profiler (`export_chrome_trace`) into spans, and adds recorded communication to one.
+
+On a GPU, computation is every kernel but NCCL's, and communication is NCCL's kernels, which carry the group's description,
+the collective's name and its sizes among their arguments (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). On a CPU,
+computation is the operators that run, and communication what `CommunicationRecorder` saw, which `add_communication` writes
+into the trace under a category of its own.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nemo2.errors import DataError
+from nemo2.trace.events import COMPUTE, RankTrace, Span, difference, kind_of_group, union
+
+CATEGORY = "nemo2_communication"
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_DTYPE_BYTES = {
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "short": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "int": 4,
+    "float": 4,
+    "long": 8,
+    "double": 8,
+}
+
+
+def read_trace(path: Path, *, rank: int | None = None) -> RankTrace:
+    """The spans of a trace file, plain or gzipped.
+
+    Args:
+        path: What `export_chrome_trace` wrote.
+        rank: Whose it is. None: as the file says (``distributedInfo``), else 0.
+
+    Raises:
+        DataError: it isn't such a file.
+    """
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            content = json.load(file)
+        events = content["traceEvents"] if isinstance(content, dict) else None
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise DataError(
+            f"{path}: not a trace of torch's profiler ({type(error).__name__}: {error}). It may be unfinished; "
+            "PytorchProfilerCallback writes it at the end of its last step."
+        ) from error
+    if not isinstance(events, list):
+        raise DataError(f"{path}: not a trace of torch's profiler: it has no list of traceEvents.")
+    if rank is None:
+        rank = int((content.get("distributedInfo") or {}).get("rank", 0))
+    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    on_gpu = any(event.get("cat") == "kernel" for event in complete)
+    return RankTrace(rank, list(_gpu_spans(complete) if on_gpu else _cpu_spans(complete)))
+
+
+def add_communication(path: Path, communications: Iterable[Any]) -> None:
+    """Write what a `CommunicationRecorder` found into a trace file, on the trace's own clock."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    base = int(content.get("baseTimeNanoseconds", 0))
+    for one in communications:
+        if one.done is None:
+            continue
+        content["traceEvents"].append(
+            {
+                "ph": "X",
+                "cat": CATEGORY,
+                "name": one.name,
+                "pid": "communication",
+                "tid": one.kind,
+                "ts": (one.issued - base) / 1000,
+                "dur": (one.done - one.issued) / 1000,
+                "args": {
+                    "Process Group Description": one.group,
+                    "bytes": one.size_bytes,
+                    "held": (one.returned - one.issued) / 1000,
+                },
+            }
+        )
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
+    for event in events:
+        if event.get("cat") not in _KERNELS:
+            continue
+        start, arguments = float(event["ts"]), event.get("args") or {}
+        end = start + float(event["dur"])
+        if "nccl" in str(event["name"]).lower():
+            # Older torch has the name only; the group's description came with 2.3.
+            description = str(arguments.get("Process Group Description") or "")
+            name = str(arguments.get("Collective name") or event["name"])
+            yield Span(
+                kind=kind_of_group(description), name=name, start=start, end=end, size_bytes=_message_bytes(arguments)
+            )
+        elif event["cat"] == "kernel":
+            # Copies are neither: a copy engine runs them beside either.
+            yield Span(kind=COMPUTE, name=str(event["name"]), start=start, end=end)
+
+
+def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
+    held = []
+    for event in events:
+        if event.get("cat") != CATEGORY:
+            continue
+        start, arguments = float(event["ts"]), event.get("args") or {}
+        held.append((start, start + float(arguments.get("held", 0))))
+        yield Span(
+            kind=kind_of_group(str(arguments.get("Process Group Description", ""))),
+            name=str(event["name"]),
+            start=start,
+            end=start + float(event["dur"]),
+            size_bytes=int(arguments.get("bytes", 0)),
+        )
+    operators = (
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") == "cpu_op" and str(event["name"]).startswith("aten::")
+    )
+    # While the rank is inside a call of torch.distributed, copies it makes there are communication.
+    for start, end in difference(union(operators), union(held)):
+        yield Span(kind=COMPUTE, name="operators", start=start, end=end)
+
+
+def _message_bytes(arguments: dict[str, Any]) -> int:
+    elements = max(int(arguments.get("In msg nelems") or 0), int(arguments.get("Out msg nelems") or 0))
+    return elements * _DTYPE_BYTES.get(str(arguments.get("dtype", "")).lower(), 0)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans of computation and communication on one rank, and how much of each kind of communication is hidden.
+
+Communication is hidden while the rank computes. What is not hidden is time that the rank does nothing else.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+COMPUTE = "compute"
+Interval = tuple[float, float]
+
+KINDS = {
+    "dp": "data parallel",
+    "pp": "pipeline parallel",
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "expert_dp": "expert data parallel",
+    "other": "other groups",
+}
+"""Kinds of communication by what their group is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Something that took from ``start`` to ``end``, in microseconds on the rank's clock."""
+
+    kind: str
+    """`COMPUTE` or one of `KINDS`."""
+    name: str
+    start: float
+    end: float
+    size_bytes: int = 0
+    """What is sent or reduced by this rank; 0 where nobody says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hidden:
+    """Communication of one kind over the time that was traced; times in microseconds."""
+
+    kind: str
+    count: int
+    total: float
+    """Time in which at least one of them is under way."""
+    hidden: float
+    """Time of that in which the rank computes."""
+    size_bytes: int
+
+    @property
+    def fraction(self) -> float:
+        return self.hidden / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """The spans of a rank."""
+
+    rank: int
+    spans: Sequence[Span]
+
+    @property
+    def start(self) -> float:
+        return min((span.start for span in self.spans), default=0.0)
+
+    @property
+    def end(self) -> float:
+        return max((span.end for span in self.spans), default=0.0)
+
+    def of(self, kind: str) -> list[Span]:
+        return [span for span in self.spans if span.kind == kind]
+
+    @cached_property
+    def busy(self) -> list[Interval]:
+        """When the rank computes, without overlaps, in order."""
+        return union((span.start, span.end) for span in self.of(COMPUTE))
+
+    def hidden(self) -> list[Hidden]:
+        """Each kind of communication that there is, in the order of `KINDS`."""
+        found = []
+        for kind in KINDS:
+            spans = self.of(kind)
+            if not spans:
+                continue
+            under_way = union((span.start, span.end) for span in spans)
+            found.append(
+                Hidden(
+                    kind=kind,
+                    count=len(spans),
+                    total=length(under_way),
+                    hidden=length(intersection(under_way, self.busy)),
+                    size_bytes=sum(span.size_bytes for span in spans),
+                )
+            )
+        return found
+
+
+def kind_of_group(description: str) -> str:
+    """The kind of a process group by the description that Megatron-Core gives it, such as ``DATA_PARALLEL_GROUP_WITH_CP``.
+
+    A group over two kinds at once, as for the loss over data and context parallel ranks, counts as the first that is named
+    here.
+    """
+    name = description.upper()
+    for part, kind in (
+        ("EXPERT_DATA_PARALLEL", "expert_dp"),
+        ("INTER_PARTIAL_EXPERT", "expert_dp"),
+        ("EXPERT", "ep"),
+        ("PIPELINE", "pp"),
+        ("EMBEDDING", "pp"),
+        ("TENSOR_AND_DATA", "dp"),
+        ("DATA_PARALLEL", "dp"),
+        ("DISTRIBUTED_OPTIMIZER", "dp"),
+        ("CONTEXT_PARALLEL", "cp"),
+        ("TENSOR", "tp"),
+    ):
+        if part in name:
+            return kind
+    return "other"
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time without overlaps, in order; empty intervals are dropped."""
+    merged: list[Interval] = []
+    for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """The time in both; each is without overlaps and in order."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def difference(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """The time in ``one`` and not in ``other``; each is without overlaps and in order."""
+    found = []
+    for start, end in one:
+        for cut_start, cut_end in other:
+            if cut_end <= start or cut_start >= end:
+                continue
+            if cut_start > start:
+                found.append((start, cut_start))
+            start = max(start, cut_end)
+        if start < end:
+            found.append((start, end))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

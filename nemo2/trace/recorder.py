@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records every collective and message of this process with its group, from being issued to being done.
+
+torch's profiler knows the process group of NCCL kernels but not of gloo's work, and shows no span for a message that is
+under way. All of torch.distributed goes through the methods of `ProcessGroup`, and these are wrapped while the recorder is
+active. Collectives end when their future is done, on the thread that did them; messages, which have no future on gloo, when
+somebody has waited for them.
+"""
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup
+
+from nemo2.trace.events import Span, kind_of_group
+
+# Some were renamed in torch 2.13; the old names are there beside the new ones.
+_METHODS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "send": "send",
+    "recv": "recv",
+}
+
+
+@dataclass(eq=False)
+class Communication:
+    """One collective or message; times in nanoseconds since the epoch, None while it is under way."""
+
+    name: str
+    """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``send`` or ``recv``."""
+    group: str
+    """The group's description."""
+    size_bytes: int
+    issued: int
+    returned: int = 0
+    """When the call came back; between ``issued`` and this the caller was held."""
+    done: Optional[int] = None
+
+    @property
+    def kind(self) -> str:
+        return kind_of_group(self.group)
+
+
+class CommunicationRecorder:
+    """A context in which what this process communicates is recorded, in the order of issuing, in `found`.
+
+    The wrappers cost some microseconds per call and take no part in it. Only one recorder is active at a time.
+    """
+
+    _active: Optional["CommunicationRecorder"] = None
+
+    def __init__(self) -> None:
+        self.found: list[Communication] = []
+        self._originals: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "CommunicationRecorder":
+        if CommunicationRecorder._active is not None:
+            raise RuntimeError("another recorder of communication is active")
+        CommunicationRecorder._active = self
+        for name in _METHODS:
+            # As it lies in the class: what `getattr` gives is no longer bound to an instance when it is put back.
+            original = vars(ProcessGroup).get(name)
+            if original is not None:
+                self._originals[name] = original
+                setattr(ProcessGroup, name, self._wrapped(name, getattr(ProcessGroup, name)))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for name, original in self._originals.items():
+            setattr(ProcessGroup, name, original)
+        self._originals.clear()
+        CommunicationRecorder._active = None
+
+    def spans(self) -> list[Span]:
+        """What is done, in microseconds since the epoch."""
+        return [
+            Span(
+                kind=one.kind,
+                name=one.name,
+                start=one.issued / 1000,
+                end=one.done / 1000,
+                size_bytes=one.size_bytes,
+            )
+            for one in self.found
+            if one.done is not None
+        ]
+
+    def _wrapped(self, name: str, original: Any) -> Any:
+        def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            entry = Communication(
+                name=_METHODS[name],
+                group=getattr(group, "group_desc", "") or "",
+                size_bytes=_bytes(args),
+                issued=time.time_ns(),
+            )
+            with self._lock:
+                self.found.append(entry)
+            work = original(group, *args, **kwargs)
+            entry.returned = time.time_ns()
+            if work is None:
+                entry.done = entry.returned
+                return work
+            return _Watched(work, entry)
+
+        return call
+
+
+class _Watched:
+    """A `Work` that notes when it is done. Everything else is the work's own."""
+
+    def __init__(self, work: Any, entry: Communication) -> None:
+        self._work, self._entry = work, entry
+        # Messages over gloo have no future.
+        with contextlib.suppress(RuntimeError):
+            work.get_future().add_done_callback(self._done)
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._work.wait(*args, **kwargs)
+        self._done()
+        return result
+
+    def is_completed(self) -> bool:
+        completed = self._work.is_completed()
+        if completed:
+            self._done()
+        return completed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def _done(self, future: Any = None) -> None:
+        del future
+        if self._entry.done is None:
+            self._entry.done = time.time_ns()
+
+
+def _bytes(arguments: Any) -> int:
+    """The bytes of the largest tensor list among the arguments: what a rank holds on one side of the collective."""
+    sizes = [0]
+    for argument in arguments:
+        sizes.append(_size(argument))
+    return max(sizes)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

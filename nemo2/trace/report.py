@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline of computation and communication of a run's ranks as a page, and the hidden fractions as a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo2.errors import DataError
+from nemo2.pictures.page import figure, page, paragraph, section, table
+from nemo2.pictures.svg import Canvas, legend, nice_ticks, tick_text
+from nemo2.trace.chrome import read_trace
+from nemo2.trace.events import COMPUTE, KINDS, RankTrace, Span, union
+
+TRACES = "traces"
+"""Where in a run directory the profiler callback writes: one ``rank-N.json`` per rank."""
+PAGE = "overlap.html"
+_FILLS = {
+    COMPUTE: "c0",
+    "dp": "c1",
+    "pp": "c2",
+    "tp": "c3",
+    "cp": "c4",
+    "ep": "c5",
+    "expert_dp": "c6",
+    "other": "c7",
+}
+_LEFT, _WIDTH, _LANE = 92, 1040, 17
+_MOST = 1500
+
+
+def traces_of(directory: Path) -> list[RankTrace]:
+    """The traces of a run directory, or of a folder of trace files, by rank.
+
+    Raises:
+        DataError: there are none, or one is damaged.
+    """
+    folder = directory / TRACES if (directory / TRACES).is_dir() else directory
+    files = sorted([*folder.glob("rank-*.json"), *folder.glob("rank-*.json.gz")]) if folder.is_dir() else []
+    if not files:
+        raise DataError(
+            f"{directory}: no traces. Train with PytorchProfilerCallback(start_step=5, end_step=7), which writes "
+            f"{TRACES}/rank-N.json into the run directory."
+        )
+    ranks = [int(file.name.removeprefix("rank-").split(".")[0]) for file in files]
+    return sorted(
+        (read_trace(file, rank=rank) for file, rank in zip(files, ranks, strict=True)), key=lambda trace: trace.rank
+    )
+
+
+def rows(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
+    """Per rank and kind of communication: how often, how long, and the share that is hidden behind computation."""
+    return [
+        {
+            "rank": trace.rank,
+            "kind": one.kind,
+            "count": one.count,
+            "bytes": one.size_bytes,
+            "milliseconds": one.total / 1000,
+            "hidden_milliseconds": one.hidden / 1000,
+            "hidden_fraction": one.fraction,
+        }
+        for trace in traces
+        for one in trace.hidden()
+    ]
+
+
+def render(traces: Sequence[RankTrace], *, title: str) -> str:
+    """The page as text."""
+    found = rows(traces)
+    body = [
+        (row["rank"], KINDS[row["kind"]], row["count"], row["bytes"])
+        + (f"{row['milliseconds']:.2f}", f"{row['hidden_milliseconds']:.2f}", f"{row['hidden_fraction']:.1%}")
+        for row in found
+    ]
+    head = ("rank", "communication", "times", "bytes", "ms under way", "ms hidden", "hidden")
+    said = paragraph(
+        "Communication is hidden while the rank computes. On CPU ranks it is under way from the call until it is done, so "
+        "waiting for the other rank counts; on GPUs it is the time of NCCL's kernels."
+    )
+    pictures = [figure(draw(trace).render(), f"Rank {trace.rank}") for trace in traces]
+    shown = table(head, body) if body else paragraph("No communication was recorded.")
+    return page(title, section("Hidden communication", shown, said), section("Timelines", *pictures))
+
+
+def draw(trace: RankTrace) -> Canvas:
+    """Computation and each kind of communication as lanes on one axis of time."""
+    kinds = [COMPUTE, *(kind for kind in KINDS if trace.of(kind))]
+    top = 34
+    bottom = top + len(kinds) * (_LANE + 6)
+    shares = {one.kind: one.fraction for one in trace.hidden()}
+    said = ", ".join(f"{KINDS[kind]} {share:.0%} hidden" for kind, share in shares.items())
+    canvas = Canvas(_WIDTH, bottom + 34, title=f"rank {trace.rank}: {said or 'computation only'}")
+    legend(canvas, 8, 16, [(_FILLS[kind], _label(kind, shares)) for kind in kinds])
+    across = (_WIDTH - _LEFT - 12) / max(trace.end - trace.start, 1e-9)
+    for tick in nice_ticks(0, (trace.end - trace.start) / 1000, count=9):
+        x = _LEFT + tick * 1000 * across
+        if x <= _WIDTH - 10:
+            canvas.line(x, top, x, bottom)
+            canvas.text(x, bottom + 14, tick_text(tick), anchor="middle", size=11)
+    canvas.text(_LEFT - 8, bottom + 14, "ms", anchor="end", size=11)
+    for lane, kind in enumerate(kinds):
+        y = top + lane * (_LANE + 6)
+        canvas.text(_LEFT - 8, y + 13, kind.replace("_", " "), "ink", anchor="end")
+        for span in _thinned(trace.of(kind), 1 / across):
+            x, width = _LEFT + (span.start - trace.start) * across, (span.end - span.start) * across
+            milliseconds = (span.end - span.start) / 1000
+            size = f", {span.size_bytes:,} bytes" if span.size_bytes else ""
+            canvas.rect(x, y, max(width, 0.7), _LANE, _FILLS[kind], tip=f"{span.name}: {milliseconds:.3f} ms{size}")
+    return canvas
+
+
+def text(traces: Sequence[RankTrace]) -> str:
+    """The hidden fractions on a terminal."""
+    lines = [f"{'rank':>4}  {'communication':<22}{'times':>6}{'ms':>10}{'hidden ms':>11}{'hidden':>8}"]
+    for row in rows(traces):
+        lines.append(
+            f"{row['rank']:>4}  {KINDS[row['kind']]:<22}{row['count']:>6}{row['milliseconds']:>10.2f}"
+            f"{row['hidden_milliseconds']:>11.2f}{row['hidden_fraction']:>8.1%}"
+        )
+    return "\n".join(lines)
+
+
+def _label(kind: str, shares: dict[str, float]) -> str:
+    return f"{KINDS[kind]}, {shares[kind]:.0%} hidden" if kind in shares else "computation"
+
+
+def _thinned(spans: list[Span], pixel: float) -> list[Span]:
+    """Spans that are closer than a pixel drawn as one, where there are too many to tell apart."""
+    if len(spans) <= _MOST:
+        return spans
+    merged = union((span.start - pixel / 2, span.end + pixel / 2) for span in spans)
+    return [
+        Span(kind=spans[0].kind, name=f"several of {spans[0].name}", start=start + pixel / 2, end=end - pixel / 2)
+        for start, end in merged
+    ]

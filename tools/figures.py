@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the figures of docs/parallelism.md into docs/figures: `python tools/figures.py`, or with `--check` compares them.
+
+They come from Megatron-Core's rank generator, layer helpers and schedule tables, like `nemo2 show-layout`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nemo2 import recipes
+from nemo2.parallel.placement import place_recipe
+from nemo2.parallel.schedule import Schedule, timeline
+from nemo2.pictures.pipeline import draw_timeline
+from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
+from nemo2.pictures.svg import Canvas, stack, standalone
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
+
+
+def schedules() -> Canvas:
+    """The three orders of work on one scale."""
+    played = [
+        timeline(Schedule(pp=4, num_microbatches=8, all_forward_first=True)),
+        timeline(Schedule(pp=4, num_microbatches=8)),
+        timeline(Schedule(pp=4, num_microbatches=8, vp=2)),
+    ]
+    end = max(one.span for one in played)
+    return stack([draw_timeline(one, until=end) for one in played], title="pipeline schedules")
+
+
+def uneven() -> Canvas:
+    """What a heavier last stage costs, and what taking layers off it gives back."""
+    schedule = Schedule(pp=4, num_microbatches=8)
+    heavy = timeline(schedule, weights=[[8.0], [8.0], [8.0], [10.0]])
+    lighter = timeline(schedule, weights=[[9.0], [8.0], [8.0], [9.0]])
+    pictures = [
+        draw_timeline(
+            heavy,
+            title=f"32 layers cut evenly, an output layer worth two: {heavy.bubble_fraction:.1%} bubble",
+            until=heavy.span,
+        ),
+        draw_timeline(
+            lighter,
+            title=f"a layer less on the last stage, one more on the first: {lighter.bubble_fraction:.1%} bubble",
+            until=heavy.span,
+        ),
+    ]
+    return stack(pictures, title="uneven stages")
+
+
+def ranks() -> Canvas:
+    """A thousand ranks of Llama 3 70B."""
+    placement = place_recipe(recipes.get("llama3_70b").pretrain_recipe(), name="llama3_70b", world_size=1152)
+    return stack([draw_depth(placement), draw_ranks(placement)], title="llama3_70b on 1,152 ranks")
+
+
+def experts() -> Canvas:
+    """Mixtral's experts, each cut over two ranks."""
+    placement = place_recipe(recipes.get("mixtral_8x22b").pretrain_recipe(), name="mixtral_8x22b")
+    return stack([draw_ranks(placement), draw_experts(placement)], title="mixtral_8x22b")
+
+
+FIGURES: dict[str, Callable[[], Canvas]] = {
+    "schedules": schedules,
+    "uneven": uneven,
+    "ranks": ranks,
+    "experts": experts,
+}
+
+
+def stale() -> list[str]:
+    """The figures whose file isn't what this program draws."""
+    old = []
+    for name, draw in FIGURES.items():
+        path = FOLDER / f"{name}.svg"
+        if not path.is_file() or path.read_text(encoding="utf-8") != standalone(draw().render()):
+            old.append(path.name)
+    return old
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a figure is not current")
+    if parser.parse_args().check:
+        if old := stale():
+            print(f"not current: {', '.join(old)}; run python tools/figures.py", file=sys.stderr)
+        return int(bool(old))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, draw in FIGURES.items():
+        (FOLDER / f"{name}.svg").write_text(standalone(draw().render()), encoding="utf-8")
+        print(FOLDER / f"{name}.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
