@@ -8,6 +8,7 @@ itself once it is past its warm-up; counts that grow with them are scaled (`coun
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -323,11 +324,20 @@ def _world(rank: int, world_size: int) -> Iterator[None]:
     if torch.distributed.is_initialized():
         raise RuntimeError("a rehearsal needs a process that is not a rank of a real world")
     register()
+    # What a launcher would have told this rank; the strategy compares it with the trainer.
+    told = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     torch.distributed.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class _Environment(ClusterEnvironment):

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same small model on gloo ranks and rehearsed: what each allocates, measured by different code."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import small_runs
+import torch
+
+WORLD = 4
+DISTRIBUTED = {"use_distributed_optimizer": True}
+
+Case = dict[str, Any]
+
+
+def case(
+    strategy: Any = None, *, optimizer: bool = True, precision: str = "bf16-mixed", ddp: Any = None, model: Any = None
+) -> Case:
+    return {
+        "strategy": strategy or {},
+        "distributed": optimizer,
+        "precision": precision,
+        "ddp": ddp,
+        "model": model or {},
+    }
+
+
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 32,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_router_load_balancing_type": "none",
+}
+DEEP = {"num_layers": 4}
+TP, PP, VP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
+CP, EP, SP = "context_parallel_size", "expert_model_parallel_size", "sequence_parallel"
+
+CASES: dict[str, Case] = {
+    "data 4": case(optimizer=False, precision="32"),
+    "data 4, bf16": case(optimizer=False),
+    "data 4, sharded": case(),
+    "data 4, sharded, overlapped": case(
+        ddp={"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 4000}
+    ),
+    "tensor 4, sequence parallel": case({TP: 4, SP: True}, model={"num_query_groups": 4}),
+    "pipeline 2": case({PP: 2}),
+    "pipeline 4": case({PP: 4}, model=DEEP),
+    "pipeline 2 in 2 chunks": case({PP: 2, VP: 2}, model=DEEP),
+    "tensor 2, pipeline 2": case({TP: 2, PP: 2, SP: True}, optimizer=False),
+    "context 2, tensor 2": case({CP: 2, TP: 2, SP: True}),
+    "experts 2": case({EP: 2}, model=EXPERTS),
+    "experts 2, tensor 2": case({EP: 2, TP: 2, SP: True}, model=EXPERTS),
+    "full recomputation": case(
+        model={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    ),
+}
+
+
+def _parts(case: Case, callbacks: Any = ()) -> tuple[Any, Any, Any]:
+    ddp = case["ddp"]
+    if ddp is not None:
+        from megatron.core.distributed import DistributedDataParallelConfig
+
+        ddp = {"ddp": DistributedDataParallelConfig(**DISTRIBUTED, **ddp)}
+    model = small_runs.build_llama(distributed=case["distributed"], **case["model"])
+    trainer = small_runs.build_trainer(
+        max_steps=2,
+        precision=case["precision"],
+        callbacks=list(callbacks),
+        trainer={"accelerator": "cpu"},
+        **case["strategy"],
+        **(ddp or {}),
+    )
+    return model, small_runs.TokenData(global_batch_size=16), trainer
+
+
+class SavedBytes(pl.Callback):
+    """What autograd keeps during the second step, by storage; written without nemo2's tracker."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self.counts: dict[int, int] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            state = [p.data for p in trainer.strategy.megatron_parallel.parameters()]
+            state += list(batch.values())
+            self.state = {t.untyped_storage().data_ptr() for t in state}
+            self.hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda kept: kept.tensor)
+            self.hooks.__enter__()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            self.hooks.__exit__(None, None, None)
+
+    def keep(self, tensor: torch.Tensor) -> "Kept":
+        return Kept(tensor, self)
+
+
+class Kept:
+    def __init__(self, tensor: torch.Tensor, owner: SavedBytes) -> None:
+        self.tensor, self.owner = tensor, owner
+        storage = tensor.untyped_storage()
+        self.key, self.bytes = storage.data_ptr(), storage.nbytes()
+        if self.key in owner.state:
+            self.bytes = 0
+        owner.counts[self.key] = owner.counts.get(self.key, 0) + 1
+        if owner.counts[self.key] == 1:
+            owner.now += self.bytes
+            owner.peak = max(owner.peak, owner.now)
+
+    def __del__(self) -> None:
+        owner = self.owner
+        owner.counts[self.key] -= 1
+        if not owner.counts[self.key]:
+            owner.now -= self.bytes
+
+
+def state_of_real_rank(trainer: Any) -> dict[str, int]:
+    """Bytes of the storages behind what a user can reach: parameters, their gradients, the optimizer's groups and state."""
+    seen: set[int] = set()
+
+    def count(tensors: Any) -> int:
+        total = 0
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+        return total
+
+    parallel = trainer.strategy.megatron_parallel
+    whole = trainer.strategy.optimizers[0].mcore_optimizer
+    optimizers = [part.optimizer for part in getattr(whole, "chained_optimizers", [whole])]
+    parameters = list(parallel.parameters())
+    return {
+        "parameters": count(p.data for p in parameters),
+        "gradients": count(p.main_grad for p in parameters),
+        "main_parameters": count(p.data for o in optimizers for group in o.param_groups for p in group["params"]),
+        "optimizer_states": count(
+            v for o in optimizers for s in o.state.values() for v in s.values() if torch.is_tensor(v)
+        ),
+    }
+
+
+def real(names: list[str]) -> dict[str, Any]:
+    """On a rank of the gloo world: train two steps of each case."""
+    small_runs.quiet()
+    results = {}
+    for name in names:
+        saved = SavedBytes()
+        model, data, trainer = _parts(CASES[name], [saved])
+        trainer.fit(model, data)
+        results[name] = state_of_real_rank(trainer) | {"saved": saved.peak}
+        del model, data, trainer
+        small_runs.release()
+    return results
+
+
+def rehearsed(names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    """In one process: the same cases as ranks of a world that does not exist."""
+    from nemo2.rehearse.kernels import plain_kernels
+    from nemo2.rehearse.rank import run_rank
+
+    small_runs.quiet()
+    results: dict[int, dict[str, Any]] = {}
+    for rank in ranks:
+        results[rank] = {
+            name: run_rank(
+                lambda name=name: _parts(CASES[name]),
+                rank=rank,
+                world_size=WORLD,
+                as_on_gpu=False,
+                patches=plain_kernels(),
+                inspect=lambda ran: ran.state | {"saved": ran.saved_peak},
+            )
+            for name in names
+        }
+    return results
