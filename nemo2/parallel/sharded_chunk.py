@@ -4,6 +4,7 @@
 from typing import Any
 
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
@@ -34,6 +35,8 @@ class ShardedChunk(_BaseDataParallel):
     ) -> None:
         super().__init__(config=config, module=module)
         self.num_shards = num_shards
+        # With tensor-parallel groups Megatron-Core asks it whether gradients are in Megatron-FSDP's hands.
+        self.ddp_config = DistributedDataParallelConfig()
         # Neither is a submodule: torch must not find them among the parameters.
         self.__dict__["whole"], self.__dict__["shard_group"] = whole, shard_group
 

@@ -161,7 +161,7 @@ def mlps() -> dict[str, dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def trained(run_on_ranks) -> list[dict[str, dict[str, Tensor]]]:
-    return run_on_ranks(mlps, 2)
+    return run_on_ranks(mlps, 2, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def language_models() -> dict[str, dict[str, Tensor]]:
 
 def test_a_hugging_face_model_trains_as_one_loop_does(run_on_ranks):
     pytest.importorskip("transformers", reason="the extra `hf` is not installed")
-    ranks = run_on_ranks(language_models, 2)
+    ranks = run_on_ranks(language_models, 2, timeout=280)
     net, data = language_model(), texts()
 
     def loss(step: int) -> Tensor:

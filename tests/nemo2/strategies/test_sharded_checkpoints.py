@@ -31,12 +31,6 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
         runs[f"{kind}, weights into MegatronStrategy"] = train(
             "MegatronStrategy", steps=STOP + 1, ckpt_path=f"{place}/step={STOP}", strategy=WEIGHTS | TENSORS_CUT
         )
-    runs["Megatron-FSDP, tensors cut"] = train(
-        "Megatron-FSDP",
-        steps=STOP + 1,
-        ckpt_path=f"{directory}/FSDP2Strategy/step={STOP}",
-        strategy=WEIGHTS | TENSORS_CUT,
-    )
     runs["MegatronStrategy"] = train("MegatronStrategy", steps=STOP + 1, strategy=TENSORS_CUT)
     train("MegatronStrategy", steps=STOP, save=f"{directory}/megatron", strategy=TENSORS_CUT)
     for kind in KINDS:
@@ -66,12 +60,12 @@ def directory(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def runs(run_on_ranks, directory) -> dict[str, Any]:
-    return run_on_ranks(on_two_ranks, 2, directory)[0]
+    return run_on_ranks(on_two_ranks, 2, directory, timeout=280)[0]
 
 
 @pytest.fixture(scope="module")
 def alone(run_on_ranks, runs, directory) -> dict[str, Any]:
-    return run_on_ranks(on_one_rank, 1, directory)[0]
+    return run_on_ranks(on_one_rank, 1, directory, timeout=280)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,12 +91,6 @@ def test_weights_go_from_one_strategy_to_the_others(kind, runs):
     out_of, after = runs[f"{kind}, weights of MegatronStrategy"], runs["MegatronStrategy"]
     assert out_of["losses"][0] == pytest.approx(after["losses"][STOP], rel=1e-5)
     assert out_of["norms"][0] == pytest.approx(after["norms"][STOP], rel=1e-4)
-
-
-def test_megatron_fsdp_cuts_tensors_as_well(runs):
-    cut, after = runs["Megatron-FSDP, tensors cut"], runs["FSDP2Strategy, uninterrupted"]
-    assert cut["losses"][0] == pytest.approx(after["losses"][STOP], rel=1e-5)
-    assert cut["norms"][0] == pytest.approx(after["norms"][STOP], rel=1e-4)
 
 
 def test_optimizer_state_of_another_strategy_is_refused_with_the_way_out(runs):

@@ -30,12 +30,12 @@ def on_two_ranks() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(run_on_ranks) -> dict[str, Any]:
-    return run_on_ranks(on_one_rank, 1)[0]
+    return run_on_ranks(on_one_rank, 1, timeout=280)[0]
 
 
 @pytest.fixture(scope="module")
 def ranks(run_on_ranks) -> list[dict[str, Any]]:
-    return run_on_ranks(on_two_ranks, 2)
+    return run_on_ranks(on_two_ranks, 2, timeout=280)
 
 
 RUNS = [
