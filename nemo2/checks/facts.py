@@ -157,25 +157,16 @@ class Facts:
         return try_settings(self)
 
     def messages(self) -> tuple[bool, bool]:
-        """Whether messages between pipeline stages are overlapped, and whether they are batched, in the end.
-
-        What the model's configuration sets wins over the overlap callback, and this over its rules; without a callback
-        Megatron-Core's defaults hold, but for two interleaved stages, whose messages the strategy overlaps.
-        """
-        interleaved = bool(self.layout.vp and self.layout.vp > 1)
-        callback = self.callback("MegatronCommOverlapCallback")
-        overlap = self._message_setting("overlap_p2p_comm", callback)
+        """Whether messages between pipeline stages are overlapped, and whether they are batched, where no callback decides:
+        what the model's configuration sets, else Megatron-Core's defaults, but for two interleaved stages, whose messages the
+        strategy overlaps."""
+        overlap, batch = (
+            bool(self.of_model(name)) if self.set_on_model(name) else None
+            for name in ("overlap_p2p_comm", "batch_p2p_comm")
+        )
         if overlap is None:
-            overlap = interleaved if callback is not None else interleaved and self.layout.pp == 2
-        batch = self._message_setting("batch_p2p_comm", callback)
-        if batch is None:
-            batch = not overlap
-        return bool(overlap), bool(batch)
-
-    def _message_setting(self, name: str, callback: Optional[Any]) -> Optional[bool]:
-        if self.set_on_model(name):
-            return bool(self.of_model(name))
-        return getattr(callback, name, None) if callback is not None else None
+            overlap = bool(self.layout.vp and self.layout.vp > 1) and self.layout.pp == 2
+        return overlap, not overlap if batch is None else batch
 
 
 def read_facts(

@@ -4,9 +4,14 @@
 What each rule says of its example is what it really says: every example is run.
 """
 
+import re
+
 from nemo2.checks.examples import problems_of
 from nemo2.checks.rule import Rule
 from nemo2.checks.table import RULES, TOPICS
+
+_WHERE_SET = re.compile(r" \([^()\s]+:\d+\)")
+"""Lines of files, which messages name, move."""
 
 _HEAD = """\
 # What is checked before a run
@@ -56,7 +61,7 @@ def _entry(rule: Rule) -> list[str]:
         *(f"{prompt} {line}" for line in rule.broken.lines()),
         "```",
         "",
-        *(f"> {message}" for message in told),
+        *(f"> {_WHERE_SET.sub('', message)}" for message in told),
         "",
         f"Legal: `{'`, `'.join(rule.mended.lines())}`",
     ]

@@ -23,20 +23,6 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "run-ends",
-    says="Something ends the run: steps, epochs or time.",
-    otherwise="Lightning trains for 1,000 epochs of 10 million samples.",
-    broken="trainer.max_steps=-1 optim.lr_scheduler.max_steps=1000",
-    mended="trainer.max_steps=-1 optim.lr_scheduler.max_steps=1000 trainer.max_epochs=1",
-)
-def _ends(facts: Facts) -> Iterator[str]:
-    trainer = facts.trainer
-    limits = [getattr(trainer, name, None) for name in ("max_epochs", "max_time")]
-    if getattr(trainer, "max_steps", None) == -1 and not any(limit is not None for limit in limits):
-        yield "trainer.max_steps=-1 with max_epochs and max_time unset: nothing ends this run. Set one of them."
-
-
-@CADENCE.rule(
     "validation-interval-is-a-count",
     says="`val_check_interval` is at least 1 step, or a share of an epoch above 0 and at most 1.",
     otherwise="A ZeroDivisionError at the first step, or Lightning refuses on every rank.",
@@ -106,35 +92,3 @@ def _logging(facts: Facts) -> Iterator[str]:
     steps = getattr(facts.trainer, "log_every_n_steps", None)
     if isinstance(steps, int) and steps < 0:
         yield f"trainer.log_every_n_steps={steps}: must be 0 (never) or more."
-
-
-@CADENCE.rule(
-    "checkpoints-need-their-callback",
-    says="Checkpoints (`log.ckpt`) are not asked for with `enable_checkpointing=False`.",
-    otherwise="Lightning refuses a checkpoint callback in a trainer that has them switched off.",
-    broken="trainer.enable_checkpointing=False",
-    mended="trainer.enable_checkpointing=False log.ckpt=None",
-)
-def _callback(facts: Facts) -> Iterator[str]:
-    ckpt = getattr(getattr(facts.recipe, "log", None), "ckpt", None)
-    if getattr(facts.trainer, "enable_checkpointing", None) is False and ckpt is not None:
-        yield "trainer.enable_checkpointing=False with log.ckpt: unset one of them; log.ckpt=None saves no checkpoints."
-
-
-@CADENCE.rule(
-    "ranked-checkpoints-are-validated",
-    says="Where only checkpoints after validations are saved, and ranked by a validation's value, there are validations.",
-    otherwise="The run ends with its last checkpoint as its only one.",
-    broken="trainer.limit_val_batches=0 log.ckpt.train_time_interval=None",
-    mended="trainer.limit_val_batches=0 log.ckpt.train_time_interval=None log.ckpt.every_n_train_steps=500",
-)
-def _ranked(facts: Facts) -> Iterator[str]:
-    ckpt = getattr(getattr(facts.recipe, "log", None), "ckpt", None)
-    if ckpt is None or getattr(facts.trainer, "limit_val_batches", None) != 0:
-        return
-    timed = [getattr(ckpt, name, None) for name in ("every_n_train_steps", "train_time_interval", "every_n_epochs")]
-    if not any(timed):
-        yield (
-            "log.ckpt saves after validations (every_n_train_steps and train_time_interval are unset), and "
-            "trainer.limit_val_batches=0 runs none: set log.ckpt.every_n_train_steps."
-        )

@@ -3,6 +3,9 @@
 
 from collections.abc import Iterator
 
+import fiddle as fdl
+
+from nemo2.checks.building import attempt
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
@@ -99,28 +102,6 @@ def _tensor(facts: Facts) -> Iterator[str]:
 
 
 @OVERLAP.rule(
-    "overlapped-messages-need-virtual-stages",
-    says="The callback's `overlap_p2p_comm` needs virtual stages.",
-    otherwise="The callback refuses on every rank.",
-    recipe="llama3_70b",
-    broken=f"{VP}=None model.config.overlap_p2p_comm=True",
-    mended="model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
-)
-def _messages(facts: Facts) -> Iterator[str]:
-    layout = facts.layout
-    if layout.pp == 1 or (layout.vp and layout.vp > 1):
-        return
-    callback = facts.callback("MegatronCommOverlapCallback")
-    asked = getattr(callback, "overlap_p2p_comm", None) if callback is not None else None
-    if asked or (facts.set_on_model("overlap_p2p_comm") and facts.of_model("overlap_p2p_comm")):
-        yield (
-            f"overlap_p2p_comm=True needs virtual pipeline stages, and strategy.pipeline_model_parallel_size={layout.pp} has "
-            "none: "
-            "set strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
-        )
-
-
-@OVERLAP.rule(
     "buckets-have-elements",
     says="`bucket_size` is at least 1, or None.",
     otherwise="Megatron-Core would put each parameter into no bucket.",
@@ -131,3 +112,35 @@ def _buckets(facts: Facts) -> Iterator[str]:
     size = getattr(facts.ddp, "bucket_size", None)
     if isinstance(size, int) and size < 1:
         yield f"strategy.ddp_config.bucket_size={size}: must be at least 1 element, or None for Megatron-Core's choice."
+
+
+@OVERLAP.rule(
+    "overlap-is-asked-for-once",
+    says="What the overlap callback is asked for, and what the model, the optimizer and the gradient buffers are, agree.",
+    otherwise="The callback refuses on every rank.",
+    recipe="nemotronh_8b",
+    broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
+    mended="strategy.ddp.overlap_grad_reduce=True",
+)
+def _callback(facts: Facts) -> Iterator[str]:
+    callback = facts.callback("MegatronCommOverlapCallback")
+    if callback is None:
+        return
+    from nemo2.overlap.facts import facts_of_run, settings_of_run
+    from nemo2.overlap.rules import contradictions
+
+    made, _ = (
+        attempt(lambda: fdl.build(callback), here=facts.here) if isinstance(callback, fdl.Config) else (callback, None)
+    )
+    model, optimizer = facts.built.get("model.config"), facts.built.get("optim.config")
+    given = settings_of_run(
+        [made] if made is not None else [], model_config=model, optimizer_config=optimizer, ddp_config=facts.ddp
+    )
+    run = facts_of_run(
+        layout=facts.layout,
+        world_size=facts.world_size,
+        model_config=model,
+        optimizer_config=optimizer,
+        data_sampler=None,
+    )
+    yield from contradictions(run, given)

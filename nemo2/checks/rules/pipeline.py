@@ -203,6 +203,8 @@ def _stage_layout(facts: Facts) -> Iterator[str]:
 )
 def _two_stages(facts: Facts) -> Iterator[str]:
     layout = facts.layout
+    if facts.callback("MegatronCommOverlapCallback") is not None:
+        return  # it is asked itself, with overlapped communication
     if layout.pp == 2 and layout.vp and layout.vp > 1 and not facts.messages()[0]:
         yield (
             f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
@@ -219,6 +221,8 @@ def _two_stages(facts: Facts) -> Iterator[str]:
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
 def _overlap_or_batch(facts: Facts) -> Iterator[str]:
+    if facts.callback("MegatronCommOverlapCallback") is not None:
+        return  # it is asked itself, with overlapped communication
     if facts.layout.pp > 1 and facts.layout.vp and facts.layout.vp > 1 and all(facts.messages()):
         yield (
             "overlap_p2p_comm=True and batch_p2p_comm=True exclude each other: batched sends and receives cannot be waited for "
