@@ -2,7 +2,7 @@
 """Overlaps communication with computation as far as the layout allows. The rules are in `nemo2.overlap.rules`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
@@ -98,30 +98,20 @@ class MegatronCommOverlapCallback(pl.Callback):
         ]
         if siblings and siblings[0] is not self:
             return
-        model_config = getattr(pl_module, "config", None)
-        optimizer_config = getattr(getattr(pl_module, "optim", None), "config", None)
         gpu, te_missing = machine()
-        facts = facts_of_run(
+        said = bool(self._decisions) or not trainer.is_global_zero
+        self._decisions = overlap(
+            siblings or [self],
             layout=strategy.layout,
             world_size=trainer.world_size,
-            model_config=model_config,
-            optimizer_config=optimizer_config,
+            model_config=getattr(pl_module, "config", None),
+            optimizer_config=getattr(getattr(pl_module, "optim", None), "config", None),
+            ddp_config=strategy.ddp_config,
             data_sampler=_data_sampler(trainer),
             gpu=gpu,
             transformer_engine_missing=te_missing,
+            say=None if said else _log.warning,
         )
-        targets = {
-            "model_config": model_config,
-            "optimizer_config": optimizer_config,
-            "ddp_config": strategy.ddp_config,
-        }
-        given = settings_of_run(siblings or [self], **targets)
-        said, self._decisions = bool(self._decisions), decide(facts, given)
-        if trainer.is_global_zero and not said:
-            for setting, used in ineffective(self._decisions, given):
-                _log.warning("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
-        for target, names in zip(targets.values(), (MODEL_FIELDS, OPTIMIZER_FIELDS, DDP_FIELDS), strict=True):
-            self._write(target, names)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._start_userbuffers(trainer, pl_module)
@@ -134,12 +124,6 @@ class MegatronCommOverlapCallback(pl.Callback):
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._start_userbuffers(trainer, pl_module)
-
-    def _write(self, target: Any, names: tuple[str, ...]) -> None:
-        for name in names:
-            if name in self._decisions and hasattr(target, name):
-                value, reason, _ = self._decisions[name]
-                adjust(target, name, value, why=f"{CALLBACK}: {reason}")
 
     def _start_userbuffers(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         wanted = self._decisions.get("tp_comm_overlap")
@@ -159,6 +143,46 @@ class MegatronCommOverlapCallback(pl.Callback):
             bootstrap_backend=self._decisions["tp_comm_bootstrap_backend"].value,
         )
         self._userbuffers_started = True
+
+
+def overlap(
+    callbacks: Sequence[MegatronCommOverlapCallback],
+    *,
+    layout: Layout,
+    world_size: int,
+    model_config: Any,
+    optimizer_config: Any,
+    ddp_config: Any,
+    data_sampler: Any,
+    gpu: Optional[str],
+    transformer_engine_missing: Optional[str],
+    say: Optional[Callable[..., None]] = None,
+) -> dict[str, Decision]:
+    """Decide, and write the answers into the three configurations. ``say`` is told what does not take effect.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    configs = {"model_config": model_config, "optimizer_config": optimizer_config, "ddp_config": ddp_config}
+    facts = facts_of_run(
+        layout=layout,
+        world_size=world_size,
+        model_config=model_config,
+        optimizer_config=optimizer_config,
+        data_sampler=data_sampler,
+        gpu=gpu,
+        transformer_engine_missing=transformer_engine_missing,
+    )
+    given = settings_of_run(callbacks, **configs)
+    decisions = decide(facts, given)
+    if say is not None:
+        for setting, used in ineffective(decisions, given):
+            say("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
+    for target, names in zip(configs.values(), (MODEL_FIELDS, OPTIMIZER_FIELDS, DDP_FIELDS), strict=True):
+        for name in names:
+            if name in decisions and hasattr(target, name):
+                adjust(target, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")
+    return decisions
 
 
 def _data_sampler(trainer: Any) -> Any:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from nemo2.backend.extras import has, why_missing
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import explicit_fields
+from nemo2.config.explicit import explicit_fields, where_set
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
@@ -223,10 +223,11 @@ class MegatronMixedPrecision(Precision):
             if field.name in theirs:
                 if argument in ours:
                     raise ConfigError(
-                        f"{path}.{field.name}={before} contradicts trainer.plugins.{argument}, which makes it {after}: "
-                        "both were set, and they govern one thing. Remove one of them, or make them agree."
+                        f"{path}.{field.name}={before}{_at(config, field.name)} contradicts trainer.plugins.{argument}"
+                        f"{_at(self, argument)}, which makes it {after}: both were set, and they govern one thing. Remove one of "
+                        "them, or make them agree."
                     )
-                setattr(self.dtype_config, field.name, before)
+                adjust(self.dtype_config, field.name, before, why=f"{path}.{field.name} was set")
                 continue
             adjust(config, field.name, after, why=f"trainer.plugins.{argument}")
             changed[field.name] = (before, after)
@@ -290,6 +291,12 @@ class MegatronMixedPrecision(Precision):
                 f"trainer.plugins.{wanted}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
                 f"{needed[0]}.{needed[1]} or newer; this one has {have[0]}.{have[1]}."
             )
+
+
+def _at(obj: Any, name: str) -> str:
+    """ " (file:line)" of whoever set a field; nothing where that isn't known."""
+    place = where_set(obj, name)
+    return f" ({place})" if place else ""
 
 
 # Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.

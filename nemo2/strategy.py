@@ -24,13 +24,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallelConfig
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.config.adjust import adjust, adjusting
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields
+from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
@@ -40,14 +41,7 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategies.megatron_config import (
-    align_distributed_optimizer,
-    ddp_config_of,
-    keep_gradients_in_fp32,
-    leave_overflows_to_the_scaler,
-    refuse_what_is_gone,
-    write_parallelism,
-)
+from nemo2.strategies.megatron_config import ddp_config_of, refuse_what_is_gone, settle
 from nemo2.strategies.megatron_fsdp_checkpoints import MegatronFSDPCheckpoints
 from nemo2.strategies.world import collective_timeout
 
@@ -231,7 +225,13 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
                 f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. For torch's fully_shard use FSDP2Strategy in place of "
                 "MegatronStrategy."
             )
-        self.ddp_config.num_distributed_optimizer_instances = num_distributed_optimizer_instances
+        adjust(
+            self.ddp_config,
+            "num_distributed_optimizer_instances",
+            num_distributed_optimizer_instances,
+            why="strategy.num_distributed_optimizer_instances",
+        )
+        self._compared = False
         self.data_sampler = data_sampler
         self.restore_config = restore_config
         self.async_save = ckpt_async_save
@@ -296,25 +296,38 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         optimizer_config = getattr(optim, "config", None)
         # Megatron-FSDP's optimizer is the distributed one, whatever the optimizer's configuration leaves unset.
         decided = self.explicit_ddp_fields | ({"use_distributed_optimizer"} if self.fsdp else set())
-        align_distributed_optimizer(optimizer_config, self.ddp_config, decided)
-        precision = self.precision_plugin
-        if isinstance(precision, MegatronMixedPrecision):
-            precision.apply_to(self.ddp_config, path="strategy.ddp_config")
-            if optimizer_config is not None:
-                precision.apply_to(optimizer_config, path="optim.config")
-            if self.parallelism.pipeline_dtype is None:
-                self.parallelism.pipeline_dtype = precision.dtype_config.pipeline_dtype
-            leave_overflows_to_the_scaler(self.ddp_config, precision)
-        config = getattr(model, "config", None)
-        if isinstance(config, TransformerConfig):
-            if isinstance(precision, MegatronMixedPrecision):
-                precision.apply_to(config, path="model.config")
-            write_parallelism(config, self.parallelism, self.layout)
-            keep_gradients_in_fp32(config)
+        settle(
+            ddp_config=self.ddp_config,
+            explicit_ddp=decided,
+            optimizer_config=optimizer_config,
+            model_config=getattr(model, "config", None),
+            precision=self.precision_plugin,
+            parallelism=self.parallelism,
+            layout=self.layout,
+        )
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:
             self._replace_progress_bar(model.trainer)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Before the first step, after every callback: what runs is what was asked for, or was announced.
+
+        Raises:
+            ConfigError: a setting changed, and nobody said so.
+        """
+        super().on_train_batch_start(batch, batch_idx)
+        if not self._compared:
+            self._compared = True
+            module = self.lightning_module
+            optimizer_config = getattr(getattr(module, "optim", None), "config", None)
+            refuse_silent_changes(
+                {
+                    "strategy.ddp_config": self.ddp_config,
+                    "optim.config": optimizer_config,
+                    "model.config": getattr(module, "config", None),
+                }
+            )
 
     # ------------------------------------------------------------------------------------------------------ building
 
@@ -338,14 +351,15 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         """Chunks → precision wrapper → DDP buffers; parameters of replica 0 everywhere."""
         assert self.lightning_module is not None
         precision = self.precision_plugin
-        self.megatron_parallel = MegatronParallel(
-            self.lightning_module,
-            precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
-            callbacks=self.megatron_callbacks,
-            vp_size=self.layout.vp if self.layout.pp > 1 else None,
-            ddp_config=self.ddp_config if wrap else None,
-            device=self.root_device,
-        )
+        with adjusting(self.ddp_config, why="Megatron-Core's rule when it makes the buffers"):
+            self.megatron_parallel = MegatronParallel(
+                self.lightning_module,
+                precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
+                callbacks=self.megatron_callbacks,
+                vp_size=self.layout.vp if self.layout.pp > 1 else None,
+                ddp_config=self.ddp_config if wrap else None,
+                device=self.root_device,
+            )
         self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._use_gloo_process_groups
         self.megatron_parallel.config.timers = _timers(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]
         if wrap:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import check, doctor, inspect, inspection, layout, recipe_tools, rehearse, runs, tools, trace
+from nemo2.cli import check, doctor, explain, inspect, inspection, layout, recipe_tools, rehearse, runs, tools, trace
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
@@ -44,15 +44,16 @@ def _options(
 
 
 inspection.register(app)
-layout.register(app)
+inspect.register(app)
 check.register(app)
 doctor.register(app)
-inspect.register(app)
+explain.register(app)
+layout.register(app)
 recipe_tools.register(app)
 rehearse.register(app)
+trace.register(app)
 runs.register(app)
 tools.register(app)
-trace.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,12 +4,12 @@
 A run may need another value than the one its recipe ends with: parallel sizes go from the strategy into the model, a
 callback turns off what the layout has no use for. Who does so calls `adjust`, which sets the field and leaves a note on
 the object. The notes are what ``nemo2 explain`` shows, and what tells an announced change from a silent one at the first
-step (`nemo2.run_dir.requested`).
+step (`nemo2.config.requested`).
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _NOTES = "__nemo2_adjusted__"
@@ -26,7 +26,7 @@ class Adjustment(NamedTuple):
 def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
     """Set ``obj.name`` to ``value`` and note it, with the reason. Returns whether that changed anything."""
     before = getattr(obj, name, None)
-    if type(before) is type(value) and before == value:
+    if before is value or _equal(before, value):
         return False
     setattr(obj, name, value)
     _note(obj, name, Adjustment(before, value, why))
@@ -41,13 +41,39 @@ def adjusting(obj: Any, *, why: str) -> Iterator[None]:
     yield
     for name in names:
         after = getattr(obj, name, None)
-        if after is not before[name] and (type(after) is not type(before[name]) or after != before[name]):
+        if after is not before[name] and not _equal(before[name], after):
             _note(obj, name, Adjustment(before[name], after, why))
+
+
+def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
+    """What the constructor of the dataclass ``obj`` made of its ``arguments`` is announced by the class itself."""
+    if not dataclasses.is_dataclass(obj):
+        return
+    known = adjustments(obj)
+    for name, given in arguments.items():
+        made = getattr(obj, name, given)
+        if made is not given and name not in known and given is not None and not _equal(made, given):
+            _note(obj, name, Adjustment(given, made, f"{type(obj).__name__} makes it so"))
 
 
 def adjustments(obj: object) -> dict[str, tuple[Adjustment, ...]]:
     """What was noted on ``obj``, by field, oldest first."""
     return dict(getattr(obj, "__dict__", {}).get(_NOTES, {}))
+
+
+def forget(obj: Any, name: str) -> None:
+    """Take the notes of one field back."""
+    notes = adjustments(obj)
+    if notes.pop(name, None) is not None:
+        object.__setattr__(obj, _NOTES, notes)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of one type too: True and 1 are two settings."""
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
+        return False
 
 
 def _note(obj: Any, name: str, adjustment: Adjustment) -> None:

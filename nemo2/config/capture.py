@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
+from nemo2.config.adjust import note_own_changes
 from nemo2.config.aliases import aliases_of, parameter_names, register_aliases
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
@@ -161,7 +162,9 @@ def _wrap_init(cls: type) -> None:
         record = _Record((caller.f_code.co_filename, caller.f_lineno))
         object.__setattr__(self, _RECORD, record)  # past nn.Module's and frozen dataclasses' own __setattr__
         init(self, *args, **kwargs)
-        record.close(self, _bind(signature, self, args, kwargs))
+        arguments = _bind(signature, self, args, kwargs)
+        record.close(self, arguments)
+        note_own_changes(self, arguments or {})
 
     setattr(__init__, _WRAPPED, True)
     cls.__init__ = __init__

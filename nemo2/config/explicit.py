@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nemo2.config.adjust import adjustments
+from nemo2.config.adjust import adjustments, note_own_changes
 from nemo2.config.capture import captured_arguments, made_at
 
 _NOTE = "__nemo2_explicit__"
@@ -35,6 +35,8 @@ def note_explicit_fields(
 
     Objects that can't hold a note go without.
     """
+    if isinstance(names, Mapping):
+        note_own_changes(obj, names)
     values = dict(names) if isinstance(names, Mapping) else {name: getattr(obj, name, _ABSENT) for name in names}
     with contextlib.suppress(AttributeError, TypeError):
         object.__setattr__(obj, _NOTE, _Note(values, dict(places or {})))

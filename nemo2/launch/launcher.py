@@ -22,6 +22,7 @@ from nemo_run.config import get_nemorun_home
 
 from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, RuntimeFault
+from nemo2.launch.environment import set_variables
 from nemo2.launch.failure import RankFailure, explain_failure
 from nemo2.launch.local import (
     child_processes,
@@ -69,6 +70,7 @@ def launch(
     dryrun: bool = False,
     detach: bool = False,
     env: Mapping[str, str] | None = None,
+    gpu: str | None = None,
     check: bool = True,
     raise_on_failure: bool = True,
 ) -> RunResult:
@@ -85,6 +87,8 @@ def launch(
         detach: return once the run is submitted, on executors that can (Slurm and other clusters).
         env: variables for the ranks. Those that look like secrets are handed over without being written to disk, on
             this machine.
+        gpu: the GPUs it will run on ("H100", "B200"), from which launch-time variables follow
+            (`nemo2.launch.environment`). None: this machine's, or Hopper's on another executor.
         check: refuse a recipe that cannot work before anything is started.
         raise_on_failure: False returns a result with ``status="failed"`` instead of raising.
 
@@ -115,6 +119,9 @@ def launch(
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
+    reasons, warned = set_variables(executor, recipe, gpu=gpu, devices=devices, nodes=nodes, local=local)
+    for sentence in warned:
+        print(f"warning: {sentence}", file=sys.stderr)
     (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
     experiment = nemo_run.Experiment(
         title,
@@ -132,6 +139,8 @@ def launch(
             remove_quietly(staging)
             if local:
                 print(describe(executor, title))
+            if reasons:
+                print("\n".join(["because", *(f"  {line}" for line in reasons)]))
             return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
         before = child_processes()
         experiment.run(detach=detach)

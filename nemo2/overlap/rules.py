@@ -101,6 +101,12 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
         one, two = settings.get(first), settings.get(second)
         if one is not None and two is not None and one.value is value and two.value is other:
             found.append(f"{one} contradicts {two}: {why}. Remove one of them.")
+    overlapped = settings.get("overlap_p2p_comm")
+    if overlapped is not None and overlapped.value and facts.pipeline_parallel > 1 and not facts.interleaved:
+        found.append(
+            f"{overlapped} needs virtual pipeline stages, and strategy.pipeline_model_parallel_size={facts.pipeline_parallel} "
+            "has none: set strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
+        )
     bucket_size, num_buckets = settings.get("bucket_size"), settings.get("num_buckets")
     if bucket_size is not None and num_buckets is not None and None not in (bucket_size.value, num_buckets.value):
         found.append(f"{bucket_size} contradicts {num_buckets}: one follows from the other. Remove one of them.")
@@ -150,8 +156,6 @@ def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:
             _turn_off(decided, name, why)
             decided.setdefault(name, Decision(False, why))
         return
-    if not facts.interleaved:
-        _turn_off(decided, "overlap_p2p_comm", "without virtual pipeline stages there is nothing to overlap with")
     batch = decided.get("batch_p2p_comm")
     if batch is not None and batch.value:
         overlap = Decision(False, "batch_p2p_comm is on")

@@ -38,6 +38,36 @@ def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
     )
 
 
+def settle(
+    *,
+    ddp_config: DistributedDataParallelConfig,
+    explicit_ddp: frozenset[str],
+    optimizer_config: Any,
+    model_config: Any,
+    precision: Any,
+    parallelism: ParallelismConfig,
+    layout: Layout,
+) -> None:
+    """Everything below, in order: what a strategy does when it is connected to a model, and what ``nemo2 explain`` shows.
+
+    ``optimizer_config``, ``model_config`` and ``precision`` may be others than Megatron-Core's and ours, or None; these are
+    left alone.
+    """
+    align_distributed_optimizer(optimizer_config, ddp_config, explicit_ddp)
+    if isinstance(precision, MegatronMixedPrecision):
+        precision.apply_to(ddp_config, path="strategy.ddp_config")
+        if optimizer_config is not None:
+            precision.apply_to(optimizer_config, path="optim.config")
+        if parallelism.pipeline_dtype is None:
+            parallelism.pipeline_dtype = precision.dtype_config.pipeline_dtype
+        leave_overflows_to_the_scaler(ddp_config, precision)
+    if isinstance(model_config, TransformerConfig):
+        if isinstance(precision, MegatronMixedPrecision):
+            precision.apply_to(model_config, path="model.config")
+        write_parallelism(model_config, parallelism, layout)
+        keep_gradients_in_fp32(model_config)
+
+
 def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig, layout: Layout) -> None:
     """The strategy's sizes are the model's: a model can't be cut one way and run another.
 

@@ -70,8 +70,6 @@ dp8 tp2 sp plain        | tp_comm_overlap=1                        |            
 dp8                     | overlap_p2p_comm=1                       |                            | RG   | M
 dp8                     | overlap_p2p_comm=1 batch_p2p_comm=0      |                            | RG   | M
 dp8                     | batch_p2p_comm=1                         |                            | RG   | M
-dp8 pp4                 | overlap_p2p_comm=1 batch_p2p_comm=0      |                            | RG   | M
-dp8 pp4                 | overlap_p2p_comm=1                       |                            | BRG  | M
 dp8 pp4                 | batch_p2p_comm=0                         |                            | RG   | M
 dp8 pp4 vp2             | overlap_p2p_comm=1 batch_p2p_comm=0      |                            | PRGA | M
 dp8 pp4 vp2             | overlap_p2p_comm=0                       |                            | BRGA | M
@@ -288,6 +286,17 @@ def test_context_parallel_messages_overlap_wherever_there_is_a_ring(
 ) -> None:
     decision = decide(facts(**sizes))["cp_comm_overlap"]
     assert decision.value is on and words in decision.reason
+
+
+@pytest.mark.parametrize("asked", ["overlap_p2p_comm=1", "overlap_p2p_comm=1 batch_p2p_comm=0"])
+def test_overlapped_messages_without_virtual_stages_are_refused_as_megatron_core_would(
+    asked: str, with_te: None
+) -> None:
+    trainer, module = a_run("dp8 pp4")
+    with pytest.raises(
+        ConfigError, match=r"overlap_p2p_comm=True\) \(.*:\d+\) needs virtual pipeline stages, and .*size=4"
+    ):
+        MegatronCommOverlapCallback(**parsed(asked)).setup(trainer, module, "fit")
 
 
 def test_a_number_of_buckets_is_not_contradicted_by_a_default_size() -> None:

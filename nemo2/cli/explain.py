@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 explain``: why a setting of a recipe is what it is."""
+
+from typing import Annotated, Any, Optional
+
+import typer
+
+EXAMPLE = "Example: nemo2 explain llama3_8b overlap_param_gather strategy.ddp_config.overlap_grad_sync=False"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("explain", epilog=EXAMPLE)(explain)
+
+
+def explain(
+    name: Annotated[
+        str, typer.Argument(help="A recipe: a name of `nemo2 list`, a file.py, a recipe.json or a run's directory.")
+    ],
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(
+            help="A field, by its path or its name alone, then changes such as trainer.max_steps=100. No field: every "
+            "setting that differs from its default."
+        ),
+    ] = None,
+    gpu: Annotated[
+        Optional[str], typer.Option("--gpu", help="As on these GPUs, with Transformer Engine; else as on this machine.")
+    ] = None,
+    performance: Annotated[bool, typer.Option("--performance", help="The recipe's performance mode.")] = False,
+) -> None:
+    """Explain a setting: its value, everybody who set it, what the run makes of it, and why."""
+    from nemo2.errors import ConfigError
+
+    words = list(words or [])
+    fields = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    if len(fields) > 1:
+        raise ConfigError(f"{', '.join(fields)}: one field at a time, then changes of the form path=value.")
+    from nemo2.explain.effective import settle_recipe
+    from nemo2.explain.fields import explain as explain_field
+    from nemo2.explain.fields import explain_all
+
+    recipe = _recipe(name, overrides, performance=performance)
+    effective = settle_recipe(recipe, gpu=_model(gpu))
+    found = explain_field(recipe, effective, fields[0]) if fields else explain_all(recipe, effective)
+    print("\n\n".join(map(str, found)) if fields else "\n".join(one.line() for one in found))
+    ranks = f"{effective.world_size} rank{'' if effective.world_size == 1 else 's'}"
+    how = "; the last line of each setting is what runs" if fields else ""
+    print(f"\nOn {ranks} of {effective.machine}, {effective.layout}{how}.")
+    for refusal in effective.refusals:
+        print(f"\nThe run would be refused: {refusal}")
+
+
+def _recipe(name: str, overrides: list[str], *, performance: bool) -> Any:
+    from nemo2.cli.inspection import configured
+
+    if not performance:
+        return configured(name, overrides)
+    from nemo2 import recipes
+    from nemo2.config import apply_overrides
+
+    recipe = recipes.get(name).pretrain_recipe(performance_mode=True)
+    return apply_overrides(recipe, overrides) or recipe
+
+
+def _model(gpu: Optional[str]) -> Optional[str]:
+    if gpu is None:
+        return None
+    from nemo2.checks.gpus import capability
+
+    capability(gpu)  # refuses unknown names, with the nearest
+    return gpu.lower()

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked for against what is there: a setting that changed without anybody saying so stops the run."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from nemo2.config.adjust import adjustments
+from nemo2.config.explicit import explicit_values, where_set
+from nemo2.errors import ConfigError
+
+
+def refuse_silent_changes(objects: Mapping[str, Any]) -> None:
+    """Compare built configurations with what they were asked to be; ``objects`` maps a recipe path to each.
+
+    A field may differ from what its user set where that was announced (`nemo2.config.adjust.adjust`); and what was
+    announced must still hold. None asks for nothing: Megatron-Core fills it in.
+
+    Raises:
+        ConfigError: with every field that is neither what was asked for nor what was announced.
+    """
+    found = [sentence for path, obj in objects.items() if obj is not None for sentence in silent_changes(path, obj)]
+    if found:
+        raise ConfigError(
+            "The settings in force are not those that were asked for, and nobody announced it:\n  "
+            + "\n  ".join(found)
+            + "\nWhoever changes a built configuration says so with nemo2.config.adjust.adjust(config, field, value, why=...)."
+        )
+
+
+def silent_changes(path: str, obj: Any) -> list[str]:
+    """A sentence for each field of ``obj`` that is not what it should be."""
+    found = []
+    asked, announced = explicit_values(obj), adjustments(obj)
+    for name in dict.fromkeys([*asked, *announced]):
+        steps = announced.get(name)
+        expected = steps[-1].after if steps else asked[name]
+        if not hasattr(obj, name) or (expected is None and not steps):
+            continue
+        current = getattr(obj, name)
+        if _same(expected, current):
+            continue
+        place = where_set(obj, name)
+        source = f"announced: {steps[-1].why}" if steps else f"set at {place}" if place else "set in the recipe"
+        found.append(f"{path}.{name} is {current!r} instead of {expected!r} ({source})")
+    return found
+
+
+def _same(expected: Any, current: Any) -> bool:
+    if expected is current:
+        return True
+    if dataclasses.is_dataclass(expected) and type(expected) is type(current):
+        return True  # a configuration of its own, compared by its own path
+    try:
+        return bool(expected == current)
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
+        return False

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run would make of a recipe's settings, without running it.
+
+The configurations are built and go through the code that a run puts them through (`nemo2.strategies.megatron_config.settle`
+and the overlap callback's rules), so that what is shown here is what ``effective_config.yaml`` says at the first step.
+Nothing that needs a device, a process group or a file is built.
+"""
+
+import contextlib
+import contextvars
+import copy
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Optional
+
+import fiddle as fdl
+
+from nemo2.config.adjust import Adjustment, adjust, adjustments, forget
+from nemo2.config.explicit import explicit_fields, explicit_values, note_explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.overlap.settings import Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """The settled configurations by their path in the recipe; what could not be settled is missing, ``refusals`` say why."""
+
+    objects: dict[str, Any] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    """Of the overlap callback; empty where the recipe has none."""
+    refusals: list[str] = field(default_factory=list)
+    world_size: int = 1
+    machine: str = ""
+    """Which GPU, and how many ranks, this is about."""
+    layout: str = ""
+
+    def value(self, path: str, name: str) -> tuple[bool, Any]:
+        """Whether ``path.name`` was settled, and its value."""
+        owner = self.objects.get(path)
+        return (True, getattr(owner, name)) if owner is not None and hasattr(owner, name) else (False, None)
+
+    def steps(self, path: str, name: str) -> tuple[Adjustment, ...]:
+        """What changed the field after it was built, oldest first."""
+        return adjustments(self.objects.get(path)).get(name, ())
+
+
+def settle_recipe(recipe: Any, *, gpu: Optional[str] = None) -> Effective:
+    """The settings of ``recipe``, which is not changed, as its run would have them.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain`` or its like.
+        gpu: "h100", "b200" ...: as on such GPUs, with Transformer Engine. None: as on this machine.
+    """
+    from nemo2.models.gpt import for_another_machine
+    from nemo2.overlap.facts import machine
+
+    found = Effective()
+    strategy_node = getattr(getattr(recipe, "trainer", None), "strategy", None)
+    model, missing = (gpu, None) if gpu is not None else machine()
+    with for_another_machine() if gpu is not None else contextlib.nullcontext():
+        parts = {
+            "trainer.strategy": _build(strategy_node, found, "trainer.strategy"),
+            "trainer.plugins": _build(getattr(recipe.trainer, "plugins", None), found, "trainer.plugins"),
+            "model.config": _build_model(getattr(recipe.model, "config", None), found, elsewhere=gpu is not None),
+            "optim.config": _build_optimizer(_at(recipe, "optim", "config"), found, elsewhere=gpu is not None),
+        }
+        strategy: Any = parts["trainer.strategy"]
+        if strategy is not None and hasattr(strategy, "ddp_config"):
+            found = _settled(recipe, parts, found, model, missing)
+            if gpu is not None:
+                _put_back(parts["model.config"], found.decisions)
+    return found
+
+
+def _settled(
+    recipe: Any, parts: dict[str, Any], found: Effective, gpu: Optional[str], missing: Optional[str]
+) -> Effective:
+    from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback, overlap
+    from nemo2.strategies.megatron_config import settle
+
+    strategy, config, optimizer = parts["trainer.strategy"], parts["model.config"], parts["optim.config"]
+    precision = parts["trainer.plugins"]
+    precision = precision[0] if isinstance(precision, list) and precision else precision
+    seq_length = getattr(recipe.data, "seq_length", None)
+    if seq_length and hasattr(config, "seq_length") and "seq_length" not in explicit_fields(config):
+        adjust(config, "seq_length", seq_length, why="data.seq_length")
+    world = (getattr(recipe.trainer, "num_nodes", None) or 1) * _devices(recipe, strategy.layout)
+    decisions: dict[str, Decision] = {}
+    try:
+        settle(
+            ddp_config=strategy.ddp_config,
+            explicit_ddp=strategy.explicit_ddp_fields
+            | ({"use_distributed_optimizer"} if getattr(strategy, "fsdp", None) else set()),
+            optimizer_config=optimizer,
+            model_config=config,
+            precision=precision,
+            parallelism=strategy.parallelism,
+            layout=strategy.layout,
+        )
+        built = (
+            _build(node, found, "trainer.callbacks") for node in _overlap_nodes(recipe, MegatronCommOverlapCallback)
+        )
+        callbacks = [callback for callback in built if callback is not None]
+        if callbacks:
+            decisions = overlap(
+                callbacks,
+                layout=strategy.layout,
+                world_size=world,
+                model_config=config,
+                optimizer_config=optimizer,
+                ddp_config=strategy.ddp_config,
+                data_sampler=SimpleNamespace(
+                    seq_len=seq_length, micro_batch_size=getattr(recipe.data, "micro_batch_size", None)
+                ),
+                gpu=gpu,
+                transformer_engine_missing=missing,
+            )
+    except ConfigError as error:
+        found.refusals.append(str(error))
+    objects = {
+        "trainer.strategy": strategy.parallelism,
+        "trainer.strategy.ddp": strategy.ddp_config,
+        "optim.config": optimizer,
+        "model.config": config,
+        "trainer.plugins": getattr(precision, "dtype_config", None),
+    }
+    return Effective(
+        objects={path: value for path, value in objects.items() if value is not None},
+        decisions=decisions,
+        refusals=found.refusals,
+        world_size=world,
+        machine=gpu.upper() if gpu is not None else "this machine's CPUs",
+        layout=strategy.layout.describe(),
+    )
+
+
+def _build(node: Any, found: Effective, path: str) -> Any:
+    """The object of a config; copies of live ones, so that settling them does not reach the recipe."""
+    if node is None:
+        return None
+    try:
+        return fdl.build(node) if isinstance(node, fdl.Buildable) else copy.deepcopy(node)
+    except Exception as error:  # a constructor may refuse its arguments with anything, fiddle adds the path
+        found.refusals.append(f"{path}: {str(error).splitlines()[0]}")
+        return None
+
+
+def _build_model(node: Any, found: Effective, *, elsewhere: bool) -> Any:
+    """Megatron-Core refuses fused kernels where Transformer Engine is missing, which says nothing of another machine: the
+    configuration is built without them, and `_put_back` puts them back."""
+    refused = Effective()
+    built = _build(node, refused, "model.config")
+    if built is not None or not elsewhere:
+        found.refusals.extend(refused.refusals)
+        return built
+    return contextvars.Context().run(_build, node, found, "model.config")
+
+
+def _put_back(config: Any, decisions: dict[str, Decision]) -> None:
+    """What was asked for in place of what this machine can do, where another one will run it."""
+    for name, (asked, *_) in getattr(config, "adjustments", {}).items():
+        if name not in decisions:
+            setattr(config, name, asked)
+            forget(config, name)
+
+
+def _build_optimizer(node: Any, found: Effective, *, elsewhere: bool) -> Any:
+    """Megatron-Core refuses low-precision states where Transformer Engine is missing, which says nothing of another machine."""
+    if not elsewhere or not isinstance(node, fdl.Buildable) or not node.use_precision_aware_optimizer:
+        return _build(node, found, "optim.config")
+    node = copy.deepcopy(node)
+    names = (
+        "use_precision_aware_optimizer",
+        "main_grads_dtype",
+        "main_params_dtype",
+        "exp_avg_dtype",
+        "exp_avg_sq_dtype",
+    )
+    kept = {name: node.__arguments__[name] for name in names if name in node.__arguments__}
+    for name in kept:
+        delattr(node, name)
+    built = _build(node, found, "optim.config")
+    if built is not None:
+        for name, value in kept.items():
+            setattr(built, name, value)
+        note_explicit_fields(built, {**explicit_values(built), **kept})
+    return built
+
+
+def _overlap_nodes(recipe: Any, callback: type) -> list[Any]:
+    return [node for node in (getattr(recipe.trainer, "callbacks", None) or []) if isinstance(node, callback)]
+
+
+def _devices(recipe: Any, layout: Any) -> int:
+    devices = getattr(recipe.trainer, "devices", None)
+    if isinstance(devices, list | tuple):
+        return len(devices)
+    return devices if isinstance(devices, int) and devices > 0 else layout.model_parallel_size
+
+
+def _at(node: Any, *names: str) -> Any:
+    for name in names:
+        node = getattr(node, name, None)
+    return node

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of a field: its default, everybody who set it, what a run changes, and what is left in the end."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import nemo2
+from nemo2.config.aliases import aliases_of, parameter_names
+from nemo2.config.show import format_value
+from nemo2.config.tree import alias_owner
+from nemo2.config.walk import iterate_nodes, who_set
+from nemo2.errors import ConfigError
+from nemo2.explain.effective import Effective
+from nemo2.names import did_you_mean
+from nemo2.overlap.settings import CALLBACK
+
+_PACKAGE = Path(nemo2.__file__).parent.resolve()
+_FOLDERS = tuple((_PACKAGE / name).resolve() for name in ("recipes", "callbacks", ""))
+"""Ours, whose files are told without the path of the installation."""
+_NOTHING = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One value that the field had on the way, and who gave it."""
+
+    value: Any
+    who: str
+    asked: bool = False
+    """Somebody set it, as opposed to defaults and what a run derives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One field at one place of the recipe. ``layers`` are in order, the last of them is what runs."""
+
+    path: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def effective(self) -> Any:
+        return self.layers[-1].value
+
+    @property
+    def differs(self) -> bool:
+        """Whether the layers end with another value than they begin with, or had another on the way."""
+        return len({format_value(layer.value) for layer in self.layers}) > 1
+
+    def line(self) -> str:
+        """The value, who gave it, and what was asked for where that is something else; in one line."""
+        last, *others = reversed(self.layers)
+        asked = next((one for one in others if one.asked), None)
+        overruled = asked is not None and format_value(asked.value) != format_value(last.value)
+        note = (
+            f"; {format_value(asked.value)} was asked for by {asked.who}"
+            if overruled and asked and not last.asked
+            else ""
+        )
+        return f"{self.path} = {format_value(self.effective)}  # {last.who}{note}"
+
+    def __str__(self) -> str:
+        width = max(len(format_value(layer.value)) for layer in self.layers)
+        lines = [f"{self.path} = {format_value(self.effective)}"]
+        lines += [f"  {format_value(layer.value):{width}}  {layer.who}" for layer in self.layers]
+        return "\n".join(lines)
+
+
+def explain(recipe: Any, effective: Effective, field: str) -> list[Explanation]:
+    """Every place of ``recipe`` that ``field`` names: a path from the recipe ("strategy.ddp_config.bucket_size"), or the
+    name alone, of a parameter or of its second spelling.
+
+    Raises:
+        ConfigError: nothing in the recipe is called so; the nearest names.
+    """
+    places = list(_places(recipe, field))
+    if not places:
+        raise ConfigError(f"No setting of this recipe is called {field!r}{did_you_mean(field, _all_names(recipe))}")
+    return [_explanation(path, node, name, effective) for path, node, name in places]
+
+
+def explain_all(recipe: Any, effective: Effective) -> list[Explanation]:
+    """Every field whose value in the run differs from its default, or that somebody set and the run changes; in the recipe's
+    order."""
+    found = []
+    for path, node in iterate_nodes(recipe):
+        for name in parameter_names(node.__fn_or_cls__):
+            if name in node.__arguments__ and _holds_nodes(node.__arguments__[name]):
+                continue
+            if name in node.__arguments__ or effective.steps(path, name):
+                explanation = _explanation(path, node, name, effective)
+                if explanation.differs:
+                    found.append(explanation)
+    return found
+
+
+def _explanation(path: str, node: Any, name: str, effective: Effective) -> Explanation:
+    target = node.__fn_or_cls__
+    layers = []
+    default = _default(node, name)
+    if default is not _NOTHING:
+        layers.append(Layer(value=default, who=f"default of {target.__name__}"))
+    for file, line, value in who_set(node, name):
+        layers.append(Layer(value=value, who=_who(file, line), asked=True))
+    if name in node.__arguments__ and not who_set(node, name):
+        layers.append(Layer(value=node.__arguments__[name], who="the recipe as it was read", asked=True))
+    if target.__name__ == CALLBACK and name in effective.decisions:
+        value, reason, by_user = effective.decisions[name]
+        if not by_user:
+            layers.append(Layer(value=value, who=reason))
+    for step in effective.steps(path, name):
+        layers.append(Layer(value=step.after, who=step.why))
+    settled, value = effective.value(path, name)
+    if settled and (not layers or format_value(value) != format_value(layers[-1].value)):
+        layers.append(Layer(value=value, who=f"derived by {target.__name__}"))
+    return Explanation(
+        path=f"{path}.{name}".removeprefix("."), layers=tuple(layers) or (Layer(value=None, who="unset"),)
+    )
+
+
+def _who(file: str, line: int) -> str:
+    """ "recipes/llama3_8b.py:9", said with what kind of place it is."""
+    if file == "command line":
+        return f"command line, change {line}"
+    path = Path(file).resolve()
+    for folder in _FOLDERS:
+        if path.is_relative_to(folder):
+            place = f"{(Path(folder.name) / path.relative_to(folder)).as_posix()}:{line}"
+            if "_performance" in path.name:
+                return f"performance mode, {place}"
+            if "precision" in path.parent.name:
+                return f"precision, {place}"
+            return f"recipe, {place}" if folder.name == "recipes" else place
+    return f"{file}:{line}"
+
+
+def _default(node: Any, name: str) -> Any:
+    parameter = node.__signature_info__.parameters.get(name)
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return _NOTHING
+    if type(parameter.default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":  # dataclasses' mark
+        return _NOTHING
+    return parameter.default
+
+
+def _places(recipe: Any, field: str) -> Iterator[tuple[str, Any, str]]:
+    """``(path, node, name)`` of each."""
+    *parents, name = field.split(".")
+    wanted = _follow(recipe, parents) if parents else None
+    for path, node in iterate_nodes(recipe):
+        if wanted is not None and node is not wanted and not (len(parents) == 1 and _is_called(node, parents[0])):
+            continue
+        target = node.__fn_or_cls__
+        real: Optional[str] = name if name in parameter_names(target) else aliases_of(target).get(name)
+        if real is None:
+            continue
+        if "." not in real:
+            yield path, node, real
+        elif parents == [] and node is recipe or wanted is not None:
+            owner, last = alias_owner(node, name, real)
+            yield ".".join([path, *real.split(".")[:-1]]).removeprefix("."), owner, last
+
+
+def _follow(recipe: Any, names: list[str]) -> Any:
+    """The node at a path, second spellings and list indices included; a mark that is no node where there is none."""
+    node = recipe
+    for name in names:
+        name, *indices = name.replace("]", "").split("[")
+        try:
+            node = getattr(node, name)
+            for index in indices:
+                node = node[int(index)]
+        except (AttributeError, IndexError, ValueError, TypeError):
+            return _NOTHING
+    return node
+
+
+def _is_called(node: Any, name: str) -> bool:
+    return getattr(node.__fn_or_cls__, "__name__", "") == name
+
+
+def _all_names(recipe: Any) -> list[str]:
+    names: dict[str, None] = {}
+    for _, node in iterate_nodes(recipe):
+        names |= dict.fromkeys([*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)])
+    return list(names)
+
+
+def _holds_nodes(value: Any) -> bool:
+    return any(True for _ in iterate_nodes(value))

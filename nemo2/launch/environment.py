@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that have to be in a rank's environment before CUDA and NCCL start, from what the recipe is and where it runs.
+
+Python on a rank is too late for them: the launcher sets them, and a dry run shows them with their reasons. What the user
+has set stays; where that contradicts what the run needs, it is said.
+
+Sources: NeMo 2.0's PerfEnvPlugin; Megatron-LM's arguments.py for what FSDP and pipelines over UCC need; NCCL's and
+Transformer Engine's lists of variables.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_HOPPER, _BLACKWELL = (9, 0), (10, 0)
+_SM_MARGIN = "16"
+
+
+class Variable(NamedTuple):
+    """A value, why, and whether any other breaks or slows the run (as opposed to one of several that do)."""
+
+    value: str
+    why: str
+    needed: bool = False
+
+
+class Ranks(NamedTuple):
+    """What the variables follow from."""
+
+    capability: tuple[int, int]
+    """Compute capability of the GPUs."""
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    world_size: int = 1
+    fsdp: bool = False
+    overlapped: bool = False
+    """Gradients, parameters or tensor-parallel exchanges run beside computation."""
+    registered_buffers: bool = False
+    """``ddp_config.nccl_ub``: NCCL reads and writes the gradient buffers themselves."""
+
+
+def launch_variables(ranks: Ranks) -> dict[str, Variable]:
+    """The variables of every rank on GPUs, by name."""
+    found: dict[str, Variable] = {}
+    cut = [f"{size} {name}" for name, size in _cuts(ranks) if size > 1]
+    newer = ranks.capability >= _BLACKWELL
+    if ranks.fsdp:
+        if cut and newer:
+            found[CONNECTIONS] = Variable("32", "FSDP's gathers need queues beside those of computation", needed=True)
+    elif cut and newer:
+        found[CONNECTIONS] = Variable("32", f"{' and '.join(cut)} ranks exchange beside computation", needed=True)
+    elif cut:
+        why = f"{' and '.join(cut)} ranks exchange beside computation, which starts in its order through one queue only"
+        found[CONNECTIONS] = Variable("1", why, needed=True)
+    if ranks.overlapped:
+        for step in ("FWD", "BWD"):
+            found[f"NVTE_{step}_LAYERNORM_SM_MARGIN"] = Variable(
+                _SM_MARGIN, "norms leave multiprocessors to communication that runs beside them"
+            )
+    if ranks.world_size > 1:
+        found["TORCH_NCCL_HIGH_PRIORITY"] = Variable("1", "communication goes before computation where both wait")
+    if ranks.registered_buffers:
+        why = "strategy.ddp_config.nccl_ub registers buffers with NCCL"
+        found["NCCL_NVLS_ENABLE"] = Variable("1", why)
+        found["NCCL_CTA_POLICY"] = Variable("1", why)
+    return found
+
+
+def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that the user has set otherwise than the run needs; the user's value stays."""
+    said = []
+    wanted = launch_variables(ranks)
+    for name, variable in wanted.items():
+        given = environment.get(name)
+        if given is not None and given != variable.value and variable.needed:
+            said.append(
+                f"{name}={given} in the environment stays as it is, and this run wants {variable.value}: "
+                f"{variable.why}. Unset it."
+            )
+    if environment.get(CONNECTIONS) == "1" and CONNECTIONS not in wanted:
+        if ranks.fsdp:
+            said.append(
+                f"{CONNECTIONS}=1 in the environment stays as it is, and FSDP's gathers would wait in one queue with "
+                "computation. Unset it."
+            )
+        elif ranks.capability >= _BLACKWELL:
+            said.append(
+                f"{CONNECTIONS}=1 in the environment stays as it is; without tensor or context parallelism it only holds kernels "
+                "back on this GPU. Unset it."
+            )
+    if ranks.registered_buffers and "expandable_segments:True" in environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        said.append(
+            "PYTORCH_CUDA_ALLOC_CONF in the environment has expandable_segments:True, which buffers that are registered with "
+            "NCCL (strategy.ddp_config.nccl_ub=True) can't be made of. Take it out."
+        )
+    return said
+
+
+def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: int) -> Optional[Ranks]:
+    """What a configured run's variables follow from; None without a Megatron layout."""
+    trainer = getattr(recipe, "trainer", None)
+    strategy = getattr(trainer, "strategy", None)
+    if not hasattr(strategy, "tensor_model_parallel_size"):
+        return None
+    ddp = getattr(strategy, "ddp", None)
+    names = {getattr(getattr(node, "__fn_or_cls__", type(node)), "__name__", "") for node in trainer.callbacks or []}
+    reduced = bool(getattr(ddp, "overlap_grad_reduce", False))
+    return Ranks(
+        capability=capability,
+        tensor_parallel=strategy.tensor_model_parallel_size,
+        context_parallel=strategy.context_parallel_size,
+        pipeline_parallel=strategy.pipeline_model_parallel_size,
+        world_size=devices * nodes,
+        fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
+        overlapped=reduced or "MegatronCommOverlapCallback" in names,
+        registered_buffers=bool(getattr(ddp, "nccl_ub", False)),
+    )
+
+
+def set_variables(
+    executor: Any, recipe: Any, *, gpu: Optional[str], devices: int, nodes: int, local: bool
+) -> tuple[list[str], list[str]]:
+    """Put the variables that a run needs into ``executor.env_vars``, but for those that are set already.
+
+    Returns a line per variable with its reason, and what there is to object to in the user's environment. Both are empty for
+    runs without GPUs.
+    """
+    capability = capability_of(gpu, local=local)
+    ranks = None if capability is None else ranks_of(recipe, capability=capability, devices=devices, nodes=nodes)
+    if ranks is None or not hasattr(executor, "env_vars"):
+        return [], []
+    # Ranks on this machine inherit its environment; a cluster has one of its own.
+    known = {**(os.environ if local else {}), **executor.env_vars}
+    wanted = launch_variables(ranks)
+    executor.env_vars = {
+        **{name: variable.value for name, variable in wanted.items() if name not in known},
+        **executor.env_vars,
+    }
+    lines = [f"{name}={known.get(name, one.value)}: {_reason(name, one, known)}" for name, one in wanted.items()]
+    return lines, objections(ranks, known)
+
+
+def capability_of(gpu: Optional[str], *, local: bool) -> Optional[tuple[int, int]]:
+    """Compute capability of the GPUs a run is for.
+
+    ``gpu`` is a model by name; None: this machine's where the run is ``local`` (and None without one), Hopper elsewhere,
+    which the shipped recipes are laid out for.
+
+    Raises:
+        ConfigError: an unknown model.
+    """
+    if gpu is not None:
+        from nemo2.checks.gpus import capability
+
+        return capability(gpu)
+    if not local:
+        return _HOPPER
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def _reason(name: str, variable: Variable, known: Mapping[str, str]) -> str:
+    return "from the environment" if name in known else variable.why
+
+
+def _cuts(ranks: Ranks) -> tuple[tuple[str, int], ...]:
+    return (("tensor-parallel", ranks.tensor_parallel), ("context-parallel", ranks.context_parallel))

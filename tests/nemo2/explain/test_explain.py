@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 explain``: every layer of a setting, and what the run makes of it."""
+
+import re
+
+import pytest
+
+from nemo2.cli.app import main
+from nemo2.config import apply_overrides
+from nemo2.errors import ConfigError
+from nemo2.explain import Explanation, explain, explain_all, settle_recipe
+from nemo2.recipes import deepseek_v3, gpt3_175b, llama3_8b, llama3_70b, llama_tiny
+
+
+def explained(recipe, field: str, gpu: str | None = "h100") -> dict[str, Explanation]:
+    return {one.path: one for one in explain(recipe, settle_recipe(recipe, gpu=gpu), field)}
+
+
+def test_default_recipe_and_command_line_are_told_in_order() -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    apply_overrides(recipe, ["strategy.ddp_config.overlap_grad_sync=False"])
+    found = explained(recipe, "strategy.ddp_config.overlap_grad_sync")["trainer.strategy.ddp.overlap_grad_reduce"]
+    assert [layer.value for layer in found.layers] == [False, True, False]
+    assert [layer.who.split(",")[0] for layer in found.layers] == [
+        "default of DistributedDataParallelConfig",
+        "recipe",
+        "command line",
+    ]
+    assert re.search(r"recipe, recipes/llama3_8b\.py:\d+", str(found)) and found.effective is False
+
+
+def test_a_users_own_line_is_told_by_its_file() -> None:
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.trainer.max_steps = 7
+    [found] = explained(recipe, "trainer.max_steps").values()
+    assert found.effective == 7 and found.layers[-1].who.startswith(f"{__file__}:")
+
+
+def test_performance_mode_and_precision_are_layers_of_their_own() -> None:
+    found = explained(llama3_8b.pretrain_recipe(performance_mode=True), "grad_reduce_in_fp32")
+    plugin = found["trainer.plugins.grad_reduce_in_fp32"]
+    assert plugin.layers[-1].who.startswith("performance mode, recipes/_performance.py:")
+    plain = explained(llama3_8b.pretrain_recipe(), "grad_reduce_in_fp32")["trainer.strategy.ddp.grad_reduce_in_fp32"]
+    assert plain.layers[-1] == plain.layers[-1].__class__(value=True, who="trainer.plugins.grad_reduce_in_fp32")
+
+
+def test_what_the_layout_turns_off_says_why() -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    from nemo2.callbacks import MegatronCommOverlapCallback
+
+    recipe.trainer.callbacks.append(MegatronCommOverlapCallback(overlap_p2p_comm=True, tp_comm_overlap=True))
+    found = explained(recipe, "overlap_p2p_comm")
+    callback = next(one for path, one in found.items() if "callbacks" in path)
+    assert (callback.layers[-1].value, callback.layers[-1].who) == (False, "pipeline_model_parallel_size is 1")
+    model = found["model.config.overlap_p2p_comm"]
+    assert model.effective is False
+    assert "is 1" in explained(recipe, "MegatronCommOverlapCallback.tp_comm_overlap").popitem()[1].layers[-1].who
+
+
+def test_gpt3_overlaps_its_pipeline_with_virtual_stages_as_its_configuration_says() -> None:
+    recipe = gpt3_175b.pretrain_recipe(performance_mode=True)
+    assert recipe.strategy.virtual_pipeline_model_parallel_size == 6
+    effective = settle_recipe(recipe, gpu="h100")
+    config = effective.objects["model.config"]
+    assert effective.refusals == []
+    assert (config.overlap_p2p_comm, config.batch_p2p_comm, config.tp_comm_overlap) == (True, False, True)
+    assert effective.objects["trainer.strategy.ddp"].align_param_gather is True
+
+
+def test_states_that_need_transformer_engine_are_explained_without_it() -> None:
+    effective = settle_recipe(deepseek_v3.pretrain_recipe(), gpu="h100")
+    assert effective.refusals == []
+    assert effective.objects["optim.config"].use_precision_aware_optimizer is True
+
+
+def test_contradictions_are_told_as_the_run_would_tell_them() -> None:
+    from nemo2.callbacks import MegatronCommOverlapCallback
+
+    recipe = llama3_70b.pretrain_recipe()
+    recipe.strategy.ddp_config.bucket_size = 5
+    recipe.trainer.callbacks.append(MegatronCommOverlapCallback(bucket_size=6))
+    [refusal] = settle_recipe(recipe, gpu="h100").refusals
+    line = rf"\({re.escape(__file__)}:\d+\)"
+    assert re.search(rf"bucket_size=6\) {line} contradicts strategy\.ddp_config\.bucket_size=5 {line}", refusal)
+
+
+def test_the_recipe_is_not_changed() -> None:
+    recipe, untouched = llama3_70b.pretrain_recipe(), llama3_70b.pretrain_recipe()
+    settle_recipe(recipe, gpu="b200")
+    assert recipe == untouched
+
+
+def test_the_whole_tree_tells_what_differs_from_its_default() -> None:
+    recipe = llama3_70b.pretrain_recipe(performance_mode=True)
+    lines = {one.path: one.line() for one in explain_all(recipe, settle_recipe(recipe, gpu="h100"))}
+    assert re.fullmatch(r"trainer\.max_steps = \d+  # recipe, recipes/\S+:\d+", lines["trainer.max_steps"])
+    assert lines["model.config.tensor_model_parallel_size"].endswith("= 4  # strategy.tensor_model_parallel_size")
+    assert "trainer.accelerator" not in lines, "it is its default"
+    assert all(" = " in line and "  # " in line for line in lines.values())
+
+
+def test_a_name_that_is_nowhere_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="is called 'overlap_grad_reduc'; did you mean 'overlap_grad_reduce'"):
+        explained(llama_tiny.pretrain_recipe(), "overlap_grad_reduc")
+
+
+def test_the_command_explains_a_field_and_a_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    change = "strategy.tensor_model_parallel_size=2"
+    assert main(["explain", "llama_tiny", "tensor_model_parallel_size", change, "--gpu", "H100"]) == 0
+    shown = capsys.readouterr().out
+    assert "trainer.strategy.tensor_model_parallel_size = 2" in shown and "command line, change 1" in shown
+    assert "of H100, TP 2; the last line of each setting is what runs." in shown
+    assert main(["explain", "llama_tiny"]) == 0
+    assert re.search(r"^trainer\.max_steps = \d+  # recipe, ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["explain", "llama_tiny", "lr", "max_steps"]) == 2
+    assert "one field at a time" in capsys.readouterr().err
+    assert main(["explain", "llama_tiny", "lr", "--gpu", "H1000"]) == 2
+    assert "not a GPU that nemo2 knows" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch-time variables: a table over GPU generation, layout and FSDP; what contradicts them is said."""
+
+import re
+from typing import Any, Optional
+
+import pytest
+
+from nemo2.launch.environment import CONNECTIONS, Ranks, launch_variables, objections, ranks_of
+from nemo2.recipes import llama_tiny
+
+HOPPER, BLACKWELL, AMPERE = (9, 0), (10, 0), (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "sizes", "value"),
+    [
+        (HOPPER, {}, None),
+        (HOPPER, {"tensor_parallel": 2}, "1"),
+        (HOPPER, {"context_parallel": 2}, "1"),
+        (HOPPER, {"pipeline_parallel": 4}, None),
+        (AMPERE, {"tensor_parallel": 8, "context_parallel": 2}, "1"),
+        (HOPPER, {"fsdp": True}, None),
+        (HOPPER, {"fsdp": True, "tensor_parallel": 2}, None),
+        (BLACKWELL, {}, None),
+        (BLACKWELL, {"tensor_parallel": 2}, "32"),
+        (BLACKWELL, {"context_parallel": 4}, "32"),
+        (BLACKWELL, {"pipeline_parallel": 4}, None),
+        ((10, 3), {"tensor_parallel": 2}, "32"),
+        (BLACKWELL, {"fsdp": True, "context_parallel": 2}, "32"),
+        (BLACKWELL, {"fsdp": True}, None),
+    ],
+)
+def test_the_number_of_queues_follows_from_gpu_and_layout(
+    capability: tuple[int, int], sizes: dict[str, Any], value: Optional[str]
+) -> None:
+    variable = launch_variables(Ranks(capability, **sizes)).get(CONNECTIONS)
+    assert (variable.value if variable else None) == value
+
+
+@pytest.mark.parametrize(
+    ("capability", "sizes", "given", "words"),
+    [
+        (HOPPER, {"tensor_parallel": 2}, "8", "=8 in the environment stays .* wants 1: 2 tensor-parallel ranks"),
+        (BLACKWELL, {"context_parallel": 2}, "1", "=1 in the environment stays .* wants 32"),
+        (HOPPER, {"fsdp": True, "tensor_parallel": 2}, "1", "FSDP's gathers would wait in one queue"),
+        (BLACKWELL, {}, "1", "only holds kernels back"),
+        (HOPPER, {"tensor_parallel": 2}, "1", None),
+        (HOPPER, {}, "1", None),
+        (HOPPER, {}, "8", None),
+    ],
+)
+def test_a_contradicting_environment_is_told(
+    capability: tuple[int, int], sizes: dict[str, Any], given: str, words: Optional[str]
+) -> None:
+    said = objections(Ranks(capability, **sizes), {CONNECTIONS: given})
+    if words is None:
+        assert said == []
+    else:
+        [sentence] = said
+        assert re.search(words, sentence), sentence
+
+
+def test_registered_buffers_and_expandable_segments_exclude_each_other() -> None:
+    ranks = Ranks(HOPPER, registered_buffers=True)
+    assert {"NCCL_NVLS_ENABLE", "NCCL_CTA_POLICY"} <= launch_variables(ranks).keys()
+    [sentence] = objections(ranks, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"})
+    assert "nccl_ub" in sentence
+
+
+def test_norms_leave_room_where_communication_runs_beside_them() -> None:
+    assert launch_variables(Ranks(HOPPER, world_size=1)) == {}
+    found = launch_variables(Ranks(HOPPER, world_size=8, overlapped=True))
+    margins = {name: variable.value for name, variable in found.items() if "MARGIN" in name}
+    assert margins == {"NVTE_FWD_LAYERNORM_SM_MARGIN": "16", "NVTE_BWD_LAYERNORM_SM_MARGIN": "16"}
+    assert found["TORCH_NCCL_HIGH_PRIORITY"].value == "1"
+
+
+def test_a_recipe_tells_what_they_follow_from() -> None:
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.strategy.tensor_model_parallel_size = 2
+    recipe.strategy.ddp_config.overlap_grad_sync = True
+    recipe.strategy.ddp_config.nccl_ub = True
+    ranks = ranks_of(recipe, capability=HOPPER, devices=4, nodes=2)
+    assert ranks == Ranks(HOPPER, tensor_parallel=2, world_size=8, overlapped=True, registered_buffers=True)
+
+
+def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nemo2.launch import launch
+
+    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.strategy.tensor_model_parallel_size = 2
+    launch(recipe, devices=2, dryrun=True, gpu="H100")
+    shown = capsys.readouterr()
+    assert f"{CONNECTIONS}=1" in shown.out and "because" in shown.out
+    assert f"  {CONNECTIONS}=1: 2 tensor-parallel ranks exchange beside computation" in shown.out
+    launch(recipe, devices=2, dryrun=True, gpu="B200")
+    assert f"{CONNECTIONS}=32" in capsys.readouterr().out
+    monkeypatch.setenv(CONNECTIONS, "8")
+    launch(recipe, devices=2, dryrun=True, gpu="H100")
+    shown = capsys.readouterr()
+    assert f"warning: {CONNECTIONS}=8 in the environment stays as it is" in shown.err
+    assert f"  {CONNECTIONS}=8: from the environment" in shown.out and f"{CONNECTIONS}=1" not in shown.out
+    monkeypatch.delenv(CONNECTIONS)
+    launch(recipe, devices=2, dryrun=True, env={CONNECTIONS: "4"}, gpu="H100")
+    assert f"{CONNECTIONS}=4" in capsys.readouterr().out
+
+
+def test_a_machine_without_gpus_gets_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nemo2.launch import launch
+
+    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.strategy.tensor_model_parallel_size = 2
+    launch(recipe, devices=2, dryrun=True)
+    assert CONNECTIONS not in capsys.readouterr().out
