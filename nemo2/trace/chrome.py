@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.errors import DataError
-from nemo2.trace.events import COMPUTE, RankTrace, Span, difference, kind_of_group, union
+from nemo2.trace.events import COMPUTE, RankTrace, Span, difference, kind_of, union
 
 CATEGORY = "nemo2_communication"
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -100,7 +100,7 @@ def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
             description = str(arguments.get("Process Group Description") or "")
             name = str(arguments.get("Collective name") or event["name"])
             yield Span(
-                kind=kind_of_group(description), name=name, start=start, end=end, size_bytes=_message_bytes(arguments)
+                kind=kind_of(name, description), name=name, start=start, end=end, size_bytes=_message_bytes(arguments)
             )
         elif event["cat"] == "kernel":
             # Copies are neither: a copy engine runs them beside either.
@@ -115,7 +115,7 @@ def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
         start, arguments = float(event["ts"]), event.get("args") or {}
         held.append((start, start + float(arguments.get("held", 0))))
         yield Span(
-            kind=kind_of_group(str(arguments.get("Process Group Description", ""))),
+            kind=kind_of(str(event["name"]), str(arguments.get("Process Group Description", ""))),
             name=str(event["name"]),
             start=start,
             end=start + float(event["dur"]),

@@ -120,6 +120,16 @@ def kind_of_group(description: str) -> str:
     return "other"
 
 
+def kind_of(name: str, description: str) -> str:
+    """The kind of a collective or message by its name and its group's description.
+
+    With two stages Megatron-Core sends in one direction over the group of the whole world, which has no description, so that
+    the two directions don't wait for each other (``p2p_communication._p2p_ops``): such messages are the pipeline's.
+    """
+    kind = kind_of_group(description)
+    return "pp" if kind == "other" and name in ("send", "recv") else kind
+
+
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same time without overlaps, in order; empty intervals are dropped."""
     merged: list[Interval] = []

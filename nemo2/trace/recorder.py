@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from nemo2.trace.events import Span, kind_of_group
+from nemo2.trace.events import Span, kind_of
 
 # Some were renamed in torch 2.13; the old names are there beside the new ones.
 _METHODS = {
@@ -58,7 +58,7 @@ class Communication:
 
     @property
     def kind(self) -> str:
-        return kind_of_group(self.group)
+        return kind_of(self.name, self.group)
 
 
 class CommunicationRecorder:
