@@ -117,11 +117,12 @@ def slug(name: str) -> str:
     return f"{words[:80]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def fingerprint(what: Any) -> str:
+def fingerprint(what: Row | measure.Run) -> str:
     """Of a row or run and the model it trains: a kept result of another is not taken for it."""
-    model = what.run.model if isinstance(what, Row) else what.model
-    whole = [dataclasses.asdict(what), dataclasses.asdict(models.MODELS[model]), models.STEPS, models.CLIP]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    this_run = what.run if isinstance(what, Row) else what
+    more = [what.ranks, what.refused] if isinstance(what, Row) else []
+    whole = [dataclasses.asdict(this_run), dataclasses.asdict(models.MODELS[this_run.model]), models.STEPS, models.CLIP]
+    return hashlib.sha256(json.dumps(whole + more, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _kept(path: Path, what: Any) -> Report | None:

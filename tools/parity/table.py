@@ -57,14 +57,22 @@ def written_anew(page: str, kept: list[dict[str, Any]]) -> str:
 
 def runs(kept: list[dict[str, Any]]) -> str:
     """One line per version: what was measured with what, and how it came out."""
-    lines = [
-        "| Megatron-Core | torch | Lightning | measured | rows | hold | refused, as they must be | fail |",
-        "|---" * 8 + "|",
+    head = [
+        "Megatron-Core",
+        "torch",
+        "Lightning",
+        "date",
+        "rows",
+        "hold",
+        "refused, as they must be",
+        "fail",
+        "not measured",
     ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for record in kept:
         verdicts = [row["verdict"] for row in record["rows"]]
-        counts = [len(verdicts), verdicts.count("holds"), verdicts.count("refused")]
-        counts.append(sum(verdict.startswith("fails") for verdict in verdicts))
+        counts = [len(ROWS), verdicts.count("holds"), verdicts.count("refused")]
+        counts += [sum(verdict.startswith("fails") for verdict in verdicts), len(ROWS) - len(verdicts)]
         cells = [
             *(record["versions"][name] for name in ("megatron-core", "torch", "lightning")),
             record["date"],
@@ -90,8 +98,9 @@ def table(kept: list[dict[str, Any]], *, bf16: bool) -> str:
             continue
         for record in kept:
             report = next((one for one in record["rows"] if one["name"] == row.name), None)
-            if report is not None:
-                lines.append(_line(row, report, bounds=bf16))
+            version_of = record["versions"]["megatron-core"]
+            report = report or {"megatron_core": version_of, "verdict": "not measured"}
+            lines.append(_line(row, report, bounds=bf16))
     return "\n".join(lines)
 
 

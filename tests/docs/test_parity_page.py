@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parity page says what was measured, of the rows there are."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.parity import layouts, run, table, verdict  # noqa: E402
+
+ROWS = {row.name: row for row in layouts.ROWS}
+OPEN = {"deepseek bf16: TP 2 + SP, EP 2, ETP 1, PP 2"}
+"""Rows that fail, and that the page has among its open findings."""
+
+
+def test_the_page_is_made_from_the_kept_figures() -> None:
+    page = table.PAGE.read_text()
+    assert page == table.written_anew(page, table.records()), "run: python -m tools.parity --write docs/parity.md"
+
+
+def test_the_kept_figures_are_of_the_rows_there_are_and_only_open_findings_fail() -> None:
+    kept = table.records()
+    assert [record["versions"]["megatron-core"] for record in kept] == ["0.16.1", "0.19.2"]
+    for record in kept:
+        for report in record["rows"]:
+            row = ROWS[report["name"]]
+            assert report["fingerprint"] == run.fingerprint(row), f"{row.name} was measured as another row"
+            if row.refused:
+                assert report["verdict"] == "refused", report
+            elif report["verdict"].startswith("fails"):
+                assert row.name in OPEN and row.name in table.PAGE.read_text()
+            else:
+                bounds = verdict.BOUNDS if row.run.precision == "32" else report["bounds"]
+                assert report["verdict"] == "holds" and not verdict.broken(report, bounds), report
+
+
+def test_every_row_was_measured_with_one_version_at_least() -> None:
+    measured = {report["name"] for record in table.records() for report in record["rows"]}
+    assert measured == set(ROWS)
