@@ -52,7 +52,7 @@ def main() -> int:
 def _largest_first() -> list[str]:
     from nemo2 import recipes
 
-    return sorted(recipes.names(), key=lambda name: -recipes.get(name).RECIPE.parameters)
+    return sorted(recipes.names(), key=lambda name: -(getattr(recipes.get(name).RECIPE, "parameters", 0) or 0))
 
 
 def _start() -> None:

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rehearsals against formulas: messages, arithmetic, schedules, verdicts. All of them run once, in a process of their own."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nemo2.errors import ConfigError
+from nemo2.rehearse.counts import Memory
+from nemo2.rehearse.gpus import GIB, parse_gpus
+
+LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB = 4, 256, 768, 8, 4, 8192
+SEQ, MBS, GBS = 128, 8, 16
+
+
+def small_recipe(*overrides: str) -> Any:
+    from nemo2 import llm
+    from nemo2.config import apply_overrides
+
+    recipe = llm.llama_tiny.pretrain_recipe()
+    sizes = {
+        "num_layers": LAYERS,
+        "hidden_size": HIDDEN,
+        "ffn_hidden_size": FFN,
+        "num_attention_heads": HEADS,
+        "num_query_groups": GROUPS,
+        "vocab_size": VOCAB,
+        "kv_channels": HIDDEN // HEADS,
+        "share_embeddings_and_output_weights": False,
+    }
+    apply_overrides(recipe, [f"model.config.{name}={value}" for name, value in sizes.items()])
+    batch = [f"data.seq_length={SEQ}", f"data.micro_batch_size={MBS}", f"data.global_batch_size={GBS}"]
+    apply_overrides(recipe, [*batch, *overrides])
+    return recipe
+
+
+PIPELINE = (
+    "strategy.tensor_model_parallel_size=1",
+    "strategy.sequence_parallel=False",
+    "strategy.pipeline_model_parallel_size=2",
+    "strategy.virtual_pipeline_model_parallel_size=2",
+    "data.global_batch_size=96",
+)
+
+
+def rehearse_all() -> dict[str, Any]:
+    import dataclasses
+
+    from nemo2.config import apply_overrides
+    from nemo2.rehearse.advice import smallest_change
+    from nemo2.rehearse.gpus import Gpu
+    from nemo2.rehearse.job import judge, on_gpus, rehearse, rehearse_rank
+    from nemo2.rehearse.text import render
+
+    results: dict[str, Any] = {}
+    cut = rehearse(
+        small_recipe("strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=True"), gpus="H100x2"
+    )
+    results["tensor"] = cut.to_dict()
+    results["text"] = render(cut)
+    results["replicas"] = rehearse(
+        small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), gpus="H100x2"
+    ).to_dict()
+    pipelined = on_gpus(small_recipe(*PIPELINE), 2)
+    results["enough"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage)) for stage in (0, 1)]
+    results["every"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage, microbatches=12)) for stage in (0, 1)]
+    one = on_gpus(small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), 1)
+    rank = rehearse_rank(one, stage=0)
+    toy = Gpu("toy", 2 * GIB + rank.memory.total * 9 // 10)
+    verdict = judge((rank,), toy, 0.0)
+    advised = smallest_change(one, (rank,), verdict, kernels="te")
+    changed = apply_overrides(one, advised.change or ()) or one
+    results["advice"] = {
+        "fits before": verdict.fits,
+        "change": advised.change,
+        "fits after": judge((rehearse_rank(changed, stage=0),), toy, 0.0).fits,
+    }
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(run_on_ranks: Any) -> dict[str, Any]:
+    return run_on_ranks(rehearse_all, 1, init_process_group=False, timeout=400)[0]
+
+
+def total_of(memory: dict[str, Any]) -> int:
+    return Memory(**memory).total
+
+
+def collectives(rank: dict[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
+    return {(c["kind"], c["group"]): (c["calls"], c["bytes"]) for c in rank["collectives"] if c["bytes"] > 100_000}
+
+
+def test_messages_of_tensor_parallelism_are_those_of_the_papers_formula(results: Any) -> None:
+    """Korthikanti et al., arXiv:2205.05198, section 4.2.2: per layer two gathers and two scatters each way, and the inputs of
+    column-cut products gathered again for their weights; the embedding scatters, the output layer gathers."""
+    (rank,) = results["tensor"]["ranks"]
+    microbatches, buffer = GBS // MBS, SEQ * MBS * HIDDEN * 2
+    found = collectives(rank)
+    gathers, scatters = microbatches * (6 * LAYERS + 3), microbatches * (4 * LAYERS + 2)
+    assert found["all_gather", "tensor"] == (gathers, gathers * buffer)
+    assert found["reduce_scatter", "tensor"] == (scatters, scatters * buffer)
+
+
+def test_replicas_reduce_every_gradient_and_gather_every_parameter_once(results: Any) -> None:
+    (rank,) = results["replicas"]["ranks"]
+    found = collectives(rank)
+    assert found["reduce_scatter", "data"][1] == rank["memory"]["gradients"]
+    assert found["all_gather", "data"][1] == rank["memory"]["parameters"]
+    assert rank["memory"]["gradients"] == 2 * rank["memory"]["parameters"]  # fp32 and bf16
+
+
+def test_arithmetic_is_that_of_the_models_matrices(results: Any) -> None:
+    (rank,) = results["replicas"]["ranks"]
+    flops = {(f["kind"], f["phase"]): f["flops"] for f in rank["flops"]}
+    tokens = SEQ * GBS // 2
+    kv = HIDDEN // HEADS * GROUPS
+    matrices = LAYERS * (HIDDEN * (HIDDEN + 2 * kv) + HIDDEN * HIDDEN + 3 * HIDDEN * FFN) + HIDDEN * VOCAB
+    assert flops["gemm", "forward"] == 2 * tokens * matrices
+    assert flops["gemm", "backward"] == 2 * flops["gemm", "forward"]
+    # Scores and weighted sums, over the half of the pairs that a causal mask leaves.
+    assert flops["attention", "forward"] == LAYERS * 4 * tokens * HIDDEN * (SEQ + 1) / 2
+
+
+def test_as_many_microbatches_as_a_schedule_needs_tell_as_much_as_all(results: Any) -> None:
+    for few, every in zip(results["enough"], results["every"], strict=True):
+        assert few["num_microbatches_rehearsed"] < every["num_microbatches_rehearsed"] == 12
+        small, whole = few["memory"], every["memory"]
+        state = ("parameters", "gradients", "main_parameters", "optimizer_states", "buffers", "saved_peak")
+        assert [small[kind] for kind in state] == [whole[kind] for kind in state]
+        # A message more or less may be under way at the fullest moment.
+        assert total_of(small) == pytest.approx(total_of(whole), rel=0.02)
+        assert {json.dumps(f) for f in few["flops"]} == {json.dumps(f) for f in every["flops"]}
+        in_schedule = [
+            [c for c in rank["collectives"] if c["group"] == "pipeline" and c["per"] == "microbatch"]
+            for rank in (few, every)
+        ]
+        assert in_schedule[0] and [c["kind"] for c in in_schedule[0]] == [c["kind"] for c in in_schedule[1]]
+
+
+def test_the_timeline_has_every_pass_once_and_forward_before_backward(results: Any) -> None:
+    for rank in results["every"]:
+        passes = [(event["kind"], event["chunk"], event["microbatch"]) for event in rank["timeline"]]
+        assert len(passes) == len(set(passes)) == 2 * 2 * 12
+        for chunk in range(2):
+            for microbatch in range(12):
+                assert passes.index(("forward", chunk, microbatch)) < passes.index(("backward", chunk, microbatch))
+    first = [event["kind"] for event in results["every"][0]["timeline"]]
+    # Megatron-Core: 2 * (stages behind) + (chunks - 1) * stages forward passes before the first backward, and the one it takes.
+    assert first.index("backward") == 2 * 1 + 1 * 2 + 1
+
+
+def test_the_change_that_is_proposed_makes_it_fit(results: Any) -> None:
+    advice = results["advice"]
+    assert not advice["fits before"] and advice["change"] and advice["fits after"]
+
+
+def test_the_report_is_text_and_json_and_their_sums_agree(results: Any) -> None:
+    (rank,) = results["tensor"]["ranks"]
+    memory = dict(rank["memory"])
+    total, saved = memory.pop("total"), memory.pop("saved_peak")
+    assert total == sum(memory.pop("activations").values()) + sum(memory.values()) and saved > 0
+    assert results["tensor"]["verdict"]["needed"] == total + 2 * GIB
+    assert json.loads(json.dumps(results["tensor"])) is not None
+    assert "FITS on H100" in results["text"] and f"{total / GIB:.2f}" in results["text"]
+
+
+def test_memory_terms_are_all_of_the_total() -> None:
+    memory = Memory(
+        parameters=1,
+        gradients=2,
+        main_parameters=3,
+        optimizer_states=4,
+        buffers=5,
+        activations={"mlp": 60, "norm": 7},
+        logits=8,
+        messages=9,
+        working=10,
+        saved_peak=75,
+    )
+    assert sum(memory.terms().values()) == memory.total == 109
+    assert next(iter(memory.terms())) == "activations"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "number"), [("H100x1152", "H100", 1152), ("h200", "H200", None), ("A100-80GBx8", "A100", 8)]
+)
+def test_gpus_are_named_with_or_without_their_number(text: str, name: str, number: Any) -> None:
+    gpu, count = parse_gpus(text)
+    assert (gpu.name, count) == (name, number) and gpu.capacity > 70 * GIB
+
+
+@pytest.mark.parametrize("text", ["H1000x8", "H100x0", "8", "H100x", ""])
+def test_unknown_gpus_are_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be one of A100-40"):
+        parse_gpus(text)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe shrunk: small in every size, the same in kind, and really trained."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def shrink_all() -> dict[str, dict[str, Any]]:
+    """What became of each recipe; nothing is built."""
+    from nemo2 import recipes
+    from nemo2.rehearse.job import layout_of
+    from nemo2.rehearse.shrink import shrink
+
+    results = {}
+    for name in recipes.names():
+        recipe = recipes.get(name).pretrain_recipe()
+        small = shrink(recipe, max_processes=8)
+        before, after = layout_of(recipe), layout_of(small.recipe)
+        model = small.recipe.model.config
+        results[name] = {
+            "before": {key: getattr(before, key) for key in ("tp", "pp", "vp", "cp", "ep")},
+            "after": {key: getattr(after, key) for key in ("tp", "pp", "vp", "cp", "ep")},
+            "processes": small.processes,
+            "notes": small.notes,
+            "hidden": model.hidden_size,
+            "experts": (recipe.model.config.num_moe_experts, model.num_moe_experts),
+            "callbacks": [str(c.__fn_or_cls__) for c in recipe.trainer.callbacks]
+            == [str(c.__fn_or_cls__) for c in small.recipe.trainer.callbacks],
+        }
+    return results
+
+
+@pytest.fixture(scope="module")
+def shrunk(run_on_ranks: Any) -> dict[str, dict[str, Any]]:
+    return run_on_ranks(shrink_all, 1, init_process_group=False)[0]
+
+
+def test_every_recipe_becomes_small(shrunk: Any) -> None:
+    assert len(shrunk) > 80
+    for name, result in shrunk.items():
+        assert result["hidden"] <= 64 and result["processes"] <= 8, name
+
+
+def test_what_is_cut_stays_cut_unless_a_note_says_otherwise(shrunk: Any) -> None:
+    for name, result in shrunk.items():
+        if result["notes"]:
+            continue
+        for size, before in result["before"].items():
+            assert (result["after"][size] or 1) == min(2, before or 1), (name, size)
+
+
+def test_experts_and_callbacks_stay(shrunk: Any) -> None:
+    for name, result in shrunk.items():
+        before, after = result["experts"]
+        assert bool(before) == bool(after), name
+        assert result["callbacks"], name
+
+
+def train(directory: str) -> tuple[Any, str]:
+    import fiddle as fdl
+
+    from nemo2 import llm
+    from nemo2.rehearse.shrink import shrink
+
+    small = shrink(llm.llama3_8b.pretrain_recipe(dir=directory, name="tiny"), max_processes=2, steps=3)
+    call = fdl.build(small.recipe)
+    run_dir = call()
+    return call.keywords["trainer"].global_step, str(run_dir)
+
+
+def test_a_shrunk_recipe_trains_and_leaves_what_a_run_leaves(run_on_ranks: Any, tmp_path: Path) -> None:
+    ranks = run_on_ranks(train, 2, str(tmp_path), init_process_group=False)
+    steps, run_dir = ranks[0]
+    assert steps == 3
+    assert (Path(run_dir) / "metrics.jsonl").read_text().count("reduced_train_loss") == 3
+    assert list((Path(run_dir) / "checkpoints").glob("*/weights"))
