@@ -41,7 +41,7 @@ def run(name: str) -> dict[str, Any]:
 
     small_runs.quiet()
     recipe = snippet(name)
-    for field, value in {**small_runs.MODEL, "num_layers": 4}.items():
+    for field, value in {**small_runs.MODEL, "num_layers": 4, "vocab_size": 50_304}.items():
         setattr(recipe.model.config, field, value)
     del recipe.model.config.seq_length
     recipe.strategy.context_parallel_size = 1
