@@ -78,7 +78,8 @@ def _chunks(config: Any, recipe: Any) -> None:
     from nemo2.data.tokenizer import NullTokenizer
 
     config.init_model_with_meta_device, config.perform_initialization = True, False
-    tokenizer = NullTokenizer(tokenizer_size(read_facts(recipe)) or 50_000)
+    tokens = tokenizer_size(read_facts(recipe)) or getattr(recipe.data, "vocab_size", None)
+    tokenizer = NullTokenizer(tokens or 50_000)
     chunks = config.virtual_pipeline_model_parallel_size
     for chunk in range(chunks) if chunks else (None,):
         config.configure_model(tokenizer, vp_stage=chunk)
