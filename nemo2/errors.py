@@ -5,7 +5,6 @@ Every error that nemo2 raises on purpose is a `Nemo2Error`, so that the command 
 keep tracebacks for what nobody foresaw.
 """
 
-
 EXIT_PREEMPTED = 143
 """128 + SIGTERM: the run has saved and stopped because it was asked to; the same command goes on."""
 

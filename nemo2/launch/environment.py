@@ -100,8 +100,8 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
 
 def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: int) -> Optional[Ranks]:
     """What a configured run's variables follow from; None without a Megatron layout."""
-    trainer = getattr(recipe, "trainer", None)
-    strategy = getattr(trainer, "strategy", None)
+    trainer: Any = getattr(recipe, "trainer", None)
+    strategy: Any = getattr(trainer, "strategy", None)
     if not hasattr(strategy, "tensor_model_parallel_size"):
         return None
     ddp = getattr(strategy, "ddp", None)

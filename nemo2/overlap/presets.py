@@ -186,7 +186,8 @@ def _row(
     fprops = [
         ring if one is None else _pipelined(one) if isinstance(one, int) else one for one in (proj_fprop, fc2_fprop)
     ]
-    return Preset(dtype, gpu, *sizes, fc1_dgrad is not None, bulk, *fprops, gathers, fc1_dgrad)
+    proj, fc2 = fprops
+    return Preset(dtype, gpu, *sizes, fc1_dgrad is not None, bulk, proj, fc2, gathers, fc1_dgrad)
 
 
 _FP8_RING = RingExchangeOverlapCfg(cga_size=2, set_sm_margin=True, fp8_buf=True)

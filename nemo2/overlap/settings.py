@@ -2,7 +2,7 @@
 """What was asked of the overlap rules, what a run is like, and what they answer."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
 CALLBACK = "MegatronCommOverlapCallback"
@@ -103,7 +103,7 @@ class Settings:
     def get(self, name: str) -> Optional[Setting]:
         return self._by_name.get(name)
 
-    def __iter__(self) -> Iterable[Setting]:  # pyright: ignore[reportReturnType]
+    def __iter__(self) -> Iterator[Setting]:
         return iter(self._by_name.values())
 
 

@@ -263,8 +263,9 @@ def stages_of(
                 pipeline_model_parallel_layout=pipeline_model_parallel_layout,
                 **split,
             )
-            if config.pipeline_model_parallel_layout is not None:
-                return _stages_from_table(config.pipeline_model_parallel_layout.layout, LayerType)
+            written_out: Any = config.pipeline_model_parallel_layout  # Megatron-Core has parsed the text
+            if written_out is not None:
+                return _stages_from_table(written_out.layout, LayerType)
             vp = config.virtual_pipeline_model_parallel_size
             chunks = vp or 1
             stages = []
