@@ -48,8 +48,9 @@ class Death:
 def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
     """The first failure as an exception, ready to be raised.
 
-    Looked for in this order: a rank killed by a signal; ranks that saved and stopped because they were asked to; the earliest error that a rank wrote down; the last traceback
-    in the output of the rank that torchrun saw failing first; the end of torchrun's own output.
+    Looked for in this order: a rank killed by a signal; ranks that saved and stopped because they were asked to; the
+    earliest error that a rank wrote down; the last traceback in the output of the rank that torchrun saw failing first;
+    the end of torchrun's own output.
     """
     deaths = reported_deaths(log_dir)
     for death in deaths:

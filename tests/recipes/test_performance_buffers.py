@@ -41,6 +41,8 @@ def test_a_performance_mode_gets_the_buffers_tuned_for_it(name: str, gpu: str, c
         assert tuned.seq_length == recipe.data.seq_length
     interleaved = strategy.pipeline_model_parallel_size > 1 and (strategy.virtual_pipeline_model_parallel_size or 1) > 1
     model, ddp = effective.objects["model.config"], effective.objects["trainer.strategy.ddp"]
-    assert model.overlap_p2p_comm is interleaved and ddp.align_param_gather is (interleaved and ddp.overlap_param_gather)
+    assert model.overlap_p2p_comm is interleaved and ddp.align_param_gather is (
+        interleaved and ddp.overlap_param_gather
+    )
     asked = [callback for callback in recipe.trainer.callbacks if getattr(callback, "tp_comm_overlap", None)]
     assert model.tp_comm_overlap is bool(asked), "every performance mode that asks for it has the layout for it"
