@@ -85,7 +85,7 @@ def stop_after(step: int) -> Any:
 
 
 def names(directory: str) -> list[str]:
-    return sorted(path.name for path in (Path(directory) / "checkpoints").iterdir())
+    return sorted(path.name for path in (Path(directory) / "checkpoints").glob("[!.]*"))
 
 
 def steps(names: list[str]) -> list[str]:

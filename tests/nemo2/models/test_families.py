@@ -32,6 +32,9 @@ LATENT: dict[str, Any] = {
 }
 # What each family has beyond the Llama stays as in its own config; only sizes shrink.
 SHRUNK: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama 2": ("llama", "Llama2Config7B", {"num_query_groups": 4}),
+    "Llama 3": ("llama", "Llama3Config8B", {"num_query_groups": 2}),
+    "Llama 3.2": ("llama", "Llama32Config1B", {"num_query_groups": 2, "old_context_len": 16}),
     "Llama 3.1": ("llama", "Llama31Config8B", {"num_query_groups": 2, "old_context_len": 16}),
     "Llama 4": ("llama4", "Llama4Experts16Config", {
         "num_layers": 4, "num_query_groups": 2, "moe_ffn_hidden_size": 16, "moe_shared_expert_intermediate_size": 16,
@@ -45,8 +48,10 @@ SHRUNK: dict[str, tuple[str, str, dict[str, Any]]] = {
         '{"attention": {"num_query_groups": 2}, "mlp": {"no_op": true, "ffn_hidden_size": null}}]}',
     }),
     "Mistral": ("mistral", "MistralConfig7B", {"num_query_groups": 2, "window_size": (7, 0)}),
+    "Mistral-NeMo": ("mistral", "MistralNeMoConfig12B", {"num_query_groups": 2}),
     "Mixtral": ("mixtral", "MixtralConfig8x7B", {"num_query_groups": 2, "moe_router_topk": 2, **EXPERTS}),
     "Qwen 2": ("qwen2", "Qwen2Config500M", {"num_query_groups": 2}),
+    "Qwen 2.5": ("qwen2", "Qwen25Config500M", {"num_query_groups": 2}),
     "Qwen 3": ("qwen3", "Qwen3Config600M", {"num_query_groups": 2}),
     "Qwen 3 MoE": ("qwen3", "Qwen3Config30B_A3B", {
         "num_query_groups": 2, "moe_ffn_hidden_size": 16, "moe_router_topk": 2, **EXPERTS,
@@ -63,7 +68,12 @@ SHRUNK: dict[str, tuple[str, str, dict[str, Any]]] = {
     "DeepSeek V2-Lite": ("deepseek", "DeepSeekV2LiteConfig", {
         **LATENT, "q_lora_rank": None, "moe_layer_freq": [0, 1], "moe_router_topk": 2, **EXPERTS,
     }),
-    "Nemotron": ("nemotron", "Nemotron4Config15B", {"num_query_groups": 2}),
+    "DeepSeek V2": ("deepseek", "DeepSeekV2Config", {
+        **LATENT, "moe_layer_freq": [0, 1], "moe_router_topk": 2, "moe_router_num_groups": 2, "moe_router_group_topk": 1,
+        **EXPERTS,
+    }),
+    "Nemotron 3": ("nemotron", "Nemotron3Config4B", {"num_query_groups": 2}),
+    "Nemotron 4": ("nemotron", "Nemotron4Config15B", {"num_query_groups": 2}),
     "GPT-3": ("gpt3", "GPTConfig175B", {}),
     "GPT-OSS": ("gpt_oss", "GPTOSSConfig20B", {
         "num_query_groups": 2, "moe_ffn_hidden_size": 16, "moe_router_topk": 2, "window_size": (7, 0), **EXPERTS,
@@ -77,6 +87,10 @@ SHRUNK: dict[str, tuple[str, str, dict[str, Any]]] = {
         "hybrid_override_pattern": "MM", "mamba_num_groups": 2, "mamba_head_dim": 8, "mamba_state_dim": 16,
     }),
     "Nemotron-H": ("ssm", "NemotronHConfig8B", {
+        "num_layers": 4, "hybrid_override_pattern": "M-M*", "num_query_groups": 2, "mamba_num_groups": 2,
+        "mamba_head_dim": 8, "mamba_state_dim": 16,
+    }),
+    "Nemotron Nano v2": ("ssm", "NemotronNano9Bv2", {
         "num_layers": 4, "hybrid_override_pattern": "M-M*", "num_query_groups": 2, "mamba_num_groups": 2,
         "mamba_head_dim": 8, "mamba_state_dim": 16,
     }),
