@@ -75,6 +75,8 @@ def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig,
         ConfigError: the user set the model's own field to something else.
     """
     explicit = explicit_fields(config)
+    if getattr(config, "expert_tensor_parallel_size", None) == config.tensor_model_parallel_size:
+        explicit -= {"expert_tensor_parallel_size"}  # Megatron-Core derives it; a plain TransformerConfig shows no trace
     for field in fields(parallelism):
         value = getattr(parallelism, field.name)
         if not hasattr(config, field.name):
