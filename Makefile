@@ -22,7 +22,7 @@ demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, 
 
 test: $(READY) ## run the tests
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(READY) ## formatting, lint, types
 	@echo "==> ruff format"

@@ -300,6 +300,10 @@ class MegatronParallel(nn.ModuleList):
         return [unwrap(chunk) for chunk in self]
 
     def _wrap(self, core: nn.Module, *, first: bool) -> nn.Module:
+        for module in core.modules():
+            # Megatron-Core asks each end of a pipeline, models of one's own too, whether the two share an embedding.
+            if hasattr(module, "pre_process") and not hasattr(module, "share_embeddings_and_output_weights"):
+                setattr(module, "share_embeddings_and_output_weights", False)  # noqa: B010  # not a tensor or module
         if self.wrap_chunk is not None:
             return self.wrap_chunk(self.config, core)
         chunk = self.precision_plugin.convert_module(core) if self.precision_plugin is not None else core

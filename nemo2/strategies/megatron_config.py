@@ -64,8 +64,16 @@ def settle(
     if isinstance(model_config, TransformerConfig):
         if isinstance(precision, MegatronMixedPrecision):
             precision.apply_to(model_config, path="model.config")
+        elif parallelism.pipeline_dtype is None:
+            parallelism.pipeline_dtype = model_config.params_dtype  # what a layer of one's own puts out
         write_parallelism(model_config, parallelism, layout)
         keep_gradients_in_fp32(model_config)
+
+
+_DERIVED = {
+    "expert_tensor_parallel_size": "tensor_model_parallel_size",
+    "microbatch_group_size_per_vp_stage": "pipeline_model_parallel_size",
+}
 
 
 def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig, layout: Layout) -> None:
@@ -75,8 +83,8 @@ def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig,
         ConfigError: the user set the model's own field to something else.
     """
     explicit = explicit_fields(config)
-    if getattr(config, "expert_tensor_parallel_size", None) == config.tensor_model_parallel_size:
-        explicit -= {"expert_tensor_parallel_size"}  # Megatron-Core derives it; a plain TransformerConfig shows no trace
+    # Megatron-Core derived these from other sizes; a plain TransformerConfig does not tell that from what was set.
+    explicit -= {name for name, other in _DERIVED.items() if getattr(config, name, None) == getattr(config, other)}
     for field in fields(parallelism):
         value = getattr(parallelism, field.name)
         if not hasattr(config, field.name):

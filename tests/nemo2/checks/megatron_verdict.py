@@ -57,7 +57,8 @@ def _build(recipe: Any) -> None:
     from nemo2.strategies.megatron_config import write_parallelism
 
     trainer = recipe.trainer
-    config, strategy = fdl.build(recipe.model.config), fdl.build(trainer.strategy)
+    config: Any = fdl.build(recipe.model.config)
+    strategy: Any = fdl.build(trainer.strategy)
     if not recipe.optim.config.use_precision_aware_optimizer:
         # With it, the configuration itself asks for Transformer Engine.
         fdl.build(recipe.optim.config)
