@@ -50,7 +50,7 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dic
         (["--shipped"], lambda r: True),
         (["llama*", "--max-gpus", "8", "--layout", "tp=2"], lambda r: r["name"] in ("llama_tiny", "llama2_7b")),
     ],
-    ids=str,
+    ids=lambda value: str(value).partition(" at 0x")[0],
 )
 def test_a_filter_keeps_exactly_what_it_says(option: list[str], keeps: Any, capsys: pytest.CaptureFixture[str]) -> None:
     everything = listed(capsys)

@@ -59,7 +59,7 @@ def test_every_recipe_comes_back_equal_travels_as_the_same_text_and_needs_no_for
         torch.bfloat16, torch.nn.functional.gelu, torch.tanh, torch.device("cuda:1"), Mode.EXACT, Model, train,
         {"long": ["a text that is rather long"] * 8},
     ],
-    ids=repr,
+    ids=lambda value: repr(value).partition(" at 0x")[0],
 )  # fmt: skip
 def test_every_kind_of_value_that_travels_can_be_written(value: Any) -> None:
     tree = in_trainer(value)

@@ -37,7 +37,7 @@ def sent(config):
     return wire.deserialize(wire.serialize(config))
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value).partition(" at 0x")[0])
 def test_values_arrive_as_they_were(value):
     r = recipe()
     r.options = {"value": value, "list": [value], "tuple": (value,)}

@@ -50,7 +50,7 @@ def test_the_defaults_are_the_documents() -> None:
         ({"betas": (0.8, 0.9)}, "config", {"adam_beta1": 0.8, "adam_beta2": 0.9}),
         ({"contiguous_param_buffer": True, "contiguous_grad_buffer": True}, "config", {"optimizer": "adam"}),
     ],
-    ids=str,
+    ids=lambda value: str(value).partition(" at 0x")[0],
 )
 def test_each_option_sets_its_fields(option: dict[str, Any], owner: str, expected: dict[str, Any]) -> None:
     node = getattr(distributed_fused_adam(**option), owner)
