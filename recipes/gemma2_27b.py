@@ -4,7 +4,7 @@
 from nemo2.recipes._families import Layout, gemma2
 
 RECIPE = gemma2(
-    name="gemma2_27b", config_class="Gemma2Config27B", parameters=27.2e9, layout=Layout(tp=8, pp=2), nodes=2
+    name="gemma2_27b", config_class="Gemma2Config27B", parameters=27.2e9, layout=Layout(tp=8, pp=2, sp=True), nodes=2
 )
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

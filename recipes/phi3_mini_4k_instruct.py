@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3 mini at 4,096 tokens, for one GPU of 80 GB."""
+"""Phi-3 mini at 4,096 tokens, for one node of 8 x 80 GB."""
 
 from nemo2.recipes._families import phi3
 from nemo2.recipes._performance import overlap_and_collect
@@ -8,7 +8,6 @@ RECIPE = phi3(
     name="phi3_mini_4k_instruct",
     config_class="Phi3ConfigMini",
     parameters=3.82e9,
-    gpus_per_node=1,
     performance=overlap_and_collect,
 )
 
