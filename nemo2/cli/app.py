@@ -15,7 +15,20 @@ from typing import Annotated
 
 import typer
 
-from nemo2.cli import check, doctor, explain, inspect, inspection, layout, recipe_tools, rehearse, runs, tools, trace
+from nemo2.cli import (
+    check,
+    doctor,
+    explain,
+    inspect,
+    inspection,
+    layout,
+    plan,
+    recipe_tools,
+    rehearse,
+    runs,
+    tools,
+    trace,
+)
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 
 _DEBUG = "--debug"
@@ -49,6 +62,7 @@ check.register(app)
 doctor.register(app)
 explain.register(app)
 layout.register(app)
+plan.register(app)
 recipe_tools.register(app)
 rehearse.register(app)
 trace.register(app)

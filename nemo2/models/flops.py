@@ -49,10 +49,10 @@ def model_flops_per_step(
 def _layer_products(config: Any, seq_length: int, causal: bool, depth: int) -> float:
     """Multiply-adds per token of all layers, those of ``depth`` further predictions included."""
     if hasattr(config, "hybrid_override_pattern"):
-        return sum(_hybrid_layer_products(config, kind, seq_length, causal) for kind in _hybrid_pattern(config))
+        return sum(_hybrid_layer_products(config, kind, seq_length, causal) for kind in hybrid_pattern(config))
     if _get(config, "heterogeneous_block_specs", False):
         return sum(_block_products(config, block, seq_length, causal) for block in config.per_block_parameters)
-    kinds = _is_moe_per_layer(config)
+    kinds = is_moe_per_layer(config)
     kinds += kinds[-1:] * depth
     attention = len(kinds) * _attention_products(config, seq_length, causal)
     return attention + sum(_mlp_products(config, is_moe) for is_moe in kinds)
@@ -85,7 +85,7 @@ def mixer_products(config: Any) -> float:
     return projections + 2 * inner * states
 
 
-def _hybrid_pattern(config: Any) -> str:
+def hybrid_pattern(config: Any) -> str:
     """A letter per layer; where only shares are given, as many of each as Megatron-Core's ``allocate_layers`` takes."""
     pattern = config.hybrid_override_pattern
     if pattern is not None:
@@ -144,7 +144,7 @@ def _mlp_products(config: Any, is_moe: bool, *, ffn: int | None = None) -> float
     return matrices * config.hidden_size * width
 
 
-def _is_moe_per_layer(config: Any) -> list[bool]:
+def is_moe_per_layer(config: Any) -> list[bool]:
     """Which layers hold experts, by Megatron-Core's ``moe_layer_freq``: every n-th, or a pattern of zeros and ones."""
     layers = config.num_layers
     if not _get(config, "num_moe_experts", None):

@@ -7,6 +7,7 @@ is less than the name says: 80 GB are 74.5 GiB by the decimal count of vendors, 
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -28,17 +29,32 @@ class Gpu:
 
 
 _CAPACITY_GIB = {
+    "V100-16": 15.77,
+    "V100": 31.73,
     "A100-40": 39.39,
     "A100": 79.15,
+    "A800": 79.15,
+    "H800": 79.10,
     "H100": 79.10,
     "H200": 139.72,
     "H20": 95.00,
     "B200": 178.35,
     "GB200": 184.00,
+    "B300": 267.69,
+    "GB300": 276.60,
     "L40S": 44.40,
     "RTX4090": 23.52,
 }
-_ALSO = {"A100-80": "A100", "A100-80GB": "A100", "A100-40GB": "A100-40", "H100-80": "H100", "H100-80GB": "H100"}
+_ALSO = {
+    "V100-16GB": "V100-16",
+    "V100-32": "V100",
+    "V100-32GB": "V100",
+    "A100-80": "A100",
+    "A100-80GB": "A100",
+    "A100-40GB": "A100-40",
+    "H100-80": "H100",
+    "H100-80GB": "H100",
+}
 DEFAULT = "H100"
 
 
@@ -58,3 +74,20 @@ def parse_gpus(text: str) -> tuple[Gpu, int | None]:
         )
     number = int(match.group(2)) if match.group(2) else None
     return Gpu(name, round(_CAPACITY_GIB[name] * GIB)), number
+
+
+GPUS_PER_NODE = 8
+
+
+def spread_over(trainer: Any, number: int) -> None:
+    """Set the nodes and devices of a trainer to so many GPUs: nodes of 8, or of its devices where those divide the number.
+
+    Raises:
+        ConfigError: they are no whole nodes.
+    """
+    per_node = trainer.devices if isinstance(trainer.devices, int) else GPUS_PER_NODE
+    if number % per_node:
+        per_node = number if number < GPUS_PER_NODE else GPUS_PER_NODE
+    if number % per_node:
+        raise ConfigError(f"--gpus: {number} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}.")
+    trainer.num_nodes, trainer.devices = number // per_node, per_node

@@ -15,12 +15,10 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.advice import smallest_change
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
-from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, Gpu, parse_gpus
+from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, Gpu, parse_gpus, spread_over
 from nemo2.rehearse.kernels import plain_kernels, te_kernels
 from nemo2.rehearse.rank import run_rank
 from nemo2.rehearse.summary import summarise
-
-GPUS_PER_NODE = 8
 
 
 def rehearse(
@@ -59,7 +57,7 @@ def rehearse(
     recipe = on_gpus(recipe, number)
     if check:
         check_recipe(recipe)
-    with _quietly():
+    with quietly():
         ranks = tuple(
             rehearse_rank(recipe, stage=stage, kernels=kernels) for stage in stages_of(recipe, every=all_stages)
         )
@@ -154,12 +152,7 @@ def on_gpus(recipe: Any, number: Optional[int]) -> Any:
             f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''}."
         )
     if number is not None:
-        per_node = trainer.devices if isinstance(trainer.devices, int) else GPUS_PER_NODE
-        if number % per_node:
-            per_node = number if number < GPUS_PER_NODE else GPUS_PER_NODE
-        if number % per_node:
-            raise ConfigError(f"--gpus: {number} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}.")
-        trainer.num_nodes, trainer.devices = number // per_node, per_node
+        spread_over(trainer, number)
     # The rank is made here, wherever the job will run; nothing is written.
     trainer.accelerator = "cpu"
     trainer.logger = None
@@ -225,7 +218,7 @@ def _kind(stage: int, stages: int) -> str:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Messages about this machine say nothing of the one that the job is for; imports are not searched for garbage."""
     names = ("nemo2.models", "nemo2.callbacks", "nemo2.strategies", "lightning.pytorch", "lightning.fabric", "megatron")
     loggers = [logging.getLogger(name) for name in names]

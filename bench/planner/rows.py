@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published training speeds as the planner's input: each row's shape, job, and tokens per second and GPU.
+
+A row states its layout. What software it ran on, and so which attention kernel and which overlaps, is said once per
+source in `SOFTWARE`, from that source's own documentation; no constant of the planner depends on it.
+"""
+
+import csv
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.planner.hardware import gpu
+from nemo2.planner.job import Job
+from nemo2.planner.shape import ModelShape
+
+HERE = Path(__file__).parent
+
+# Latent attention and dense first layers, which the table of dimensions has no column for (arXiv 2412.19437, 4.2).
+EXTRA: dict[str, dict[str, Any]] = {
+    "deepseek-v3": {"q_lora": 1536, "kv_lora": 512, "rope_dim": 64, "dense_layers": 3, "mtp": 1},
+}
+# Megatron-LM before 2023: kept scores with one softmax kernel, nothing overlapped.
+_EARLY_MEGATRON: dict[str, Any] = {
+    "attention": "softmax",
+    "sp": False,
+    "overlap_grad": False,
+    "overlap_param": False,
+    "overlap_tp": False,
+    "overlap_pp": False,
+}
+_NO_MODEL_OVERLAP: dict[str, Any] = {"overlap_tp": False, "overlap_pp": False}
+SOFTWARE: dict[str, dict[str, Any]] = {
+    "arXiv 2104.04473": {**_EARLY_MEGATRON, "sharding": "replicated"},
+    "arXiv 2205.05198": {**_EARLY_MEGATRON, "sharding": "replicated"},
+    "bigscience": {**_EARLY_MEGATRON, "grad_bytes": 2},
+    # Their own library: elementwise kernels unfused but for the RMS norm, where a row says so.
+    "Aleph-Alpha": {**_NO_MODEL_OVERLAP, "overlap_grad": False, "overlap_param": False, "grad_bytes": 2},
+    "InternLM": {**_NO_MODEL_OVERLAP, "grad_bytes": 2, "sp": False, "compiled": False},
+    "mosaicml": {"sharding": "fsdp", "compiled": False},
+    "foundation-model-stack": {"sharding": "fsdp"},
+}
+PRECISION = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "bf16/fp16": "bf16",
+    "fp8": "fp8",
+    "mxfp8": "fp8",
+    "fp8_cs": "fp8",
+    "nvfp4": "fp4",
+}
+_FAMILIES = (
+    "dgxc",
+    "Megatron-Bridge",
+    "Megatron-LM",
+    "Aleph",
+    "bigscience",
+    "InternLM",
+    "mosaicml",
+    "JAX-Toolbox",
+    "nanotron",
+    "foundation",
+    "Automodel",
+    "NeMo",
+)
+# Not the speed of a step: whole training runs with their restarts, one-off functional checks, regression tests of
+# models so small that only the host's launching is measured.
+_NOT_SPEED = ("whole-run", "latency-bound regression test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measurement. ``family`` is who measured: tables of one project are left out together."""
+
+    source: str
+    family: str
+    name: str
+    shape: ModelShape
+    job: Job
+    measured: float
+    notes: str
+
+
+def rows(path: Path = HERE / "throughput_train.csv") -> Iterator[Row]:
+    """The rows that state what the planner needs, with their tokens per second and GPU."""
+    known = shapes()
+    for row in csv.DictReader(path.open()):
+        notes, measured = row["notes"], _number(row["tokens_per_s_per_gpu"])
+        functional = "functional verification" in notes and "(tuned" not in notes
+        if not measured or functional or any(word in notes for word in _NOT_SPEED):
+            continue
+        shape, job = shape_of(row, known), job_of(row)
+        if shape is None or job is None or not (row["tp"] or row["pp"] or job.sharding == "fsdp"):
+            continue
+        if job.gpus % (job.tp * job.pp * job.cp):
+            continue
+        yield Row(row["source"], family(row["source"]), row["model"], shape, job, measured, notes)
+
+
+def family(source: str) -> str:
+    """The project that a source belongs to."""
+    if source.startswith("arXiv"):
+        return " ".join(source.split()[:2])
+    return next((name for name in _FAMILIES if name in source), source[:24])
+
+
+def shapes() -> dict[str, ModelShape]:
+    """Shapes of named models."""
+    found = {}
+    for row in csv.DictReader((HERE / "model_dims.csv").open()):
+        size = {key: int(float(row[key] or 0)) for key in row if key not in ("model", "gated", "tied", "source")}
+        experts = size["num_experts"]
+        found[row["model"]] = ModelShape(
+            layers=size["num_layers"],
+            hidden=size["hidden"],
+            heads=size["heads"],
+            kv_heads=size["kv_heads"],
+            head_dim=size["head_dim"],
+            ffn=size["ffn"],
+            vocab=size["vocab"],
+            gated=row["gated"] == "yes",
+            tied=row["tied"] == "yes",
+            experts=experts,
+            topk=size["topk"],
+            moe_ffn=(size["moe_ffn"] or size["ffn"]) if experts else 0,
+            shared_ffn=size["shared_ffn"],
+            **EXTRA.get(row["model"], {}),
+        )
+    return found
+
+
+def shape_of(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[ModelShape]:
+    """A row's shape by its model's name, or from the sizes in its notes; None where neither says it."""
+    if row["model"] in known:
+        return known[row["model"]]
+    if proxy := re.fullmatch(r"(.*)-proxy-(\d+)L", row["model"]):
+        return dataclasses.replace(known[proxy[1]], layers=int(proxy[2]))
+    said = _sizes(row["notes"])
+    if not {"hidden", "layers"} <= set(said):
+        return None
+    hidden, heads = said["hidden"], said.get("heads", said["hidden"] // 128)
+    if not heads or hidden % heads:
+        return None
+    return ModelShape(
+        layers=said["layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=said.get("ffn", 4 * hidden),
+        vocab=said.get("vocab", 51200),
+        gated="swiglu" in row["notes"],
+        tied="untied" not in row["notes"],
+    )
+
+
+def job_of(row: dict[str, str]) -> Optional[Job]:
+    """A row's job; None where it lacks a size or ran on something that the planner doesn't know."""
+    notes = row["notes"]
+    need = [_number(row[key]) for key in ("num_gpus", "seq_len", "global_batch", "micro_batch")]
+    precision = PRECISION.get(row["precision"])
+    if precision is None or None in need:
+        return None
+    try:
+        chip = gpu(row["gpu"])
+    except ConfigError:
+        return None
+    gpus, seq, global_batch, micro_batch = (int(value or 0) for value in need)
+    cut = {key: int(_number(row[key]) or 1) for key in ("tp", "pp", "cp", "ep")}
+    return Job(
+        gpu=chip,
+        gpus=gpus,
+        seq=seq,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        precision=precision,
+        vp=int(_number(row["vpp"]) or 1),
+        recompute=next((kind for kind in ("full", "selective") if row["recompute"].startswith(kind)), "none"),
+        **cut,
+        **_settings(row["source"], notes),
+    )
+
+
+def _settings(source: str, notes: str) -> dict[str, Any]:
+    """What a row's source and notes say of its software."""
+    settings: dict[str, Any] = {}
+    for name, value in SOFTWARE.items():
+        settings |= value if name in source else {}
+    low = notes.lower()
+    if "fsdp" in low and "fsdp=0" not in low:
+        settings["sharding"] = "fsdp"
+    if kernel := re.search(r"kernel=([^;]*)", notes):
+        name = kernel[1]
+        settings["attention"] = (
+            "eager"
+            if name.startswith("torch")
+            else "softmax"
+            if name == "fused"
+            else "flash1"
+            if "v1" in name
+            else "flash"
+        )
+        settings["compiled"] = "RMS" in name
+        settings["sp"] = "sequence_parallel=True" in notes
+    if "sequence parallel" in low:
+        settings["sp"] = True
+    if fabric := re.search(r"(\d+) Gbps node-node", notes):
+        settings["network"] = int(fabric[1]) * 1e9 / 8 / 8  # of a machine of 8 GPUs, in bits
+    if "4x100Gb" in notes:
+        settings["network"] = 4 * 100e9 / 8 / 8
+    made = re.search(r"container=(\d+)\.", notes)
+    if (made and int(made[1]) >= 26) or "tuned performance recipe" in notes:
+        # Megatron-Bridge's performance recipes of 2026: CUDA graphs, fused dispatch of tokens to experts.
+        settings["cuda_graphs"] = settings["overlap_ep"] = True
+    if "task=lora" in low:
+        settings["lora"] = True
+    return settings
+
+
+def _sizes(notes: str) -> dict[str, int]:
+    """``hidden=14400 vocab=250k`` as numbers. Several sources write BLOOM's 250,880 tokens as 250k."""
+    found = {}
+    for name, digits, thousands in re.findall(r"\b(hidden|layers|heads|vocab|ffn)[= ](\d+)(k?)\b", notes):
+        found[name] = 250880 if (digits, thousands) == ("250", "k") else int(digits) * (1000 if thousands else 1)
+    return found
+
+
+def _number(text: str) -> Optional[float]:
+    return float(text) if text else None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 plan``: how fast a recipe will be, whether it fits, and what it costs; the best layouts for it."""
+
+import json
+import os
+from typing import Annotated, Optional
+
+import typer
+
+from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.rehearse.gpus import DEFAULT, HEADROOM
+
+PLAN_EXAMPLE = "Example: nemo2 plan llama3_70b --gpus H100x64 --tokens 1e12 --cost-per-gpu-hour 2.5"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan", epilog=PLAN_EXAMPLE)(plan)
+
+
+def plan(
+    name: RecipeName,
+    overrides: Overrides = None,
+    gpus: Annotated[
+        str, typer.Option("--gpus", help="GPU, or GPU and number: H100, B200x64. Without a number: the recipe's.")
+    ] = DEFAULT,
+    tokens: Annotated[
+        Optional[float], typer.Option("--tokens", help="A budget of tokens such as 1e12: how long it takes.")
+    ] = None,
+    price: Annotated[
+        Optional[float], typer.Option("--cost-per-gpu-hour", min=0, help="With --tokens: what a GPU costs per hour.")
+    ] = None,
+    mtbf: Annotated[
+        Optional[float],
+        typer.Option(
+            "--gpu-hours-per-failure", min=1, help="GPU hours between interruptions; default as Llama 3 405B's: 50,677."
+        ),
+    ] = None,
+    save: Annotated[
+        float, typer.Option("--save-seconds", min=0, help="For how long a checkpoint stops training.")
+    ] = 6.3,
+    restart: Annotated[
+        float, typer.Option("--restart-seconds", min=0, help="From an interruption to the next step.")
+    ] = 600.0,
+    headroom: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of a GPU that must stay free to call it a fit.")
+    ] = HEADROOM,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Memory by formula, in no time; else a rehearsal counts it.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Plan a run: its speed with an error band, where a step's time goes, its memory, its days and its cost.
+
+    Ends with 0 where it fits its GPUs and with 1 where it does not.
+    """
+    # A rehearsal must not meet a GPU; before torch.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    recipe = configured(name, overrides or [])
+    from nemo2.planner.goodput import Failures
+    from nemo2.planner.plan import plan as make
+    from nemo2.planner.text import render
+
+    failures = Failures.of_llama3(
+        save_seconds=save, restart_seconds=restart, **({"per_gpu_hour": 1 / mtbf} if mtbf else {})
+    )
+    made = make(
+        recipe,
+        name=name,
+        gpus=gpus,
+        tokens=tokens,
+        cost_per_gpu_hour=price,
+        failures=failures,
+        headroom=headroom,
+        rehearsed=not quick,
+    )
+    print(json.dumps(made.to_dict(), indent=2) if as_json else render(made))
+    if not made.fits:
+        raise typer.Exit(1)

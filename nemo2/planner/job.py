@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step of a model is asked to do, and on what: the planner's input beside the model's shape."""
+
+import dataclasses
+from typing import Optional
+
+from nemo2.planner.hardware import GPU
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One way of training on one kind of GPU.
+
+    Attributes:
+        gpus: GPUs in all. `gpus == dp * tp * pp * cp`.
+        precision: of the linear layers: "fp32", "bf16" (and fp16), "fp8" or "fp4". Attention and the output layer run in 16
+            bits where these do in fewer.
+        seq: tokens of a sequence.
+        global_batch, micro_batch: sequences of a step, and of a forward pass.
+        vp: model chunks of a pipeline rank.
+        sharding: "replicated" (DDP), "zero1" (distributed optimizer) or "fsdp" (ZeRO-3).
+        recompute: "none", "selective" (`recomputed` parts) or "full" (every layer's forward once more).
+        recomputed: with "selective": Megatron-Core's names of what is computed again: "core_attn", "mlp", "moe", "moe_act",
+            "layernorm", "mla_up_proj".
+        attention: "flash" (fused, nothing quadratic kept), "flash1" (its first version), "softmax" (scores are kept, the
+            softmax is one kernel) or "eager" (scores are kept, kernel by kernel).
+        overlap_grad, overlap_param: data-parallel reduction and gathering run beside the computation.
+        overlap_tp: tensor-parallel collectives run beside the matrix products (userbuffers).
+        overlap_pp: sends between stages run beside the computation.
+        overlap_ep: tokens travel to their experts beside the computation of another micro-batch or by fused kernels.
+        grad_bytes: bytes of a gradient element in the buffers and in the data-parallel reduction.
+        state_bytes: bytes per weight of the optimizer: fp32 weights and two fp32 moments make 12.
+        network: bytes per second and direction of a GPU's network adapter, None for the GPU's usual one.
+        cuda_graphs: kernels are replayed, not launched one by one.
+        compiled: elementwise kernels are fused by a compiler or by hand (Transformer Engine, torch.compile, XLA).
+        dropout: dropout is applied, and its masks are kept.
+        lora: the base weights are frozen: no weight gradients, no reduction of them.
+    """
+
+    gpu: GPU
+    gpus: int
+    seq: int
+    global_batch: int
+    micro_batch: int
+    precision: str = "bf16"
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sp: bool = True
+    sharding: str = "zero1"
+    recompute: str = "none"
+    recomputed: tuple[str, ...] = ("core_attn",)
+    attention: str = "flash"
+    overlap_grad: bool = True
+    overlap_param: bool = True
+    overlap_tp: bool = True
+    overlap_pp: bool = True
+    overlap_ep: bool = False
+    grad_bytes: int = 4
+    state_bytes: int = 12
+    network: Optional[float] = None
+    cuda_graphs: bool = False
+    compiled: bool = True
+    dropout: bool = False
+    lora: bool = False
+
+    @property
+    def dp(self) -> int:
+        return max(1, self.gpus // (self.tp * self.pp * self.cp))
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step on each data-parallel replica."""
+        return max(1, round(self.global_batch / (self.dp * self.micro_batch)))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of one micro-batch on one rank, before tensor parallelism."""
+        return self.micro_batch * self.seq / self.cp
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks over which the tokens between two blocks are cut."""
+        return self.tp if self.sp else 1
+
+    @property
+    def adapter(self) -> float:
+        return self.network or self.gpu.network
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether attention writes its score matrix out."""
+        return self.attention in ("eager", "softmax")
+
+    def recomputes(self, part: str) -> bool:
+        """Whether ``part``, one of Megatron-Core's names, is computed again on the way back by itself."""
+        return self.recompute == "selective" and part in self.recomputed

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds that one layer takes on one rank for one micro-batch, by kind of kernel, forward and backward apart."""
+
+import dataclasses
+from typing import NamedTuple
+
+from nemo2.planner.constants import Constants
+from nemo2.planner.job import Job
+from nemo2.planner.links import bandwidth, exchange_seconds, gathered_fraction
+from nemo2.planner.shape import ModelShape
+
+# Of elementwise traffic, what the forward pass moves.
+_FORWARD = 0.4
+
+
+class Passes(NamedTuple):
+    """Seconds of a forward and of a backward pass."""
+
+    forward: float
+    backward: float
+
+    def __add__(self, other: tuple[float, ...]) -> "Passes":
+        return Passes(self.forward + other[0], self.backward + other[1])
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+NOTHING = Passes(0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """What the kernels of one job on its GPU can do."""
+
+    shape: ModelShape
+    job: Job
+    c: Constants
+
+    @property
+    def rate16(self) -> float:
+        """FLOP/s that large products reach where nothing runs in fewer than 16 bits."""
+        precision = "fp32" if self.job.precision == "fp32" else "bf16"
+        return self.job.gpu.rate(precision) * self.c.gemm[self.job.gpu.generation]
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation."""
+        return 4 if self.job.precision == "fp32" else 2
+
+    @property
+    def low_precision(self) -> bool:
+        return self.job.precision in ("fp8", "fp4")
+
+    @property
+    def linear_rate(self) -> float:
+        """FLOP/s of linear layers in the job's precision."""
+        if not self.low_precision:
+            return self.rate16
+        share = self.c.gemm_fp8 if self.job.precision == "fp8" else self.c.gemm_fp4
+        return self.job.gpu.rate(self.job.precision) * self.c.gemm[self.job.gpu.generation] * share
+
+    def product(self, rows: float, k: float, n: float, *, rate: float, element: float) -> float:
+        """Seconds of ``[rows, k] @ [k, n]``: its FLOPs, what short sides waste, and the operands' traffic."""
+        wasted = 1 + self.c.gemm_edge * (1 / rows + 1 / k + 1 / n)
+        moved = element * (rows * k + k * n) + self.element * rows * n
+        return 2 * rows * k * n / rate * wasted + self.c.gemm_bytes * moved / self.job.gpu.hbm
+
+    def linear(self, rows: float, k: float, n: float) -> Passes:
+        """A linear layer: the output; the gradients of its input and its weight, added to the gradient buffer."""
+        rate, element, hbm = self.linear_rate, 1 if self.low_precision else self.element, self.job.gpu.hbm
+        forward = self.product(rows, k, n, rate=rate, element=element)
+        backward = self.product(rows, n, k, rate=rate, element=element)
+        if not self.job.lora:
+            backward += self.product(k, rows, n, rate=rate, element=element) + self.c.accumulate_bytes * k * n / hbm
+        if self.low_precision:
+            cast = self.c.cast_bytes / hbm
+            forward += cast * rows * k
+            backward += cast * (rows * n + 0.25 * k * n)
+        return Passes(forward, backward)
+
+    def chain(self, rows: float, *sizes: tuple[float, float]) -> Passes:
+        """Linear layers one after another."""
+        total = NOTHING
+        for k, n in sizes:
+            total += self.linear(rows, k, n)
+        return total
+
+    def moving(self, moved: float) -> Passes:
+        """Elementwise kernels that move so many bytes in both passes."""
+        seconds = moved / self.job.gpu.hbm * (self.element / 2) * (1.0 if self.job.compiled else self.c.eager)
+        return Passes(_FORWARD * seconds, (1 - _FORWARD) * seconds)
+
+    # ------------------------------------------------------------------------------------------------- parts of a layer
+
+    def projections(self) -> Passes:
+        """Query, key, value and output of attention, or the down and up projections of latent attention."""
+        shape, t = self.shape, self.job.tp
+        h, width = shape.hidden, shape.heads * shape.head_dim
+        if not shape.kv_lora:
+            return self.chain(self.job.tokens, (h, (width + shape.kv_width) / t), (width / t, h))
+        query = shape.heads * (shape.head_dim + shape.rope_dim) / t
+        down = [(h, shape.q_lora), (shape.q_lora, query)] if shape.q_lora else [(h, query)]
+        return self.chain(self.job.tokens, *down, *self._latent())
+
+    def _latent(self) -> list[tuple[float, float]]:
+        shape, t = self.shape, self.job.tp
+        width = shape.heads * shape.head_dim
+        return [
+            (shape.hidden, shape.kv_lora + shape.rope_dim),
+            (shape.kv_lora, 2 * width / t),
+            (width / t, shape.hidden),
+        ]
+
+    def core_attention(self) -> Passes:
+        """Scores, softmax and weighted values. A fused kernel skips the future and computes the scores again backward:
+        five products instead of four there (FlashAttention-2, arXiv 2307.08691, section 3.1.2)."""
+        shape, job, c = self.shape, self.job, self.c
+        scores = job.tokens * job.seq * shape.heads / job.tp * shape.seen(job.seq)
+        flops = 2 * scores * (2 * shape.head_dim + shape.rope_dim)
+        if job.keeps_scores:
+            moved = (c.eager_score_bytes if job.attention == "eager" else c.score_bytes) * scores / job.gpu.hbm
+            return Passes(flops / self.rate16 + _FORWARD * moved, 2 * flops / self.rate16 + (1 - _FORWARD) * moved)
+        rate = job.gpu.rate("bf16") * c.flash[job.gpu.generation] * (c.flash1 if job.attention == "flash1" else 1.0)
+        return Passes(0.5 * flops / rate, 1.25 * flops / (0.8 * rate))
+
+    def norm(self) -> Passes:
+        """The norm before a block and the residual sum after it, which sequence parallelism divides."""
+        return self.moving(0.5 * self.c.norm_bytes * self.job.tokens * self.shape.hidden / self.job.sequence_ranks)
+
+    def around_attention(self) -> Passes:
+        """Norm and residual; rotation and layout of heads."""
+        inside = 0.5 * self.c.inner_bytes * (self.shape.heads * self.shape.head_dim + self.shape.kv_width) / self.job.tp
+        return self.norm() + self.moving(self.job.tokens * inside)
+
+    def activation(self, width: float) -> Passes:
+        """The activation function of a feed-forward layer whose first product is that wide."""
+        return self.moving(self.c.inner_bytes * self.job.tokens * width)
+
+    def feed_forward(self, width: int) -> Passes:
+        """A dense feed-forward layer (or the shared experts) of this width, with its activation."""
+        shape, t = self.shape, self.job.tp
+        inner = (shape.matrices - 1) * width / t
+        return self.chain(self.job.tokens, (shape.hidden, inner), (width / t, shape.hidden)) + self.activation(inner)
+
+    def mixer(self) -> Passes:
+        """A Mamba 2 mixer: projections, convolution, and the scan, which moves its inputs and a state per chunk of 256."""
+        shape, t = self.shape, self.job.tp
+        inner = shape.mixer_inner / t
+        products = self.chain(self.job.tokens, (shape.hidden, (2 * inner + shape.mixer_bc)), (inner, shape.hidden))
+        states = inner * shape.mixer_state / 256 * 4
+        return products + self.moving(self.job.tokens * (4 * self.c.inner_bytes * inner + states))
+
+    @property
+    def routed_rows(self) -> float:
+        """Token copies that a rank's experts see: an even share of all."""
+        return self.job.tokens * self.shape.topk / self.job.tp * self.job.etp
+
+    def grouped_products(self) -> Passes:
+        """Products of the routed experts on a rank, and their activation."""
+        shape, job, c = self.shape, self.job, self.c
+        local, rows = max(1.0, shape.experts / job.ep), self.routed_rows
+        element, hbm = 1 if self.low_precision else self.element, job.gpu.hbm
+        rate = self.linear_rate * c.expert_gemm
+        total = NOTHING
+        inner = (shape.matrices - 1) * shape.moe_ffn / job.etp
+        for k, n in ((shape.hidden, inner), (shape.moe_ffn / job.etp, shape.hidden)):
+            moved = element * (rows * k + local * k * n) + self.element * rows * n
+            forward = 2 * rows * k * n / rate * (1 + c.gemm_edge * local / rows) + c.gemm_bytes * moved / hbm
+            backward = 2 * forward + c.accumulate_bytes * local * k * n / hbm
+            if self.low_precision:
+                forward += c.cast_bytes * rows * k / hbm
+                backward += c.cast_bytes * rows * n / hbm
+            total += Passes(forward, backward)
+        return total + self.moving(rows * c.inner_bytes * inner)
+
+    def experts(self) -> Passes:
+        """Routed experts with the sorting of tokens before and after them, and the shared ones."""
+        sorting = self.moving(0.5 * self.c.norm_bytes * self.routed_rows * self.shape.hidden)
+        routed = self.grouped_products() + sorting
+        return routed + self.feed_forward(self.shape.shared_ffn) if self.shape.shared_ffn else routed
+
+    # ------------------------------------------------------------------------------------------------------ collectives
+
+    def tensor_parallel(self) -> Passes:
+        """Gathering and scattering around one block: as many bytes as an all-reduce a pass (Korthikanti et al., arXiv
+        2205.05198, section 4.2.2); backward gathers once more what sequence parallelism did not keep."""
+        job = self.job
+        if job.tp == 1:
+            return NOTHING
+        volume = job.tokens * self.shape.hidden * self.element * gathered_fraction(job.tp)
+        one = volume / bandwidth(job, job.tp, 1, self.c) + self.c.collective_us * 1e-6
+        shown = self.c.tp_exposed if job.overlap_tp and job.sp else 1.0
+        return Passes(2 * one * shown, (2.5 if job.sp else 2) * one * shown)
+
+    def context_parallel(self) -> Passes:
+        """Keys and values round the ring, as far as the core attention does not cover them."""
+        job = self.job
+        if job.cp == 1:
+            return NOTHING
+        volume = job.tokens * self.shape.kv_width / job.tp * self.element * (job.cp - 1)
+        seconds, core = volume / bandwidth(job, job.cp, job.tp, self.c), self.core_attention()
+        return Passes(max(0.1 * seconds, seconds - core.forward), max(0.2 * seconds, 2 * seconds - core.backward))
+
+    def expert_parallel(self) -> Passes:
+        """Tokens to their experts and back, twice a pass."""
+        job = self.job
+        if job.ep == 1 or not self.shape.experts:
+            return NOTHING
+        volume = self.routed_rows * self.shape.hidden * self.element
+        one = exchange_seconds(job, volume, job.ep, job.etp, self.c) + self.c.collective_us * 1e-6
+        shown = self.c.ep_exposed if job.overlap_ep else 1.0
+        return Passes(2 * one * shown, 2 * one * shown)
+
+    def output_layer(self) -> float:
+        """Logits and loss of one micro-batch, both passes, and those of further predictions."""
+        shape, job = self.shape, self.job
+        products = self.product(job.tokens, shape.hidden, shape.vocab / job.tp, rate=self.rate16, element=self.element)
+        loss = self.c.logit_bytes * job.tokens * shape.vocab / job.tp / job.gpu.hbm
+        return (1 + shape.mtp) * ((2 if job.lora else 3) * products + loss)
+
+    # ------------------------------------------------------------------------------------------------------ recomputation
+
+    def recomputed(self, attentions: float, mlps: float, moes: float) -> float:
+        """Seconds of the forward parts that selective recomputation does again, for so many layers of each kind."""
+        job, shape = self.job, self.shape
+        seconds = 0.0
+        if job.recomputes("core_attn") and job.keeps_scores:
+            seconds += attentions * self.core_attention().forward
+        if job.recomputes("mla_up_proj") and shape.kv_lora:
+            seconds += attentions * self.chain(job.tokens, self._latent()[1]).forward
+        if job.recomputes("mlp"):
+            seconds += mlps * self.feed_forward(shape.ffn).forward
+        if job.recomputes("moe"):
+            seconds += moes * (self.experts() + self.expert_parallel()).forward
+        elif job.recomputes("moe_act"):
+            seconds += moes * self.moving(self.routed_rows * self.c.inner_bytes * shape.moe_ffn / job.etp).forward
+        if job.recomputes("layernorm"):
+            seconds += (attentions + mlps + moes) * self.norm().forward
+        return seconds
+
+
+def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
+    """Seconds of a stage's mean share of the layers for one micro-batch, by part; recomputation is one of them."""
+    kernels = Kernels(shape, job, c)
+    attentions, mlps, moes, mixers = (
+        count / job.pp for count in (shape.attentions, shape.mlps, shape.moe_layers, shape.mixers)
+    )
+    # With sequence parallelism experts take their tokens from where they are; only shared ones need them gathered.
+    gathering = attentions + mlps + mixers + (moes if job.etp > 1 or shape.shared_ffn else 0)
+    counted = [
+        (attentions, "projections", kernels.projections),
+        (attentions, "core attention", kernels.core_attention),
+        (attentions, "elementwise", kernels.around_attention),
+        (attentions, "context parallel", kernels.context_parallel),
+        (mlps + moes + mixers, "elementwise", kernels.norm),
+        (mlps, "feed-forward", lambda: kernels.feed_forward(shape.ffn)),
+        (mixers, "mixers", kernels.mixer),
+        (moes, "experts", kernels.experts),
+        (moes, "expert parallel", kernels.expert_parallel),
+        (gathering, "tensor parallel", kernels.tensor_parallel),
+    ]
+    parts: dict[str, float] = {}
+    forward = 0.0
+    for count, name, time in counted:
+        if count:
+            passes = time()
+            parts[name] = parts.get(name, 0.0) + count * passes.total
+            forward += count * passes.forward
+    again = forward if job.recompute == "full" else kernels.recomputed(attentions, mlps, moes)
+    return {**parts, "recomputation": again}

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step keeps in a GPU's memory at its fullest moment, by part, by formula.
+
+For a search over many layouts, and for jobs that a rehearsal cannot run; where it can, `nemo2.rehearse` counts the same to
+the byte.
+"""
+
+import dataclasses
+import math
+from typing import Optional
+
+from nemo2.planner.job import Job
+from nemo2.planner.shape import ModelShape
+
+GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConstants:
+    """What no formula says. Guessed from how torch works; ``python -m bench.planner --memory`` tells how far that carries."""
+
+    eager: float = 1.4
+    """Of activations where elementwise kernels keep their inputs one by one."""
+    logits: float = 12.0
+    """Bytes of each logit alive at once: 16-bit output, fp32 copy, softmax or its gradient, 16-bit gradient."""
+    context: float = 2.0
+    """GB that CUDA's context, NCCL and libraries take beside torch's allocator."""
+    fragmentation: float = 0.06
+    """Of what is allocated, what the allocator holds in blocks that fit nothing at the fullest moment."""
+
+
+GUESSED = MemoryConstants()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one rank of a pipeline stage; `parts` add up to `allocated`."""
+
+    parts: dict[str, float]
+    stage: int
+    beside: float
+
+    @property
+    def allocated(self) -> float:
+        """The peak of what torch's allocator hands out."""
+        return sum(self.parts.values())
+
+    @property
+    def used(self) -> float:
+        """What `nvidia-smi` shows: with what is outside of torch, and the allocator's holes."""
+        return self.allocated + self.beside
+
+
+def predict_memory(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED, *, stage: Optional[int] = None) -> Memory:
+    """A rank of ``stage``. None: the fullest; the first holds most micro-batches, the last the logits."""
+    stages = sorted({0, job.pp - 1}) if stage is None else [stage]
+    return max((_stage(shape, job, c, one) for one in stages), key=lambda memory: memory.allocated)
+
+
+def _stage(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> Memory:
+    state = _state(shape, job, stage)
+    passing = _activations(shape, job, c, stage)
+    # The output layer's tensors are gone when its gradients reach the layers below: one of the two is at its fullest.
+    logits, working = passing.pop("logits", 0.0), passing.pop("working")
+    parts = {**state, **passing, "logits": logits, "working": max(0.0, working - logits)}
+    allocated = sum(parts.values())
+    return Memory(
+        parts={name: value for name, value in parts.items() if value},
+        stage=stage,
+        beside=c.context * GB + c.fragmentation * allocated,
+    )
+
+
+def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
+    """Weights, gradients and the optimizer's part, of dense layers and experts, each shared by as many ranks as hold it."""
+    layers = _layers(shape, job)
+    dense = (
+        shape.blocks * layers / shape.layers / job.tp
+        + _embeddings(shape, job, stage) * shape.embedding_parameters / job.tp
+    )
+    routed = shape.moe_layers * shape.expert_parameters * layers / shape.layers / (job.ep * job.etp)
+    ranks = job.dp * job.cp
+    copies = max(1, job.gpus // job.pp // (job.ep * job.etp))
+    weight, parts = 4 if job.precision == "fp32" else 2, {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    for count, replicas in ((dense, ranks), (routed, copies)):
+        shard = replicas if job.sharding == "fsdp" else 1
+        owned = replicas if job.sharding in ("fsdp", "zero1") else 1
+        parts["weights"] += weight * count / shard
+        parts["gradients"] += job.grad_bytes * count / shard
+        parts["optimizer"] += job.state_bytes * count / owned
+    if job.lora:
+        parts["gradients"] = parts["optimizer"] = 0.0
+    if job.sharding == "fsdp":
+        # Two layers are whole at a time, one in use and the next on its way, with the gradients of one.
+        parts["gathered weights"] = (2 * weight + job.grad_bytes) * (dense + routed) / max(1, layers)
+    return parts
+
+
+def _layers(shape: ModelShape, job: Job) -> float:
+    """Layers of the fullest stage; stages of unequal numbers are taken for equal where chunks don't divide them."""
+    chunks = job.pp * job.vp
+    return math.ceil(shape.layers / chunks) * job.vp if shape.layers % chunks == 0 else shape.layers / job.pp
+
+
+def _embeddings(shape: ModelShape, job: Job, stage: int) -> int:
+    first, last = stage == 0, stage == job.pp - 1
+    return int(first) + int(last and not (shape.tied and job.pp == 1))
+
+
+def in_flight(job: Job, stage: int) -> float:
+    """Micro-batches of which a stage keeps the activations of all its layers at the fullest moment of Megatron-Core's schedules.
+
+    1F1B: as many as stages from here on. Interleaved: 2 (pp - stage - 1) + (vp - 1) pp + 1 chunks.
+    """
+    if job.pp == 1:
+        return 1.0
+    if job.vp == 1:
+        return min(job.pp - stage, job.micro_batches)
+    return min((job.pp * job.vp + job.pp - 1 - 2 * stage) / job.vp, job.micro_batches)
+
+
+def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> dict[str, float]:
+    alive, layers, tokens = in_flight(job, stage), _layers(shape, job), job.tokens
+    block_input = 2 * tokens * shape.hidden / job.sequence_ranks
+    kept = layer_activations(shape, job, c)
+    parts = {"activations": layers * kept * alive, "working": _working(shape, job)}
+    if job.recompute == "full":
+        parts = {"activations": layers * block_input * alive + kept, "working": _working(shape, job)}
+    if stage == 0:
+        parts["activations"] += block_input * alive * (1.5 if job.dropout else 1.0)
+    if stage == job.pp - 1:
+        parts["logits"] = (1 + shape.mtp) * c.logits * tokens * shape.vocab / job.tp
+        parts["activations"] += 2 * block_input  # input and output of the last norm
+    return parts
+
+
+def _working(shape: ModelShape, job: Job) -> float:
+    """Gradients on their way through one block: of its widest tensor, of its output, and what a gather makes whole."""
+    inner = (shape.matrices - 1) * shape.ffn / job.tp
+    if shape.experts:
+        inner = max(
+            inner, shape.topk * (shape.hidden + (shape.matrices - 1) * shape.moe_ffn / job.etp) * job.etp / job.tp
+        )
+    return 2 * job.tokens * (2 * inner + 3 * shape.hidden)
+
+
+def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED) -> float:
+    """Bytes that a mean layer keeps of one micro-batch for its backward pass, without full recomputation.
+
+    Korthikanti et al. (arXiv 2205.05198), section 4: inputs and outputs of norms, query, key and value, the attention's output,
+    the feed-forward layer's inner tensors; a mask of a byte per element where there is dropout. Scores are added where attention
+    keeps them: two of 16 bits and a mask. A layer of experts keeps its tokens' copies.
+    """
+    per_token = (
+        shape.attentions * _attention_bytes(shape, job)
+        + shape.mlps * _mlp_bytes(shape, job, shape.ffn)
+        + shape.moe_layers * _expert_bytes(shape, job)
+        + shape.mixers * _mixer_bytes(shape, job)
+    ) / shape.layers
+    if not job.compiled:
+        per_token *= c.eager
+    scores = 0.0
+    if job.keeps_scores and not job.recomputes("core_attn"):
+        scores = (
+            (10 if job.attention == "eager" else 5) * shape.heads * job.seq / job.tp * shape.attentions / shape.layers
+        )
+    return job.tokens * (per_token + scores)
+
+
+def _norm_bytes(shape: ModelShape, job: Job) -> float:
+    """Input and output of the norm before a block, and the mask behind it."""
+    output = 0 if job.recomputes("layernorm") else 2
+    return (2 + output + (1 if job.dropout else 0)) * shape.hidden / job.sequence_ranks
+
+
+def _attention_bytes(shape: ModelShape, job: Job) -> float:
+    width = shape.heads * shape.head_dim
+    inside = 2 * (2 * width + shape.kv_width) / job.tp
+    if shape.kv_lora:
+        rotary = 2 * 2 * shape.heads * shape.rope_dim / job.tp
+        inside = (
+            2 * (shape.q_lora + shape.kv_lora)
+            + rotary
+            + (2 * width / job.tp if job.recomputes("mla_up_proj") else inside)
+        )
+    return _norm_bytes(shape, job) + inside
+
+
+def _mlp_bytes(shape: ModelShape, job: Job, width: int) -> float:
+    inside = 0 if job.recomputes("mlp") else 2 * shape.matrices * width / job.tp
+    return _norm_bytes(shape, job) + inside
+
+
+def _expert_bytes(shape: ModelShape, job: Job) -> float:
+    if job.recomputes("moe"):
+        return _norm_bytes(shape, job)
+    activated = 0 if job.recomputes("moe_act") else 1
+    inner = 2 * (shape.matrices - 1 + activated) * shape.moe_ffn / job.etp
+    routed = shape.topk * (2 * 2 * shape.hidden + inner) * job.etp / job.tp
+    return _norm_bytes(shape, job) + routed + 2 * shape.matrices * shape.shared_ffn / job.tp
+
+
+def _mixer_bytes(shape: ModelShape, job: Job) -> float:
+    """Its projection's output before and after the convolution, the scan's output, and a state per chunk of 256 tokens."""
+    inner = shape.mixer_inner / job.tp
+    return (
+        _norm_bytes(shape, job)
+        + 2 * (2 * (2 * inner + shape.mixer_bc) + 2 * inner)
+        + 4 * inner * shape.mixer_state / 256
+    )

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`plan`: how fast a recipe will be, whether it fits, and how long and how much a number of tokens takes."""
+
+import dataclasses
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.planner.error_band import Band, band
+from nemo2.planner.goodput import Failures, Goodput, goodput
+from nemo2.planner.hardware import GPU, gpu
+from nemo2.planner.job import Job
+from nemo2.planner.memory import predict_memory
+from nemo2.planner.recipe import Subject, read_recipe, with_gpus
+from nemo2.planner.shape import ModelShape
+from nemo2.planner.step_time import StepTime, predict
+from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, parse_gpus
+
+HOUR = 3600.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes of one kind of rank by part, as a rehearsal counted them or a formula has them."""
+
+    kind: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a recipe will do on its GPUs.
+
+    Attributes:
+        layout: in words.
+        step: seconds of one optimizer step by part.
+        band: how far measured speeds of like jobs lay from their predictions.
+        mfu: model FLOPs (causal half of attention) over the data-sheet rate of ``precision``; `mfu_full_attention` counts
+            the whole score matrix, as PaLM and NeMo 2.0 do.
+        memory: of each kind of rank; `counted` says whether by a rehearsal (to the byte) or by formula.
+        needed: bytes of the fullest rank with what is outside of torch; `capacity` of the GPU; `headroom` to be left free.
+        tokens: the budget, None where there is none; then `hours` and `cost` are None too. `cost` None: no price.
+        goodput: with failures and checkpoints, None without a token budget.
+    """
+
+    recipe: str
+    gpu: GPU
+    gpus: int
+    layout: str
+    shape: ModelShape
+    job: Job
+    step: StepTime
+    band: Band
+    memory: tuple[StageMemory, ...]
+    counted: bool
+    needed: float
+    headroom: float
+    tokens: Optional[float] = None
+    cost_per_gpu_hour: Optional[float] = None
+    goodput: Optional[Goodput] = None
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.step.tokens_per_second_per_gpu
+
+    @property
+    def fits(self) -> bool:
+        return self.needed + self.headroom <= self.gpu.memory
+
+    def flops_per_second(self, *, causal: bool = True) -> float:
+        """Model FLOP/s of a GPU."""
+        return self.shape.model_flops_per_token(self.job.seq, causal=causal) * self.tokens_per_second_per_gpu
+
+    @property
+    def mfu(self) -> float:
+        return self.flops_per_second() / self.gpu.rate(self.job.precision)
+
+    @property
+    def mfu_full_attention(self) -> float:
+        return self.flops_per_second(causal=False) / self.gpu.rate(self.job.precision)
+
+    @property
+    def hours(self) -> Optional[float]:
+        """Of uninterrupted training for the budget."""
+        if self.tokens is None:
+            return None
+        return self.tokens / (self.tokens_per_second_per_gpu * self.gpus) / HOUR
+
+    @property
+    def cost(self) -> Optional[float]:
+        """Of the expected hours, failures included, in the currency of the price."""
+        if self.cost_per_gpu_hour is None or self.goodput is None:
+            return None
+        return self.goodput.hours * self.gpus * self.cost_per_gpu_hour
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, figures that are properties included."""
+        result = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("gpu", "shape", "job", "step", "band", "memory", "goodput")
+        }
+        result |= {
+            "gpu": self.gpu.name,
+            "job": {**dataclasses.asdict(self.job), "gpu": self.gpu.name},
+            "shape": dataclasses.asdict(self.shape),
+            "step_seconds": self.step.total,
+            "step_parts": self.step.parts,
+            "band": self.band._asdict(),
+            "memory": {stage.kind: {**stage.parts, "total": stage.total} for stage in self.memory},
+            "goodput": None if self.goodput is None else dataclasses.asdict(self.goodput),
+        }
+        names = ("tokens_per_second_per_gpu", "mfu", "mfu_full_attention", "fits", "hours", "cost")
+        return result | {name: getattr(self, name) for name in names}
+
+
+def plan(
+    recipe: Any,
+    *,
+    name: str = "",
+    gpus: str = DEFAULT,
+    tokens: Optional[float] = None,
+    cost_per_gpu_hour: Optional[float] = None,
+    failures: Optional[Failures] = None,
+    headroom: float = HEADROOM,
+    rehearsed: bool = True,
+    check: bool = True,
+) -> Plan:
+    """What ``recipe``, which is not changed, will do on ``gpus``.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain``.
+        name: What to call it.
+        gpus: ``"H100x64"``; without a number the recipe's nodes and devices.
+        tokens: The budget. None: no hours, no cost.
+        cost_per_gpu_hour: In any currency. None: no cost.
+        failures: How often a job of this size is interrupted and what that costs; None: as Llama 3 405B's.
+        headroom: Share of the GPU that must stay free to call it a fit.
+        rehearsed: Count memory by a rehearsal where there is one for the strategy; False: by formula, which takes no time.
+        check: Refuse what `nemo2 check` refuses first.
+
+    Raises:
+        ConfigError: a broken rule, an unknown GPU, or a model without a formula.
+    """
+    if tokens is not None and tokens <= 0:
+        raise ConfigError(f"--tokens {tokens:g}: must be more than 0.")
+    _, count = parse_gpus(gpus)
+    chip, recipe = gpu(gpus), with_gpus(recipe, count)
+    if check:
+        from nemo2.checks import check_recipe
+
+        check_recipe(recipe)
+    subject = read_recipe(recipe, chip)
+    step = predict(subject.shape, subject.job)
+    counted = rehearsed and not subject.sharded
+    memory = _rehearsed(recipe) if counted else _by_formula(subject)
+    needed = max(stage.total for stage in memory) + (OUTSIDE_TORCH if counted else 0)
+    made = Plan(
+        recipe=name,
+        gpu=chip,
+        gpus=subject.job.gpus,
+        layout=_layout(subject),
+        shape=subject.shape,
+        job=subject.job,
+        step=step,
+        band=band(subject.shape, subject.job),
+        memory=memory,
+        counted=counted,
+        needed=needed,
+        headroom=headroom * chip.memory,
+        tokens=tokens,
+        cost_per_gpu_hour=cost_per_gpu_hour,
+    )
+    if made.hours is None:
+        return made
+    failures = failures or Failures.of_llama3()
+    return dataclasses.replace(made, goodput=goodput(made.hours, gpus=made.gpus, failures=failures))
+
+
+def _layout(subject: Subject) -> str:
+    if not subject.sharded:
+        return subject.facts.layout.describe(subject.facts.world_size)
+    job = subject.job
+    parts = [f"{name} {size}" for name, size in (("TP", job.tp), ("CP", job.cp)) if size > 1]
+    return " · ".join([*parts, f"FSDP {job.dp * job.cp}"])
+
+
+def _rehearsed(recipe: Any) -> tuple[StageMemory, ...]:
+    from nemo2.rehearse.job import on_gpus, quietly, rehearse_rank, stages_of
+
+    with quietly():
+        ranks = [rehearse_rank(on_gpus(recipe, None), stage=stage) for stage in stages_of(recipe)]
+    return tuple(
+        StageMemory(kind=rank.kind, parts={name: float(size) for name, size in rank.memory.terms().items() if size})
+        for rank in ranks
+    )
+
+
+def _by_formula(subject: Subject) -> tuple[StageMemory, ...]:
+    stages = sorted({0, subject.job.pp - 1})
+    names = {0: "first stage", subject.job.pp - 1: "last stage"} if len(stages) > 1 else {0: "only stage"}
+    found = [(names[stage], predict_memory(subject.shape, subject.job, stage=stage)) for stage in stages]
+    return tuple(
+        StageMemory(kind=kind, parts={**memory.parts, "outside of torch and holes": memory.beside})
+        for kind, memory in found
+    )

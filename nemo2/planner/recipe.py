@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as the planner's input: the shape of its model, and the job that it is, as its run would settle them."""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from nemo2.checks.facts import Facts, number, read_facts
+from nemo2.checks.rules.shape import tokenizer_size
+from nemo2.errors import ConfigError
+from nemo2.planner.hardware import GPU
+from nemo2.planner.job import Job
+from nemo2.planner.shape import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is planned.
+
+    Attributes:
+        facts: the recipe's, for rules that judge other layouts of it.
+        sharded: its strategy cuts everything over all data-parallel ranks (FSDP).
+    """
+
+    facts: Facts
+    shape: ModelShape
+    job: Job
+    sharded: bool
+
+
+def read_recipe(recipe: Any, chip: GPU) -> Subject:
+    """The shape and the job of a recipe, on as many GPUs as its trainer asks for.
+
+    Raises:
+        ConfigError: its model, batch or strategy is not one that the planner has a formula for.
+    """
+    facts = read_facts(recipe)
+    if facts.config is None:
+        why = facts.built.refusals.get("model.config", "its configuration cannot be built")
+        raise ConfigError(f"nemo2 plan needs the sizes of the model: {why}")
+    missing = [name for name in ("seq_length", "global_batch_size", "micro_batch_size") if getattr(facts, name) is None]
+    if missing:
+        raise ConfigError(f"nemo2 plan needs data.{', data.'.join(missing)} as whole numbers.")
+    shape = shape_of(facts)
+    sharded = _is_sharded(facts)
+    return Subject(facts=facts, shape=shape, job=_job_of(facts, chip, sharded=sharded), sharded=sharded)
+
+
+def shape_of(facts: Facts) -> ModelShape:
+    """The sizes of a recipe's model; heterogeneous layers as so many of the mean width."""
+    config: Any = facts.config
+    get = facts.of_model
+    layers, hidden, heads = config.num_layers, config.hidden_size, config.num_attention_heads
+    latent = bool(get("multi_latent_attention"))
+    experts = get("num_moe_experts") or 0
+    ffn = get("ffn_hidden_size") or 4 * hidden
+    sizes: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": get("num_query_groups") or heads,
+        "head_dim": config.qk_head_dim if latent else get("kv_channels") or hidden // heads,
+        "ffn": ffn,
+        "vocab": _vocabulary(facts),
+        "gated": bool(get("gated_linear_unit")),
+        "tied": bool(get("share_embeddings_and_output_weights")),
+        "mtp": get("mtp_num_layers") or 0,
+    }
+    if latent:
+        sizes |= {
+            "q_lora": get("q_lora_rank") or 0,
+            "kv_lora": config.kv_lora_rank,
+            "rope_dim": config.qk_pos_emb_head_dim,
+        }
+    if experts:
+        sizes |= {
+            "experts": experts,
+            "topk": get("moe_router_topk", 2),
+            "moe_ffn": get("moe_ffn_hidden_size") or ffn,
+            "shared_ffn": get("moe_shared_expert_intermediate_size") or 0,
+            "dense_layers": _dense_layers(config, layers),
+        }
+    sizes |= _windows(config, layers) | _hybrid(config) | _uneven(config)
+    return ModelShape(**sizes)
+
+
+def _dense_layers(config: Any, layers: int) -> int:
+    from nemo2.models.flops import is_moe_per_layer
+
+    return layers - sum(is_moe_per_layer(config))
+
+
+def _windows(config: Any, layers: int) -> dict[str, int]:
+    from megatron.core.transformer.utils import is_layer_window_attention
+
+    size: Any = getattr(config, "window_size", None)
+    skipped: Any = getattr(config, "window_attn_skip_freq", None)
+    if not size:
+        return {}
+    windowed = sum(is_layer_window_attention(size, skipped, layer) for layer in range(1, layers + 1))
+    return {"window": size[0] + 1, "windowed": windowed} if size[0] >= 0 else {}
+
+
+def _hybrid(config: Any) -> dict[str, int]:
+    """Kinds of layers of a model with Mamba mixers, and the mixers' sizes."""
+    if not hasattr(config, "hybrid_override_pattern"):
+        return {}
+    from nemo2.models.flops import hybrid_pattern
+
+    pattern = hybrid_pattern(config)
+    heads = getattr(config, "mamba_num_heads", None) or 2 * config.hidden_size // config.mamba_head_dim
+    return {
+        "attention_layers": pattern.count("*"),
+        "mlp_layers": pattern.count("-"),
+        "mixers": pattern.count("M"),
+        "mixer_inner": heads * config.mamba_head_dim,
+        "mixer_state": config.mamba_state_dim,
+        "mixer_bc": 2 * config.mamba_num_groups * config.mamba_state_dim + heads,
+    }
+
+
+def _uneven(config: Any) -> dict[str, int]:
+    """Megatron-Core's heterogeneous blocks: how many have attention, and feed-forward layers of their mean width."""
+    if not getattr(config, "heterogeneous_block_specs", False):
+        return {}
+    blocks = config.per_block_parameters
+    widths = [block.mlp.ffn_hidden_size or 0 for block in blocks if not block.mlp.no_op]
+    attention = [block for block in blocks if not (block.attention.no_op or block.attention.replace_with_linear)]
+    return {
+        "attention_layers": len(attention),
+        "mlp_layers": len(widths),
+        "ffn": round(sum(widths) / max(1, len(widths))),
+    }
+
+
+def _vocabulary(facts: Facts) -> int:
+    """Rows of the embedding with their padding, as `GPTConfig.padded_vocab_size` has it."""
+    rows = facts.of_model("vocab_size")
+    if rows:
+        return rows
+    # A data module that makes its own tokenizer says of what size.
+    tokens = (
+        tokenizer_size(facts)
+        or _size_of_made(getattr(facts.data, "tokenizer", None))
+        or number(facts.data, "vocab_size")
+    )
+    if tokens is None:
+        raise ConfigError(
+            "nemo2 plan needs the size of the vocabulary, and the recipe's tokenizer has to be opened to tell: set "
+            "model.config.vocab_size."
+        )
+    unit = facts.of_model("make_vocab_size_divisible_by", 128) * facts.layout.tp
+    return -(-tokens // unit) * unit
+
+
+def _size_of_made(tokenizer: Any) -> Optional[int]:
+    """Of a tokenizer that is there, or that takes no arguments and so opens nothing."""
+    if hasattr(tokenizer, "__fn_or_cls__"):
+        if tokenizer.__arguments__:
+            return None
+        tokenizer = tokenizer.__fn_or_cls__()
+    return getattr(tokenizer, "vocab_size", None)
+
+
+def _is_sharded(facts: Facts) -> bool:
+    name = getattr(getattr(facts.strategy, "__fn_or_cls__", type(facts.strategy)), "__name__", "")
+    return name in ("FSDPStrategy", "FSDP2Strategy") or bool(facts.of_strategy("fsdp"))
+
+
+def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
+    layout, precision = facts.layout, facts.precision
+    tp, cp = layout.tp, layout.cp
+    if sharded and not facts.sizes:
+        tp = number(facts.strategy, "tensor_parallel_size") or 1
+        cp = number(facts.strategy, "context_parallel_size") or 1
+    sharding = "fsdp" if sharded else "zero1" if facts.distributed_optimizer else "replicated"
+    return Job(
+        gpu=chip,
+        gpus=facts.world_size,
+        seq=facts.seq_length or 0,
+        global_batch=facts.global_batch_size or 0,
+        micro_batch=facts.micro_batch_size or 0,
+        precision=_precision(precision),
+        tp=tp,
+        pp=layout.pp,
+        vp=layout.vp or 1,
+        cp=cp,
+        ep=layout.ep,
+        etp=layout.expert_tensor_size,
+        sp=layout.sp or tp == 1,
+        sharding=sharding,
+        recompute=facts.of_model("recompute_granularity") or "none",
+        recomputed=tuple(facts.of_model("recompute_modules") or ("core_attn",)),
+        attention="flash",
+        overlap_ep=bool(facts.of_model("overlap_moe_expert_parallel_comm")),
+        cuda_graphs=bool(facts.of_model("enable_cuda_graph") or facts.of_model("external_cuda_graph")),
+        dropout=bool(facts.of_model("hidden_dropout")),
+        grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
+        state_bytes=_state_bytes(facts),
+        **_overlaps(facts, chip, tp=tp),
+    )
+
+
+def _precision(dtypes: Any) -> str:
+    if dtypes is None or dtypes.fp32:
+        return "fp32"
+    return "fp4" if dtypes.fp4 else "fp8" if dtypes.fp8 else "bf16"
+
+
+def _state_bytes(facts: Facts) -> int:
+    """Bytes per weight of fp32 copies and both moments; a run in fp32 has no copies."""
+    import torch
+
+    moments = 8
+    if facts.of_optimizer("use_precision_aware_optimizer"):
+        kinds = [facts.of_optimizer(name, torch.float32) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+        moments = sum(kind.itemsize for kind in kinds)
+    return moments + (0 if facts.precision is None or facts.precision.fp32 else 4)
+
+
+def _overlaps(facts: Facts, chip: GPU, *, tp: int) -> dict[str, bool]:
+    """Which communication runs beside computation: by the overlap callback's rules, or what the configurations say."""
+    decided: dict[str, Any] = {}
+    if facts.sizes:
+        from nemo2.explain.effective import settle_recipe
+
+        found = settle_recipe(facts.recipe, gpu=chip.name.split("-")[0].lower())
+        decided = {name: decision.value for name, decision in found.decisions.items()}
+        for path, name in (
+            ("trainer.strategy.ddp", "overlap_grad_reduce"),
+            ("trainer.strategy.ddp", "overlap_param_gather"),
+            ("model.config", "tp_comm_overlap"),
+        ):
+            decided.setdefault(name, found.value(path, name)[1])
+    overlapped, _ = facts.messages()
+    return {
+        "overlap_grad": bool(decided.get("overlap_grad_reduce", not facts.sizes)),
+        "overlap_param": bool(decided.get("overlap_param_gather", not facts.sizes)),
+        "overlap_tp": tp > 1 and bool(decided.get("tp_comm_overlap")),
+        "overlap_pp": bool(decided.get("overlap_p2p_comm", overlapped)),
+    }
+
+
+def with_gpus(recipe: Any, count: Optional[int]) -> Any:
+    """A copy of ``recipe`` on so many GPUs; None: on as many as it asks for.
+
+    Raises:
+        ConfigError: they are no whole nodes.
+    """
+    import copy
+
+    from nemo2.rehearse.gpus import spread_over
+
+    recipe = copy.deepcopy(recipe)
+    if count is not None:
+        spread_over(recipe.trainer, count)
+    return recipe

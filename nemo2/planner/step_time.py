@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a training step takes: its layers, the pipeline's bubble, and the collectives that stay uncovered."""
+
+import dataclasses
+import math
+from typing import Optional
+
+from nemo2.planner.constants import Constants, calibrated
+from nemo2.planner.job import Job
+from nemo2.planner.layer_time import Kernels, layers_time
+from nemo2.planner.links import bandwidth, gathered_fraction
+from nemo2.planner.shape import ModelShape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step. ``parts`` name where they go and add up to ``total``."""
+
+    parts: dict[str, float]
+    tokens: int
+    gpus: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.tokens / self.total / self.gpus
+
+
+def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepTime:
+    """The time of one step of ``job``, from its work and the constants of kernels and links (None: the calibrated ones)."""
+    c = c or calibrated()
+    p, v, m = job.pp, job.vp, job.micro_batches
+    stage = layers_time(shape, job, c)
+    body, head = sum(stage.values()), Kernels(shape, job, c).output_layer()
+    slowest = _slowest_stage(shape, job, body, head)
+    sharded = _sharded_weights(shape, job, c, slowest)
+    launching = _beyond(slowest + sharded, _host_seconds(shape, job, c))
+    micro = slowest + sharded + launching
+    mean = micro * (body + head / p) / slowest
+    parts = {
+        **{name: m * value for name, value in stage.items()},
+        "output layer and uneven stages": m * (slowest - body),
+        "sharded weights": m * sharded,
+        "launching": m * launching,
+        "bubble": (p - 1) / v * mean,
+        "pipeline": _pipeline_sends(shape, job, c),
+        "data parallel": _data_parallel(shape, job, c, micro),
+        "optimizer": _optimizer(shape, job, c),
+        # Each doubling of machines makes the slowest of them slower.
+        "waiting": c.scale * math.log2(max(1.0, job.gpus / 8)) * m * micro,
+    }
+    return StepTime(
+        parts={name: value for name, value in parts.items() if value},
+        tokens=round(m * job.dp * job.micro_batch * job.seq),
+        gpus=job.gpus,
+    )
+
+
+def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> float:
+    """Seconds of the stage that the others wait for: the one with the output layer, or with a layer more."""
+    chunks = job.pp * job.vp
+    if job.pp == 1 or shape.layers % chunks == 0:
+        return body + head
+    per_stage = shape.layers / job.pp
+    fuller = math.ceil(shape.layers / chunks) * job.vp / per_stage
+    return max(body * fuller, body * (per_stage - 1) / per_stage + head, body + head / job.pp)
+
+
+def _beyond(gpu: float, host: float) -> float:
+    """What a host that needs ``host`` seconds to launch adds to ``gpu`` seconds of kernels: all of what it is slower, a
+    little where the two are alike."""
+    return (gpu**4 + host**4) ** 0.25 - gpu
+
+
+def _host_seconds(shape: ModelShape, job: Job, c: Constants) -> float:
+    seconds = (c.layer_us * (shape.layers + shape.mtp) + c.expert_us * shape.moe_layers) / job.pp * 1e-6
+    seconds *= c.graphed if job.cuda_graphs else 1.0
+    return seconds * (4 / 3 if job.recompute == "full" else 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Weights that a rank holds, and how many ranks hold the same: dense ones, and routed experts."""
+
+    dense: float
+    dense_copies: int
+    routed: float
+    routed_copies: int
+
+
+def held_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
+    """Of a stage with a mean share of the layers and so many embedding matrices."""
+    return Held(
+        dense=shape.blocks / (job.tp * job.pp) + embeddings * shape.embedding_parameters / job.tp,
+        dense_copies=job.dp * job.cp,
+        routed=shape.moe_layers * shape.expert_parameters / (job.ep * job.etp * job.pp),
+        routed_copies=max(1, job.gpus // job.pp // (job.ep * job.etp)),
+    )
+
+
+def _ring(job: Job, c: Constants, held: Held) -> float:
+    """Seconds per byte and weight to bring every rank's weights round its copies once."""
+    dense = held.dense * gathered_fraction(held.dense_copies) / bandwidth(job, held.dense_copies, job.tp, c)
+    stride = job.ep * job.etp
+    routed = held.routed * gathered_fraction(held.routed_copies) / bandwidth(job, held.routed_copies, stride, c)
+    return dense + routed
+
+
+def _sharded_weights(shape: ModelShape, job: Job, c: Constants, compute: float) -> float:
+    """What ZeRO-3 adds to a micro-batch: weights gathered for both passes, gradients scattered, six bytes a weight."""
+    if job.sharding != "fsdp":
+        return 0.0
+    seconds = (2 + 2 + (0 if job.lora else 2)) * _ring(
+        job, c, held_weights(shape, job, embeddings=_embeddings(shape) / job.pp)
+    )
+    return _beyond(compute, seconds) + c.fsdp_exposed * seconds
+
+
+def _embeddings(shape: ModelShape) -> int:
+    return 1 if shape.tied else 2
+
+
+def _fullest(shape: ModelShape, job: Job) -> Held:
+    """The weights of the first or the last stage, which have an embedding matrix more than those between."""
+    return held_weights(shape, job, embeddings=1 if job.pp > 1 else _embeddings(shape))
+
+
+def _pipeline_sends(shape: ModelShape, job: Job, c: Constants) -> float:
+    """Activations and gradients between stages. Neighbours stand a whole replica of a stage apart."""
+    if job.pp == 1:
+        return 0.0
+    rate = bandwidth(job, 2, job.gpus // job.pp, c)
+    send = job.tokens * shape.hidden * 2 / job.sequence_ranks / rate + c.collective_us * 1e-6
+    shown = c.pp_exposed if job.overlap_pp and job.vp > 1 else 1.0
+    return 2 * job.vp * send * (job.micro_batches * shown + job.pp - 1)
+
+
+def _data_parallel(shape: ModelShape, job: Job, c: Constants, micro: float) -> float:
+    """Reducing gradients and gathering weights once a step, less what the last backward and first forward cover."""
+    if job.sharding == "fsdp" or job.lora:
+        return 0.0
+    ring = _ring(job, c, _fullest(shape, job))
+    reduce, gather = job.grad_bytes * ring, 2 * ring
+    if job.sharding == "replicated":
+        reduce, gather = 2 * reduce, 0.0
+    if job.overlap_grad:
+        reduce = max(c.dp_exposed * reduce, reduce - c.dp_hidden * micro * 2 / 3)
+    if job.overlap_param:
+        gather = max(c.dp_exposed * gather, gather - c.dp_hidden * micro / 3)
+    return reduce + gather
+
+
+def _optimizer(shape: ModelShape, job: Job, c: Constants) -> float:
+    if job.lora:
+        return c.step_ms * 1e-3
+    held = _fullest(shape, job)
+    owned = held.dense + held.routed
+    if job.sharding != "replicated":
+        owned = held.dense / held.dense_copies + held.routed / held.routed_copies
+    return c.optimizer_bytes * owned / job.gpu.hbm + c.step_ms * 1e-3

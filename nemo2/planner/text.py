@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as text for a terminal."""
+
+from nemo2.planner.goodput import Goodput
+from nemo2.planner.plan import Plan
+
+GIB = 2**30
+
+
+def render(plan: Plan) -> str:
+    """The whole: speed with its band, where the step's time goes, memory, and the budget."""
+    job = plan.job
+    lines = [
+        f"{plan.recipe or 'recipe'} on {plan.gpus} x {plan.gpu.name}: {plan.layout}, {job.precision}, sequence {job.seq}, "
+        f"micro-batch {job.micro_batch}, global batch {job.global_batch}",
+        "",
+        *speed_lines(plan),
+        "",
+        *step_table(plan),
+        "",
+        *memory_table(plan),
+    ]
+    return "\n".join([*lines, *(["", *budget_lines(plan)] if plan.tokens is not None else [])])
+
+
+def speed_lines(plan: Plan) -> list[str]:
+    """Tokens, FLOPs and step, each with the band."""
+    speed, low, high = plan.tokens_per_second_per_gpu, plan.band.low, plan.band.high
+    known = (
+        f"two thirds of {plan.band.measurements} published speeds of like jobs ({plan.band.kind}) lie in such a band"
+        if plan.band.measurements
+        else f"no published speed of a like job ({plan.band.kind}): the widest band there is"
+    )
+    return [
+        f"tokens/s per GPU  {speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {known})",
+        f"MFU               {plan.mfu:.1%}  counting the causal half of attention, {plan.mfu_full_attention:.1%} counting all "
+        f"of it, of {plan.gpu.rate(job_precision(plan)) / 1e12:,.0f} TFLOP/s",
+        f"TFLOP/s per GPU   {plan.flops_per_second() / 1e12:,.0f}  ({plan.flops_per_second(causal=False) / 1e12:,.0f})",
+        f"step              {seconds(plan.step.total)}  ({seconds(plan.step.total / high)} to {seconds(plan.step.total / low)})",
+    ]
+
+
+def job_precision(plan: Plan) -> str:
+    """The precision whose rate is meant by MFU; bf16 where the GPU has none of the job's."""
+    return plan.job.precision if plan.job.precision in (*plan.gpu.flops, "fp32") else "bf16"
+
+
+def step_table(plan: Plan) -> list[str]:
+    """Parts of the step's time, the largest first."""
+    parts = sorted(plan.step.parts.items(), key=lambda item: -item[1])
+    width = max(len(name) for name, _ in parts)
+    return [
+        "where the step's time goes",
+        *(f"  {name.ljust(width)}  {seconds(value):>9}  {value / plan.step.total:5.1%}" for name, value in parts),
+    ]
+
+
+def memory_table(plan: Plan) -> list[str]:
+    """A column per kind of rank, and the verdict."""
+    names = list(dict.fromkeys(name for stage in plan.memory for name in stage.parts))
+    width = max([len("memory, GiB"), *(len(name) + 2 for name in names)])
+    head = "memory, GiB".ljust(width) + "".join(f"  {stage.kind:>12}" for stage in plan.memory)
+    rows = [
+        f"  {name}".ljust(width) + "".join(f"  {stage.parts.get(name, 0) / GIB:12.2f}" for stage in plan.memory)
+        for name in names
+    ]
+    total = "  total".ljust(width) + "".join(f"  {stage.total / GIB:12.2f}" for stage in plan.memory)
+    how = "counted by a rehearsal" if plan.counted else "by formula"
+    verdict = (
+        f"{'FITS' if plan.fits else 'DOES NOT FIT'}: {plan.needed / GIB:.1f} GiB of {plan.gpu.memory / GIB:.1f} GiB with what is "
+        f"outside of torch; {plan.headroom / GIB:.1f} GiB are to stay free ({how})"
+    )
+    return [head, *rows, total, verdict]
+
+
+def budget_lines(plan: Plan) -> list[str]:
+    """Days and price of the tokens."""
+    assert plan.tokens is not None and plan.hours is not None and plan.goodput is not None
+    lines = [
+        f"{plan.tokens:.3g} tokens: {duration(plan.hours)} without interruptions ({plan.hours * plan.gpus:,.0f} GPU hours)",
+        *goodput_lines(plan.goodput),
+    ]
+    if plan.cost is not None:
+        low, high = plan.cost / plan.band.high, plan.cost / plan.band.low
+        lines.append(f"cost: {plan.cost:,.0f} ({low:,.0f} to {high:,.0f}) at {plan.cost_per_gpu_hour:g} per GPU hour")
+    return lines
+
+
+def goodput_lines(found: Goodput) -> list[str]:
+    """What interruptions make of it."""
+    return [
+        f"with {found.interruptions:,.1f} interruptions expected: {duration(found.hours)}, {found.share:.1%} of it training that "
+        f"is kept, with a checkpoint every {duration(found.interval_hours)}"
+    ]
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
+
+
+def duration(hours: float) -> str:
+    """``"3.2 days"``, ``"5.1 hours"`` or ``"12 minutes"``."""
+    if hours >= 48:
+        return f"{hours / 24:,.1f} days"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the planner reads off a recipe, against the model's own counts and against what its rehearsal really does."""
+
+import math
+from typing import Any
+
+import pytest
+
+from nemo2 import recipes
+from nemo2.config import apply_overrides
+from nemo2.errors import ConfigError
+from nemo2.models.flops import model_flops_per_token
+from nemo2.models.parameters import count_parameters
+from nemo2.planner.hardware import gpu
+from nemo2.planner.recipe import Subject, read_recipe, with_gpus
+
+
+def subject(name: str, *changes: str, gpus: int | None = None, performance: bool = False) -> Subject:
+    recipe = recipes.get(name).pretrain_recipe(performance_mode=performance)
+    apply_overrides(recipe, list(changes))
+    return read_recipe(with_gpus(recipe, gpus), gpu("H100"))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_tiny", "gemma2_9b", "mixtral_8x7b", "deepseek_v3", "llama4_e128", "nemotronh_8b", "starcoder2_7b"]
+)
+def test_shapes_have_the_flops_and_the_parameters_of_the_models_own_formulas(name: str) -> None:
+    found = subject(name)
+    config, seq, vocab = found.facts.config, found.job.seq, found.shape.vocab
+    for causal in (True, False):
+        expected = model_flops_per_token(config, seq, vocab_size=vocab, causal=causal)
+        assert math.isclose(found.shape.model_flops_per_token(seq, causal=causal), expected, rel_tol=1e-9)
+    # Norms and biases are not counted.
+    assert math.isclose(found.shape.parameters, count_parameters(config, vocab), rel_tol=1e-2)
+
+
+def test_the_job_is_the_one_that_the_run_would_settle() -> None:
+    job = subject(
+        "llama3_70b",
+        "trainer.plugins.fp8=hybrid",
+        "model.config.recompute_granularity=selective",
+        'model.config.recompute_modules=["mlp"]',
+        gpus=128,
+        performance=True,
+    ).job
+    assert (job.gpus, job.tp, job.pp, job.vp, job.cp, job.dp) == (128, 4, 4, 5, 2, 4)
+    assert job.precision == "fp8" and job.sharding == "zero1" and job.sp
+    assert job.recomputes("mlp") and not job.recomputes("core_attn")
+    assert job.overlap_tp and job.overlap_pp and job.overlap_grad and job.overlap_param
+
+
+def test_overlap_that_the_user_turned_off_is_off() -> None:
+    job = subject("llama3_8b", "strategy.ddp.overlap_grad_reduce=False", "strategy.ddp.overlap_param_gather=False").job
+    assert not job.overlap_grad and not job.overlap_param
+
+
+def test_a_vocabulary_that_only_a_file_knows_is_asked_for() -> None:
+    recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
+    recipe.model.config.vocab_size = None
+    from nemo2.config import Config
+    from nemo2.data.tokenizer import AutoTokenizer
+
+    recipe.data.tokenizer = Config(AutoTokenizer, "somewhere/else")
+    with pytest.raises(ConfigError, match="set model.config.vocab_size"):
+        read_recipe(recipe, gpu("H100"))
+
+
+def test_gpus_that_are_no_whole_nodes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not whole nodes of 8"):
+        with_gpus(recipes.get("llama3_8b").pretrain_recipe(), 12)
