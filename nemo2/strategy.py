@@ -36,7 +36,7 @@ from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
-from nemo2.parallel.fsdp import turn_on
+from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
@@ -278,14 +278,11 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
 
     def _check_world(self, world_size: int) -> None:
         super()._check_world(world_size)
-        if self.fsdp and self.layout.data_parallel_size(world_size) * self.layout.cp == 1:
-            # Its gradient buffer then is its own reduced shard, and is added to itself (GradReducePipeline in
-            # param_and_grad_buffer.py of 0.16.1): a gradient would count twice with every micro-batch.
-            raise ConfigError(
-                f"strategy.fsdp={self.fsdp!r} on {world_size} rank{'s' if world_size > 1 else ''} ({self.layout.describe()}): "
-                "there is one data-parallel rank, nothing to shard, and Megatron-FSDP would add gradients to themselves. Leave "
-                "strategy.fsdp unset, or run on more ranks."
-            )
+        module: Any = self.lightning_module
+        has_experts = bool(getattr(getattr(module, "config", None), "num_moe_experts", None))
+        problem = unshared(self.layout, world_size, has_experts=has_experts) if self.fsdp else None
+        if problem:
+            raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
 
     # ------------------------------------------------------------------------------------------------------ connecting
 

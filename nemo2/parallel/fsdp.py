@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's own fully sharded data parallelism around a chunk, on GPUs and on CPUs."""
 
+import math
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from nemo2.backend import get_backend
 from nemo2.config.adjust import adjust
 from nemo2.errors import ConfigError
+from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_names, stored_objects
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
@@ -90,6 +92,33 @@ def _start_alike(module: nn.Module) -> None:
 
 def _nothing_left_to_broadcast() -> None:
     """`_start_alike` did."""
+
+
+def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | None:
+    """Why Megatron-FSDP can't shard over the ranks of this layout; None if it can. ``layout`` fits the world.
+
+    Where one rank alone holds parameters, its gradient buffer is its own reduced shard, and is added to itself
+    (``GradReducePipeline`` in Megatron-FSDP's ``param_and_grad_buffer.py``): those gradients would count twice with every
+    micro-batch.
+    """
+    ranks = f"on {world_size} rank{'s' if world_size > 1 else ''} ({layout.describe()})"
+    model_parallel = layout.tp * layout.pp
+    if world_size // model_parallel == 1:
+        return (
+            f"{ranks}: there is one data-parallel rank, nothing to shard, and Megatron-FSDP would add gradients to themselves. "
+            f"Leave strategy.fsdp unset, or run on {2 * model_parallel} ranks (or another multiple of {model_parallel})."
+        )
+    sizes = (layout.expert_tensor_size, layout.ep, layout.pp)
+    expert_parallel = math.prod(sizes)
+    if has_experts and world_size // expert_parallel == 1:
+        smaller = "expert_model" if layout.ep > 1 else "expert_tensor"
+        return (
+            f"{ranks}: expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
+            f"{' * '.join(map(str, sizes))} = {expert_parallel} leaves one rank for each expert, nothing to shard, and "
+            f"Megatron-FSDP would add the experts' gradients to themselves. Halve {smaller}_parallel_size, run on "
+            f"{2 * expert_parallel} ranks, or leave strategy.fsdp unset."
+        )
+    return None
 
 
 def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str], *, why: str) -> None:

@@ -9,6 +9,8 @@ from megatron.core.distributed import DistributedDataParallelConfig
 
 import nemo2 as nl
 from nemo2.errors import ConfigError
+from nemo2.parallel.fsdp import unshared
+from nemo2.parallel.layout import Layout
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,28 @@ def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(r
     assert "there is one data-parallel rank, nothing to shard" in found["alone"]
     assert "optim.config.clip_grad=1.0" in found["clip"]
     assert "torch gathers parameters in 16 or 32 bits" in found["fp8"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "experts", "words"),
+    [
+        (Layout(), 1, False, "on 1 rank (one rank): there is one data-parallel rank, nothing to shard"),
+        (Layout(tp=2, sp=True), 2, False, "Leave strategy.fsdp unset, or run on 4 ranks (or another multiple of 2)."),
+        (Layout(tp=2, sp=True), 4, True, None),
+        (Layout(cp=2), 2, False, None),
+        (Layout(ep=2), 2, True, "= 1 * 2 * 1 = 2 leaves one rank for each expert, nothing to shard"),
+        (Layout(ep=2), 2, True, "Halve expert_model_parallel_size, run on 4 ranks, or leave strategy.fsdp unset."),
+        (Layout(cp=2, ep=4), 4, True, "Halve expert_model_parallel_size, run on 8 ranks"),
+        (Layout(etp=2), 2, True, "= 2 * 1 * 1 = 2 leaves one rank for each expert"),
+        (Layout(ep=2), 4, True, None),
+        (Layout(etp=2), 2, False, None),
+    ],
+)
+def test_what_one_rank_alone_holds_is_not_left_to_megatron_fsdp(
+    layout: Layout, world: int, experts: bool, words: str | None
+) -> None:
+    problem = unshared(layout, world, has_experts=experts)
+    assert (problem is None) if words is None else (problem is not None and words in problem)
 
 
 def test_a_recipe_changes_its_strategy_and_nothing_else() -> None:
