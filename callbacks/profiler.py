@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.run_dir.directory import directory_of
 from nemo2.trace.report import TRACES
 
 
@@ -132,7 +133,7 @@ class PytorchProfilerCallback(pl.Callback):
             self._recorder.__exit__(None, None, None)
             found, self._recorder = self._recorder.found, None
         profiler.stop()
-        folder = self._folder(trainer)
+        folder = Path(self.trace_dir) if self.trace_dir is not None else directory_of(trainer) / TRACES
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{trainer.global_rank}.json"
         profiler.export_chrome_trace(str(path))
@@ -140,12 +141,3 @@ class PytorchProfilerCallback(pl.Callback):
             from nemo2.trace.chrome import add_communication
 
             add_communication(path, found)
-
-    def _folder(self, trainer: pl.Trainer) -> Path:
-        if self.trace_dir is not None:
-            return Path(self.trace_dir)
-        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            directory = getattr(getattr(callback, "directory", None), "log_dir", None)
-            if directory is not None:
-                return Path(directory) / TRACES
-        return Path(TRACES)

@@ -75,7 +75,7 @@ class TimingCallback(pl.Callback):
             pl_module.log(name, value, batch_size=1)
 
     def _rates(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seconds: float) -> dict[str, float]:
-        shape = _global_batch(trainer)
+        shape = global_batch(trainer)
         if shape is None:
             return {}
         batch_size, seq_length = shape
@@ -97,7 +97,7 @@ class TimingCallback(pl.Callback):
         return time.perf_counter()
 
 
-def _global_batch(trainer: pl.Trainer) -> tuple[int, int] | None:
+def global_batch(trainer: pl.Trainer) -> tuple[int, int] | None:
     """Samples and tokens per sample of the current step, from whoever samples the data; None where nobody knows."""
     for owner in (trainer.strategy, getattr(trainer, "datamodule", None)):
         sampler = getattr(owner, "data_sampler", None)

@@ -28,6 +28,7 @@ from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
+from nemo2.models.router_losses import forget_router_losses
 from nemo2.parallel.loss import MaskedTokenLossReduction
 
 _log = logging.getLogger(__name__)
@@ -135,6 +136,8 @@ class GPTConfig(TransformerConfig):
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         from nemo2.models.layers import cap_logits, mtp_block_spec, weigh_further_losses
 
+        if self.num_moe_experts:
+            forget_router_losses()
         layers = self._resolve_layer_spec(vp_stage)
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = MegatronGPTModel(

@@ -46,6 +46,15 @@ class RunDirectory:
         return self.log_dir / CHECKPOINTS
 
 
+def directory_of(trainer: Any) -> Path:
+    """The run directory of a trainer that is set up; the working directory where it has none."""
+    for callback in trainer.callbacks:
+        directory = getattr(getattr(callback, "directory", None), "log_dir", None)
+        if directory is not None:
+            return Path(directory)
+    return Path()
+
+
 def choose_directory(
     *,
     name: str,

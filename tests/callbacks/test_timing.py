@@ -5,49 +5,12 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
-import torch
-from torch.utils.data import DataLoader
+from one_weight import SHAPE, run
 
 from nemo2.callbacks import TimingCallback, timing
 from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
-
-SHAPE = SimpleNamespace(num_layers=2, hidden_size=16, num_attention_heads=2, ffn_hidden_size=32)
-
-
-class Recorder(pl.loggers.logger.DummyLogger):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[int, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: Any, step: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.lines.append((step, dict(metrics)))
-
-
-class OneWeight(pl.LightningModule):
-    def __init__(self, config: Any = None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        if config is not None:
-            self.config = config
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.layer(batch).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-class Ones(pl.LightningDataModule):
-    def __init__(self, sampler: Any) -> None:
-        super().__init__()
-        if sampler is not None:
-            self.data_sampler = sampler
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(torch.ones(100, 1))  # pyright: ignore[reportArgumentType]
 
 
 def logged(
@@ -61,13 +24,7 @@ def logged(
     """Metrics of a run whose n-th step takes n seconds."""
     ends = itertools.accumulate(itertools.chain.from_iterable((100.0, float(n)) for n in itertools.count(1)))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
-    recorder = Recorder()
-    trainer = pl.Trainer(
-        accelerator="cpu", max_steps=steps, log_every_n_steps=3, logger=recorder, callbacks=[callback],
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(OneWeight(config), datamodule=Ones(sampler))
-    return [(step, {k: v for k, v in metrics.items() if k != "epoch"}) for step, metrics in recorder.lines]
+    return run(callback, sampler=sampler, config=config, steps=steps)
 
 
 def test_it_logs_the_mean_step_time_on_logging_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the hardware's arithmetic a run uses: model FLOP/s, and MFU where the device's peak is known."""
+
+import time
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+
+from nemo2.backend import get_backend
+from nemo2.callbacks.timing import global_batch
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.models.flops import model_flops_per_step
+
+
+@configurable
+class FLOPsMeasurementCallback(pl.Callback):
+    """Logs on the steps that log, over all steps since the last of them, so that the time between steps counts as well:
+
+    - ``TFLOPS_per_GPU``: 10^12 model FLOPs per second and device. What recomputation does twice counts once.
+    - ``TFLOPS``: of all devices together.
+    - ``MFU``: share of ``peak_tflops`` (PaLM, arXiv:2204.02311, appendix B), where that is known.
+
+    `TimingCallback` logs ``tflops_per_gpu`` by itself; that one takes the time inside steps only and counts attention causally.
+
+    Args:
+        model_config, data_config: Where to take the model's shape, and sequence length and batch from. None: from the
+            model and the data that are trained.
+        model_name: Accepted for NeMo's sake. NeMo picks a formula by it; here the config itself is counted.
+        causal: Attention scores as a causal model needs them. False, NeMo 2.0's and PaLM's convention: the whole square, up to
+            a third more at long sequences. See `nemo2.models.flops`.
+        peak_tflops: The device's dense rate in 10^12 FLOP/s, such as 989 for bf16 on an H100 or H200 (data sheet).
+            None: no MFU.
+
+    Raises:
+        ConfigError: a peak that isn't positive; at the start of training, a model or data whose shape can't be read.
+    """
+
+    def __init__(
+        self,
+        model_config: Optional[Any] = None,
+        data_config: Optional[Any] = None,
+        model_name: Optional[str] = None,
+        causal: bool = False,
+        peak_tflops: Optional[float] = None,
+    ) -> None:
+        if peak_tflops is not None and peak_tflops <= 0:
+            raise ConfigError(f"FLOPsMeasurementCallback.peak_tflops={peak_tflops} must be positive, such as 989.")
+        self.model_config = model_config
+        self.data_config = data_config
+        self.model_name = model_name
+        self.causal = causal
+        self.peak_tflops = peak_tflops
+        self._since: float | None = None
+        self._flops = 0.0
+        self._per_step: dict[tuple[int, int], float] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._since, self._flops = None, 0.0
+        self._step_flops(trainer, pl_module)  # a shape that can't be read is told before the first step
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._since is None:
+            self._since = self._now()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._flops += self._step_flops(trainer, pl_module)
+        if self._since is None or not trainer._logger_connector.should_update_logs:
+            return
+        now = self._now()
+        rate = self._flops / (now - self._since) / 1e12
+        per_device = rate / trainer.world_size
+        self._since, self._flops = now, 0.0
+        pl_module.log("TFLOPS_per_GPU", per_device, prog_bar=True, batch_size=1)
+        pl_module.log("TFLOPS", rate, batch_size=1)
+        if self.peak_tflops is not None:
+            pl_module.log("MFU", per_device / self.peak_tflops, batch_size=1)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Time in validation is no training time: what was measured up to here is dropped."""
+        self._since, self._flops = None, 0.0
+
+    def _step_flops(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
+        shape = _shape_of(self.data_config) if self.data_config is not None else global_batch(trainer)
+        if shape is None:
+            raise ConfigError(
+                "FLOPsMeasurementCallback needs a batch size and a sequence length, and the data has no data_sampler that "
+                "knows them: give it data_config, an object with global_batch_size and seq_length."
+            )
+        if shape not in self._per_step:
+            self._per_step[shape] = self._count(*shape, pl_module)
+        return self._per_step[shape]
+
+    def _count(self, batch_size: int, seq_length: int, pl_module: pl.LightningModule) -> float:
+        config = self.model_config if self.model_config is not None else getattr(pl_module, "config", None)
+        if not getattr(config, "num_layers", None) or not getattr(config, "num_attention_heads", None):
+            raise ConfigError(
+                f"FLOPsMeasurementCallback counts a transformer's config, and {type(pl_module).__name__} has none: give it "
+                "model_config, or leave the callback out."
+            )
+        rows = getattr(pl_module, "padded_vocab_size", None)
+        return model_flops_per_step(config, seq_length, batch_size, vocab_size=rows, causal=self.causal)
+
+    @staticmethod
+    def _now() -> float:
+        get_backend().synchronize()
+        return time.perf_counter()
+
+
+def _shape_of(data: Any) -> tuple[int, int]:
+    """Samples of a global batch and tokens of a sample, as a data module names them."""
+    missing = [name for name in ("global_batch_size", "seq_length") if not isinstance(getattr(data, name, None), int)]
+    if missing:
+        raise ConfigError(
+            f"FLOPsMeasurementCallback.data_config has no {' and no '.join(missing)}, which must be whole numbers."
+        )
+    return data.global_batch_size, data.seq_length

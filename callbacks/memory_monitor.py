@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory in use beside the loss."""
+
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+
+from nemo2.backend import get_backend
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+GIB = 2**30
+_NAMES = {
+    "allocated_bytes": "memory/allocated_gib",
+    "peak_bytes": "memory/peak_gib",
+    "reserved_peak_bytes": "memory/reserved_peak_gib",
+}
+
+
+@configurable
+class MemoryMonitor(pl.Callback):
+    """Logs memory on the steps that log, in GiB, the largest of all ranks:
+
+    - ``memory/allocated_gib``: held when the step ends. On a GPU by tensors, on a CPU by the whole process.
+    - ``memory/peak_gib``: the most since the last logged step; on a CPU since the process started.
+    - ``memory/reserved_peak_gib``: the most that torch's allocator has taken from the GPU, fragmentation included.
+
+    Args:
+        memory_keys: Names of torch's ``torch.cuda.memory_stats`` to log instead, each to the name that it is logged under, as
+            ``memory/<name>``, in torch's own units. None: the three above. On a CPU they don't exist, and the three are logged.
+        dist_aggregate_batch_interval: Accepted for NeMo's sake and must be None: each figure is of all ranks already.
+
+    Raises:
+        ConfigError: an interval; a statistic that torch doesn't have.
+    """
+
+    def __init__(
+        self, memory_keys: Optional[dict[str, str]] = None, dist_aggregate_batch_interval: Optional[int] = None
+    ) -> None:
+        if dist_aggregate_batch_interval is not None:
+            raise ConfigError(
+                f"MemoryMonitor.dist_aggregate_batch_interval={dist_aggregate_batch_interval}: leave it out. Every logged "
+                "figure is the largest of all ranks, at the trainer's log_every_n_steps."
+            )
+        self.memory_keys = memory_keys
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self.memory_keys or get_backend().name != "cuda":
+            return
+        import torch
+
+        known = torch.cuda.memory_stats()
+        for key in self.memory_keys:
+            if key not in known:
+                raise ConfigError(
+                    f"MemoryMonitor.memory_keys has no statistic {key!r} of torch{did_you_mean(key, list(known))}"
+                )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not trainer._logger_connector.should_update_logs:
+            return
+        figures = _largest(self._figures())
+        for name, value in figures.items():
+            pl_module.log(name, value, batch_size=1)
+        get_backend().reset_peak_memory()
+
+    def _figures(self) -> dict[str, float]:
+        if self.memory_keys and get_backend().name == "cuda":
+            import torch
+
+            statistics = torch.cuda.memory_stats()
+            return {f"memory/{name}": float(statistics[key]) for key, name in self.memory_keys.items()}
+        measured = get_backend().memory_figures()
+        return {name: measured[key] / GIB for key, name in _NAMES.items() if key in measured}
+
+
+def _largest(figures: dict[str, float]) -> dict[str, float]:
+    """Of all ranks, in one message."""
+    import torch
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return figures
+    values = torch.tensor(list(figures.values()), dtype=torch.float32, device=get_backend().device)
+    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX)
+    return dict(zip(figures, values.tolist(), strict=True))

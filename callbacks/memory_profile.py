@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records every allocation of a GPU, for https://pytorch.org/memory_viz."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+
+from nemo2.callbacks.steps import whose_ranks
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.run_dir.directory import directory_of
+
+logger = logging.getLogger(__name__)
+FOLDER = "memory"
+
+
+@configurable
+class MemoryProfileCallback(pl.Callback):
+    """Writes ``rank-N.pickle`` when training ends, or fails: out of memory above all. For torch's viewer; nemo2 never reads it.
+
+    Recording starts before the model is built and costs a few percent of the time. On a machine without a GPU there is no
+    allocator to watch: that is said once, and the run goes on.
+
+    Args:
+        dir: Where to write. None: ``memory`` in the run directory, or in the working directory where there is none.
+        warn_cycles: Warn of reference cycles that hold tensors of a GPU until Python's garbage collector runs.
+        ranks: Global ranks that record; empty: all.
+        max_entries: Allocations and frees that are kept, the newest; about 1 kB each of the host's memory.
+
+    Raises:
+        ConfigError: a rank or a number that can't be.
+    """
+
+    def __init__(
+        self,
+        dir: Optional[Union[str, os.PathLike]] = None,
+        warn_cycles: bool = True,
+        ranks: Optional[list[int]] = None,
+        max_entries: int = 200_000,
+    ) -> None:
+        problems: list[str] = []
+        self.ranks = whose_ranks("MemoryProfileCallback", ranks, problems) if ranks else []
+        if max_entries < 1:
+            problems.append(f"MemoryProfileCallback.max_entries={max_entries} must be at least 1.")
+        if problems:
+            raise ConfigError("\n".join(problems))
+        self.dir = dir
+        self.warn_cycles = warn_cycles
+        self.max_entries = max_entries
+        self._recording = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._recording or (self.ranks and trainer.global_rank not in self.ranks):
+            return
+        import torch
+
+        if not torch.cuda.is_available():
+            logger.warning(
+                "MemoryProfileCallback watches a GPU's allocator, and this machine has none: nothing is recorded."
+            )
+            return
+        if self.warn_cycles:
+            from torch.utils.viz._cycles import warn_tensor_cycles
+
+            warn_tensor_cycles()
+        torch.cuda.memory._record_memory_history(max_entries=self.max_entries)
+        self._recording = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._write(trainer)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Any) -> None:
+        if not self._recording:
+            return
+        import torch
+
+        self._recording = False
+        folder = Path(self.dir) if self.dir is not None else directory_of(trainer) / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank-{trainer.global_rank}.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        logger.info("memory snapshot: %s (open it at https://pytorch.org/memory_viz)", path)

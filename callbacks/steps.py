@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callbacks that act on some steps and some ranks are asked with, checked."""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+
+def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:
+    """Why ``[start_step, end_step)`` is no range of steps, counted from 0; empty where it is one."""
+    problems = [
+        f"{owner}.{name}={value!r} must be a whole number of at least {least}."
+        for name, value, least in (("start_step", start_step, 0), ("end_step", end_step, 1))
+        if not _is_whole(value) or value < least
+    ]
+    if not problems and end_step <= start_step:
+        problems.append(
+            f"{owner}.end_step={end_step} must be above start_step={start_step}: the step it names is not in."
+        )
+    return problems
+
+
+def whose_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]) -> list[int]:
+    """The global ranks that are meant, rank 0 for None; adds to ``problems`` what can't be a rank."""
+    chosen = [0] if ranks is None else list(ranks)
+    problems += [
+        f"{owner}.ranks has {rank!r}, which is no rank: they count from 0."
+        for rank in chosen
+        if not _is_whole(rank) or rank < 0
+    ]
+    return chosen
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

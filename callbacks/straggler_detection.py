@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the GPU that makes all others wait, with NVIDIA's resiliency extension where it is installed."""
+
+import logging
+from typing import Any
+
+import lightning.pytorch as pl
+
+from nemo2.backend.extras import has, why_missing
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@configurable
+class StragglerDetectionCallback(pl.Callback):
+    """Has nvidia-resiliency-ext time every training step's kernels and compare GPUs: with each other, each with its past.
+
+    The detector itself is that package's callback of this name; here are its settings, which a recipe can carry to a machine
+    that has the package from one that hasn't. It needs GPUs: without one it says so once, and the run goes on.
+
+    Args:
+        report_time_interval: Seconds between two comparisons.
+        calc_relative_gpu_perf: Compare GPUs with each other.
+        calc_individual_gpu_perf: Compare each GPU with its own best.
+        num_gpu_perf_scores_to_print: So many best and worst GPUs in each report; 0: stragglers only.
+        gpu_relative_perf_threshold: A GPU below this share of the others' speed is a straggler.
+        gpu_individual_perf_threshold: The same, of its own best speed.
+        stop_if_detected: Save and end the run, with exit code 1, when there is a straggler.
+        enable_ptl_logging: Log every GPU's score.
+        profiling_interval: Every so many steps are timed.
+
+    Raises:
+        ConfigError: a setting that can't be; at the start of training, on a GPU, where the package is not installed.
+    """
+
+    def __init__(
+        self,
+        report_time_interval: float = 300.0,
+        calc_relative_gpu_perf: bool = True,
+        calc_individual_gpu_perf: bool = True,
+        num_gpu_perf_scores_to_print: int = 5,
+        gpu_relative_perf_threshold: float = 0.7,
+        gpu_individual_perf_threshold: float = 0.7,
+        stop_if_detected: bool = True,
+        enable_ptl_logging: bool = True,
+        profiling_interval: int = 1,
+    ) -> None:
+        self.settings = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        problems = [
+            f"StragglerDetectionCallback.{name}={self.settings[name]} must be above 0 and at most 1."
+            for name in ("gpu_relative_perf_threshold", "gpu_individual_perf_threshold")
+            if not 0 < self.settings[name] <= 1
+        ]
+        problems += [
+            f"StragglerDetectionCallback.{name}={self.settings[name]} must be positive."
+            for name in ("report_time_interval", "profiling_interval")
+            if self.settings[name] <= 0
+        ]
+        if not calc_relative_gpu_perf and not calc_individual_gpu_perf:
+            problems.append(
+                "StragglerDetectionCallback compares nothing: leave calc_relative_gpu_perf or calc_individual_gpu_perf on."
+            )
+        if problems:
+            raise ConfigError("\n".join(problems))
+        self._detector: Any = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._detector is None:
+            self._detector = self._make_detector()
+        if self._detector is not None:
+            self._detector.setup(trainer, pl_module, stage)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._detector is not None:
+            self._detector.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._detector is not None:
+            self._detector.teardown(trainer, pl_module, stage)
+            self._detector = None
+
+    def _make_detector(self) -> Any:
+        import torch
+
+        if not torch.cuda.is_available():
+            logger.warning("StragglerDetectionCallback compares GPUs, and this machine has none: nothing is compared.")
+            return None
+        if not has("nvidia_resiliency_ext"):
+            raise ConfigError(
+                f"trainer.callbacks has a StragglerDetectionCallback: {why_missing('nvidia_resiliency_ext')}. Or leave the "
+                "callback out."
+            )
+        from nvidia_resiliency_ext.ptl_resiliency import (  # pyright: ignore[reportMissingImports]
+            StragglerDetectionCallback as Detector,
+        )
+
+        return Detector(**self.settings)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MemoryMonitor on a CPU's real figures and a GPU's made-up ones; MemoryProfileCallback with a stand-in for the allocator."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from one_weight import OneWeight, run
+
+from nemo2.backend import get_backend
+from nemo2.callbacks import MemoryMonitor, MemoryProfileCallback, memory_monitor
+from nemo2.errors import ConfigError
+
+GIB = 2**30
+
+
+def test_on_a_cpu_it_is_the_memory_of_the_process() -> None:
+    (_, line), *_ = run(MemoryMonitor(), steps=3)
+    resident = psutil.Process().memory_info().rss / GIB
+    assert line["memory/allocated_gib"] == pytest.approx(resident, rel=0.2)
+    assert line["memory/peak_gib"] >= 0.8 * resident
+    assert set(line) == {"memory/allocated_gib", "memory/peak_gib"}
+
+
+def test_the_peak_is_of_the_steps_since_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backend(type(get_backend())):
+        name = "cuda"
+        peak = 0
+
+        def memory_figures(self) -> dict[str, int]:
+            return {
+                "allocated_bytes": GIB,
+                "peak_bytes": self.peak,
+                "reserved_peak_bytes": 4 * GIB,
+                "capacity_bytes": 9,
+            }
+
+        def reset_peak_memory(self) -> None:
+            self.peak = GIB
+
+    class Grows(OneWeight):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            backend.peak = max(backend.peak, (3 if batch_idx < 3 else 2) * GIB)
+            return super().training_step(batch, batch_idx)
+
+    backend = Backend()
+    monkeypatch.setattr(memory_monitor, "get_backend", lambda: backend)
+    lines = [line for _, line in run(MemoryMonitor(), model=Grows())]
+    assert [line["memory/peak_gib"] for line in lines] == [3, 2]
+    assert lines[0]["memory/reserved_peak_gib"] == 4
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": 2})
+    (_, line), *_ = run(MemoryMonitor({"num_ooms": "ooms"}), steps=3)
+    assert line == {"memory/ooms": 2.0}
+    with pytest.raises(ConfigError, match="no statistic 'num_oom' of torch.*did you mean 'num_ooms'"):
+        run(MemoryMonitor({"num_oom": "ooms"}), steps=3)
+
+
+def test_an_interval_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="log_every_n_steps"):
+        MemoryMonitor(dist_aggregate_batch_interval=10)
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_text("snapshot"))
+    return calls
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_snapshot_is_written_once_at_the_end_or_at_a_failure(
+    allocator: list[Any], tmp_path: Path, fails: bool
+) -> None:
+    class Model(OneWeight):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if fails and batch_idx == 1:
+                raise torch.OutOfMemoryError("as meant")
+            return super().training_step(batch, batch_idx)
+
+    callback = MemoryProfileCallback(dir=tmp_path / "made", warn_cycles=False, max_entries=7)
+    if fails:
+        with pytest.raises(torch.OutOfMemoryError):
+            run(callback, model=Model())
+    else:
+        run(callback, steps=2)
+    assert (tmp_path / "made" / "rank-0.pickle").read_text() == "snapshot"
+    assert allocator == [{"max_entries": 7}, {"enabled": None}]
+
+
+def test_other_ranks_record_nothing(allocator: list[Any], tmp_path: Path) -> None:
+    run(MemoryProfileCallback(dir=tmp_path, warn_cycles=False, ranks=[1]), steps=1)
+    assert allocator == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_gpu_nothing_is_recorded_and_that_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.WARNING, logger="nemo2"):
+        run(MemoryProfileCallback(dir=tmp_path / "made"), steps=1)
+    assert "watches a GPU's allocator, and this machine has none" in caplog.text
+    assert not (tmp_path / "made").exists()
+
+
+def test_ranks_and_entries_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ranks has -1(.|\n)*max_entries=0"):
+        MemoryProfileCallback(ranks=[-1], max_entries=0)
