@@ -16,6 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -32,6 +33,7 @@ _REPLACED = ".replaced-"
 _DAMAGED = ".damaged-"
 MANIFEST_VERSION = 2
 _CHUNK_BYTES = 8 << 20
+_HASHING_THREADS = 4
 
 
 @dataclass(kw_only=True)
@@ -159,21 +161,23 @@ def missing_context(checkpoint: Path) -> list[str]:
 
 
 def changed(checkpoint: Path, names: Optional[Collection[str]] = None) -> list[str]:
-    """Which of these files (None: all that are loaded) differ from what was written, by their hashes. Reads them whole."""
+    """Which of these files (None: all that are loaded) differ from what was written, by their hashes. Reads them whole, several
+    side by side."""
     manifest = read_manifest(checkpoint)
     if manifest is None:
         return []
-    found = []
-    for name, digest in manifest.hashes.items():
-        if name in names if names is not None else _loaded(name):
-            try:
-                same = sha256(checkpoint / name) == digest
-            except OSError as error:
-                found.append(f"{name} can't be read ({error.strerror or error})")
-            else:
-                if not same:
-                    found.append(f"{name} has changed since it was written (its SHA-256 differs)")
-    return found
+    wanted = [name for name in manifest.hashes if (name in names if names is not None else _loaded(name))]
+
+    def problem(name: str) -> Optional[str]:
+        try:
+            same = sha256(checkpoint / name) == manifest.hashes[name]
+        except OSError as error:
+            return f"{name} can't be read ({error.strerror or error})"
+        return None if same else f"{name} has changed since it was written (its SHA-256 differs)"
+
+    # hashlib gives up the interpreter's lock while it works.
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        return [found for found in pool.map(problem, wanted) if found is not None]
 
 
 def sha256(path: Path | str) -> str:

@@ -33,6 +33,14 @@ Kind = Literal[
 _TRACKER = "latest_checkpointed_iteration.txt"
 _BRIDGE = ("run_config.yaml", "train_state.pt", "latest_train_state.pt")
 _NO_COMMAND = "nemo2 doesn't read this format"
+_SIZES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+}
 
 
 @dataclass
@@ -121,7 +129,7 @@ def _ours(path: Path, verify: bool) -> Found:
             f"nemo2 validate RECIPE --checkpoint {path}",
             f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # go on with this run"
             if not manifest.weights_only
-            else f"# weights only: start from them with resume.restore_config=RestoreConfig(path='{path}')",
+            else f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights",
         ]
     return found
 
@@ -141,13 +149,13 @@ def _nemo(path: Path) -> Found:
     if not (context / "model.yaml").is_file():
         found.notes.append("context/model.yaml is missing: the model has to be given by a recipe")
     else:
-        from nemo2.checkpoint.nemo_context import describe
+        from nemo2.checkpoint.nemo_context import describe, model_config
 
+        found.layout = _sizes(model_config(path)) or found.layout
         found.notes.append(describe(path))
     if not found.problems:
         found.commands = [
-            "recipe.resume.restore_config = Config(RestoreConfig, path="
-            f"'{path}')  # start from its weights, with the recipe of its model"
+            f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: of its model"
         ]
     return found
 
@@ -177,12 +185,39 @@ def _is_iteration(path: Path) -> bool:
 def _megatron(path: Path) -> Found:
     bridge = any((folder / name).is_file() for folder in (path, path.parent) for name in _BRIDGE)
     found = Found("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
+    if bridge:
+        _read_run_config(found)
     _read_weights(found, path)
     found.notes.append(
         "its names have no 'module.' in front, which nemo2's have: its weights are not loaded as they are"
     )
-    found.commands = [f"# {_NO_COMMAND}; export it to Hugging Face with the tool that wrote it, and import that"]
+    found.commands = [f"# {_NO_COMMAND}: go on with it in the program that wrote it"]
     return found
+
+
+def _read_run_config(found: Found) -> None:
+    """The layout that Megatron-Bridge's ``run_config.yaml`` tells, and the class of its model."""
+    import yaml
+
+    file = next(
+        (folder / _BRIDGE[0] for folder in (found.path, found.path.parent) if (folder / _BRIDGE[0]).is_file()), None
+    )
+    if file is None:
+        return
+    try:
+        model = yaml.safe_load(file.read_text()).get("model") or {}
+        found.layout = _sizes(model)
+        found.notes.append(f"model: {str(model.get('_target_', 'unknown')).rpartition('.')[2]}")
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        found.notes.append(f"{file.name} can't be read ({' '.join(str(error).split())[:80]})")
+
+
+def _sizes(config: dict[str, Any]) -> Optional[str]:
+    """``tp2 pp4`` of a configuration with Megatron's names; None where it says nothing of a layout."""
+    if not any(name in config for name in _SIZES):
+        return None
+    cuts = [f"{short}{config[name]}" for name, short in _SIZES.items() if config.get(name) not in (None, 1)]
+    return " ".join(cuts) or "not cut"
 
 
 def _bare(path: Path) -> Found:
@@ -217,7 +252,7 @@ def _hugging_face(path: Path) -> Found:
     if not list(path.glob("*.safetensors")):
         found.parameters = None
         found.notes.append("weights are pickles (.bin): convert them to safetensors where they are trusted")
-    found.commands = [f"nemo2 import {path}  # once this version of nemo2 has the command: see `nemo2 --help`"]
+    found.notes.append("the weights of a model, without optimizer: this version of nemo2 doesn't import them")
     return found
 
 

@@ -8,6 +8,7 @@ result counts, and what goes with it.
 import inspect
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.checkpoint.directory import (
+    CONTEXT_PATH,
     MANIFEST,
     WEIGHTS_PATH,
     Manifest,
@@ -40,6 +42,7 @@ from nemo2.checkpoint.directory import (
     temporary_name,
 )
 from nemo2.checkpoint.lock import holds
+from nemo2.checkpoint.reading import direct_reading
 from nemo2.checkpoint.untrusted import data_only
 from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
@@ -48,6 +51,8 @@ from nemo2.errors import CheckpointError, ConfigError, SecurityError
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
 _WORDS = 400
+_WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
+"""Of a file that Megatron-Core or torch named after the rank that wrote it."""
 
 
 @configurable
@@ -276,7 +281,7 @@ class MegatronCheckpointIO(CheckpointIO):
         weights = weights_dir(checkpoint)
         refused: list[SecurityError] = []
         try:
-            with data_only() as refused:
+            with data_only() as refused, direct_reading():
                 if sharded_state_dict is None:
                     return dist_checkpointing.load_common_state_dict(str(weights))
                 handling = StrictHandling(strict) if strict else StrictHandling.ASSUME_OK_UNEXPECTED
@@ -336,10 +341,7 @@ class MegatronCheckpointIO(CheckpointIO):
         manifest = read_manifest(checkpoint)
         if manifest is None:
             return []
-        names = sorted((name for name in manifest.hashes), key=lambda name: -manifest.files.get(name, 0))
-        found = changed(
-            checkpoint, [name for name in names[_rank() :: _world_size()] if not name.startswith("context/")]
-        )
+        found = changed(checkpoint, shares(manifest, _world_size())[_rank()])
         return _agree([problem for part in _all_gathered(found) for problem in part])
 
     def _load_strategy(self, weights: str) -> Any:
@@ -355,6 +357,23 @@ class MegatronCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: os.PathLike | str) -> None:
         """Delete a checkpoint directory. One rank calls it."""
         remove(Path(path))
+
+
+def shares(manifest: Manifest, world_size: int) -> list[list[str]]:
+    """Which files each rank hashes before a load: those that its predecessor wrote, which it is the likeliest to read next
+    and then has in its page cache; the others in turns, the largest first."""
+    names = [name for name in manifest.hashes if not name.startswith(f"{CONTEXT_PATH}/")]
+    found: list[list[str]] = [[] for _ in range(world_size)]
+    others = []
+    for name in names:
+        writer = _WRITER.match(name)
+        if writer and int(writer[1]) < world_size:
+            found[int(writer[1])].append(name)
+        else:
+            others.append(name)
+    for number, name in enumerate(sorted(others, key=lambda name: -manifest.files.get(name, 0))):
+        found[number % world_size].append(name)
+    return found
 
 
 def _unreadable(checkpoint: Path) -> Optional[str]:

@@ -28,8 +28,9 @@ class ModelCheckpoint(Checkpoint):
     never deleted.
 
     A save is due every ``every_n_train_steps`` steps, every ``train_time_interval``, or, with neither set, after every
-    validation; and once more when training ends. After each, the ``save_top_k`` best by ``monitor`` are kept, plus the
-    newest.
+    validation; and once more when training ends. Where a step is both saved and validated, it is saved after that validation,
+    with what it has measured; what an earlier one measured is nothing that a checkpoint says of itself. After each save the
+    ``save_top_k`` best by ``monitor`` are kept, plus the newest; those that weren't validated are the worst.
 
     Args:
         monitor: The logged value to rank by. None: the newest are the best.
@@ -110,6 +111,12 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_step = -1
         self._last_saved_at = 0.0
         self._lock: Optional[DirectoryLock] = None
+        self._due = False
+        """Whether to save after the validation that this step is about to have."""
+        self._validated_step = -1
+        self._validation_metrics: set[str] = set()
+        """Names of what validations have logged, last at ``_validated_step``."""
+        self._before_validation: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------------------------------------ when
 
@@ -158,11 +165,25 @@ class ModelCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
         if step_due or self._time_due(trainer):
-            self.save(trainer)
+            self._due = _validates_now(trainer)
+            if not self._due:
+                self.save(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._before_validation = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        self._validated_step = trainer.global_step
+        self._validation_metrics |= {
+            name for name, value in trainer.callback_metrics.items() if self._before_validation.get(name) is not value
+        }
+        if self._due:
+            self._due = False
+            self.save(trainer)
         by_validation = self.every_n_train_steps is None and self.train_time_interval is None
-        if trainer.state.fn != "fit" or trainer.sanity_checking or not by_validation or self.save_on_train_epoch_end:
+        if not by_validation or self.save_on_train_epoch_end:
             return
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs:
             return
@@ -255,12 +276,13 @@ class ModelCheckpoint(Checkpoint):
             name: float(value)
             for name, value in trainer.callback_metrics.items()
             if torch.as_tensor(value).numel() == 1
+            and (name not in self._validation_metrics or self._validated_step == trainer.global_step)
         }
         consumed = getattr(trainer.strategy, "consumed_samples", 0)
         return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}
 
     def format_checkpoint_name(self, values: dict[str, Any], trainer: Optional[pl.Trainer] = None) -> str:
-        """The file name for these values; a logged value that isn't there yet is left out with its separator."""
+        """The file name for these values; a logged value that isn't there is left out with its separator."""
         name = type(trainer.lightning_module).__name__.lower() if trainer is not None else "model"
         values = {"model_name": self.model_name or name} | values
         text = self.filename
@@ -282,6 +304,14 @@ class ModelCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_model_path = state_dict.get("best_model_path", "")
         self.best_model_score = state_dict.get("best_model_score")
+
+
+def _validates_now(trainer: pl.Trainer) -> bool:
+    """Whether the loop validates after this batch. Not told of one that the clock decides on, which ranks might differ about."""
+    loop: Any = trainer.fit_loop
+    return getattr(trainer, "_val_check_time_interval", None) is None and bool(
+        loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+    )
 
 
 def _fast_dev_run(trainer: pl.Trainer) -> bool:

@@ -44,6 +44,15 @@ def describe(checkpoint: Path) -> str:
     return f"model: {model.__name__}({config.__name__}), known to nemo2"
 
 
+def model_config(checkpoint: Path) -> dict[str, Any]:
+    """What ``context/model.yaml`` says of the model's configuration, as it stands there; {} where it can't be read."""
+    try:
+        config = _read(checkpoint).get("config")
+    except (CheckpointError, SecurityError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
 def _read(checkpoint: Path) -> dict[str, Any]:
     import yaml
 

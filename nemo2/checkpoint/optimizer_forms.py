@@ -7,23 +7,29 @@ Megatron-Core's optimizers keep the same tensors in different shapes of dictiona
     half          bf16 or fp16 parameters: the moments, and fp32 copies under ``optimizer.state.fp32_param.<name>``
     distributed   cut over data-parallel ranks: the moments, and fp32 copies under ``optimizer.state.param.<name>``
 
-and with expert parallelism there are two of them in a chain, the second for the experts. The tensors have names, and
+Strategies that shard parameters store the moments under the same names, and fp32 parameters under the model's (`pieces`).
+
+With expert parallelism there are two optimizers in a chain, the second for the experts. The tensors have names, and
 Megatron-Core finds them by these wherever they stand. So the state is asked for in the shape that is needed, under the
 names that the checkpoint has, and what isn't a tensor (step, rates, betas) is taken from the groups that were saved.
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Optional
 
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from torch import Tensor
 
+from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
 
 Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """What tells the groups of one optimizer apart; whether a group is the experts' says which optimizer has it."""
+_STEP = "optimizer.state.step."
 _OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
 
 
@@ -48,10 +54,7 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
         CheckpointError: a group of parameters has no counterpart in what was saved.
     """
     groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]
-    step = next((group["step"] for group in groups if "step" in group), None)
-    if step is None:
-        step = next((_inner(part).get("state", {}).get("common_step") for part in _chain(saved)), None)
-    scalers = [part["grad_scaler"] for part in _chain(saved) if "grad_scaler" in part]
+    step, scaler = step_of(saved), scaler_of(saved)
     for part, template in zip(_chain(loaded), _chain(wanted), strict=True):
         inner, wanted_inner = part, template
         if _form(template) != "plain":
@@ -65,9 +68,84 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
             inner["state"]["common_step"] = step
         if "param_state_sharding_type" in template:
             part["param_state_sharding_type"] = template["param_state_sharding_type"]
-        if "grad_scaler" in template and scalers:
-            part["grad_scaler"] = scalers[0]
+        if "grad_scaler" in template and scaler is not None:
+            part["grad_scaler"] = scaler
     return loaded
+
+
+def step_of(saved: Any) -> Any:
+    """The updates that the optimizer had made, from the plain part of its saved state; None if it didn't count them."""
+    groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]
+    step = next((group["step"] for group in groups if "step" in group), None)
+    if step is None:
+        step = next((_inner(part).get("state", {}).get("common_step") for part in _chain(saved)), None)
+    return step
+
+
+def scaler_of(saved: Any) -> Optional[dict[str, Any]]:
+    """The state of its loss scaler; None where nothing was scaled."""
+    return next((part["grad_scaler"] for part in _chain(saved) if "grad_scaler" in part), None)
+
+
+# ------------------------------------------------------------------------------------------------------ pieces
+
+
+def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
+    """What a strategy that writes pieces has saved of its optimizer, as `under_saved_names` and `completed` take it: the plain
+    form, with the groups that ``wanted`` has.
+
+    Args:
+        wanted: This run's optimizer, sharded.
+        extras: What stands beside the pieces: "step" and "loss_scaler".
+    """
+    step, scaler = extras.get("step"), extras.get("loss_scaler")
+    groups = [
+        {**{name: value for name, value in group.items() if name not in ("params", "step")}, "step": step}
+        for part in _chain(wanted)
+        for group in _inner(part)["param_groups"]
+    ]
+    saved: dict[str, Any] = {"param_groups": groups, "state": {"common_step": step}}
+    return {**saved, "grad_scaler": scaler} if scaler else saved
+
+
+def into_pieces(pieces: Sequence[Piece], stored: Collection[str]) -> list[Piece]:
+    """``pieces`` of a model and its optimizer, as they are to be read from a checkpoint with the tensors ``stored``.
+
+    fp32 parameters are the optimizer's copies, where it had any. What counts steps is left out where it isn't stored:
+    `set_steps` does that.
+    """
+    copies = [prefix for form, prefix in _MAIN_PARAMETER.items() if form != "plain"]
+    found = []
+    for piece in pieces:
+        if piece.key.startswith(_STEP) and piece.key not in stored:
+            continue
+        key = next((prefix + piece.key for prefix in copies if prefix + piece.key in stored), piece.key)
+        found.append(replace(piece, key=key))
+    return found
+
+
+def steps_done(optimizers: Iterable[Any]) -> Optional[int]:
+    """The updates that torch's optimizers have made; None if they don't count them."""
+    counts = [holder["step"] for optimizer in optimizers for holder in _counting(optimizer)]
+    return int(max(counts)) if counts else None
+
+
+def set_steps(optimizers: Iterable[Any], step: Optional[int]) -> None:
+    """Have torch's optimizers go on counting from ``step``; None: they don't count."""
+    for optimizer in optimizers if step is not None else ():
+        for holder in list(_counting(optimizer)) or optimizer.param_groups:
+            count = holder.get("step")
+            if isinstance(count, Tensor):
+                count.fill_(step)
+            else:
+                holder["step"] = step
+
+
+def _counting(optimizer: Any) -> Iterator[dict[str, Any]]:
+    """Where an optimizer keeps its count: with each parameter (torch's Adam) or with each group (fused ones)."""
+    for holder in (*optimizer.state.values(), *optimizer.param_groups):
+        if isinstance(holder, dict) and "step" in holder:
+            yield holder
 
 
 def _group(mine: dict[str, Any], params: Any, saved: list[dict[str, Any]], step: Any) -> dict[str, Any]:

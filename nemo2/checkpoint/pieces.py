@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from nemo2.checkpoint.reading import DirectReader
 from nemo2.parallel.stored_names import StoredRows
 
 
@@ -121,12 +122,7 @@ def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str) -> None:
         CheckpointException: a key isn't there, or has another shape. It names all of them.
     """
     with torch.no_grad():
-        load({}, storage_reader=FileSystemReader(directory), planner=_LoadPlanner(pieces))
-
-
-def stored_keys(directory: os.PathLike | str) -> set[str]:
-    """The names of the tensors in a checkpoint."""
-    return set(FileSystemReader(directory).read_metadata().state_dict_metadata)
+        load({}, storage_reader=DirectReader(directory), planner=_LoadPlanner(pieces))
 
 
 class _Writer(FileSystemWriter):

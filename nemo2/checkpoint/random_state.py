@@ -6,6 +6,7 @@ ranks and are the same over data-parallel replicas, so one replica's are saved.
 """
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,16 @@ def load_random_state(state: dict[str, Any]) -> None:
     tracker = _tracker()
     current = tracker.get_states()
     tracker.set_states({name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
+
+
+def say_they_start_anew(checkpoint: Path) -> None:
+    """Tell the user, once, that a run that goes on in another layout draws other random numbers than it would have."""
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
+
+    rank_zero_info(
+        f"The layout has changed since {checkpoint} was saved. Parameters, moments, schedule and the position in the data go "
+        "on; random streams start anew from the seed, so that dropout differs from here on."
+    )
 
 
 def _tracker() -> Any:

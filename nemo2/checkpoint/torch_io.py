@@ -45,6 +45,8 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         """
         checkpoint = Path(path)
         self.check(checkpoint)
+        if not (weights_dir(checkpoint) / COMMON).is_file():
+            return self.load_checkpoint(checkpoint)  # saved by Megatron-Core from 0.19 on
         safe = [pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath]
         try:
             with torch.serialization.safe_globals(safe):

@@ -16,8 +16,8 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.optimizer_forms import completed, forms_of, under_saved_names
-from nemo2.checkpoint.random_state import load_random_state, random_state
+from nemo2.checkpoint.optimizer_forms import completed, forms_of, from_pieces, under_saved_names
+from nemo2.checkpoint.random_state import load_random_state, random_state, say_they_start_anew
 from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.strategies.stepping import SteppingStrategy
@@ -126,7 +126,11 @@ class CheckpointingStrategy(SteppingStrategy):
         Raises:
             RuntimeFault: on every rank, if some parameter of some rank isn't finite.
         """
-        flags = [parameter.detach().isfinite().all() for parameter in self.megatron_parallel.parameters()]  # pyright: ignore[reportOptionalMemberAccess]
+        # By their least and greatest value, which NaN becomes: no memory is needed, and they are read once.
+        extremes = [
+            torch.aminmax(parameter.detach()) for parameter in self.megatron_parallel.parameters() if parameter.numel()
+        ]  # pyright: ignore[reportOptionalMemberAccess]
+        flags = [value.isfinite() for pair in extremes for value in pair]
         finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
         worst = finite.to(dtype=torch.int32, device=self.root_device).reshape(1)
         if torch.distributed.is_initialized():
@@ -180,8 +184,8 @@ class CheckpointingStrategy(SteppingStrategy):
             same_layout = manifest is not None and manifest.layout == self._layout_record()
             if same_layout:
                 wanted["random_state"] = random_state()
-            elif manifest is not None:
-                _log.info("The layout has changed since %s was saved: random streams start anew.", path)
+            elif manifest is not None and self.trainer.ckpt_path:
+                say_they_start_anew(path)
         reshaped = self._in_another_form(wanted, path)
         loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self._strictness)
         if reshaped is not None:
@@ -193,12 +197,16 @@ class CheckpointingStrategy(SteppingStrategy):
 
     def _in_another_form(self, wanted: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
         """The optimizer's state, loaded, where it was saved by one of another form (distributed or not, fp32 or half
-        precision, experts apart or not); its request is then taken out of ``wanted``. None where it is of this form."""
+        precision, experts apart or not, cut by another strategy); its request is then taken out of ``wanted``. None where it
+        is of this form."""
         io: Any = self.checkpoint_io
         if "optimizer" not in wanted:
             return None
-        saved = io.load_checkpoint(path).get("optimizer")
-        if saved is None or forms_of(saved) == forms_of(wanted["optimizer"]):
+        plain = io.load_checkpoint(path)
+        saved = plain.get("optimizer")
+        if "optimizer_extras" in plain:
+            saved = from_pieces(wanted["optimizer"], plain["optimizer_extras"])
+        elif saved is None or forms_of(saved) == forms_of(wanted["optimizer"]):
             return None
         own = wanted.pop("optimizer")
         request = under_saved_names(own, saved)

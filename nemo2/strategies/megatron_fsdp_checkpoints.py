@@ -8,6 +8,7 @@ from typing import Any, Literal, Optional, Union, cast
 from torch import nn
 
 from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.errors import CheckpointError
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.fsdp import MegatronFSDPChunk
@@ -34,11 +35,13 @@ class MegatronFSDPCheckpoints(CheckpointingStrategy, PieceCheckpoints):
         if self.fsdp:
             return PieceCheckpoints._read(self, path, optimizer=optimizer, model=model)
         manifest = read_manifest(path)
-        written_by = manifest.layout.get("strategy") if manifest is not None else None
-        if written_by and optimizer and self._load_optimizer and not (manifest is not None and manifest.weights_only):
+        written_by = manifest.layout.get("strategy") if manifest is not None and not manifest.weights_only else None
+        own = [item for item in self.optimizers if not isinstance(item, MegatronOptimizer)]
+        if written_by and optimizer and self._load_optimizer and own:
             raise CheckpointError(
-                f"{path} was saved under {written_by}, whose optimizer state MegatronStrategy can't take over; the weights it "
-                "can. Set strategy.ckpt_load_optimizer=False, or start a new run from them with resume.restore_config."
+                f"{path} was saved under {written_by}, whose optimizer state {type(own[0]).__name__} of this module can't take "
+                "over under MegatronStrategy; the weights it can. Set strategy.ckpt_load_optimizer=False, or start a new run "
+                "from them with resume.restore_config."
             )
         return super()._read(path, optimizer=optimizer, model=model)
 
@@ -83,24 +86,29 @@ class MegatronFSDPCheckpoints(CheckpointingStrategy, PieceCheckpoints):
         assert isinstance(optimizer, MegatronOptimizer)
         return optimizer
 
+    @property
+    def _chained_optimizers(self) -> list[Any]:
+        whole = self._megatron_optimizer.mcore_optimizer
+        return getattr(whole, "chained_optimizers", [whole])
+
+    @property
+    def _torch_optimizers(self) -> list[Any]:
+        return [one.optimizer for one in self._chained_optimizers if getattr(one, "optimizer", None) is not None]
+
     def _make_optimizer_state(self) -> None:
-        for optimizer in getattr(
-            self._megatron_optimizer.mcore_optimizer, "chained_optimizers", [self._megatron_optimizer.mcore_optimizer]
-        ):
+        for optimizer in self._chained_optimizers:
             optimizer._init_optimizer_states_with_dummy_values()
 
     def _optimizer_extras(self) -> dict[str, Any]:
-        """Steps are counted per parameter group; scheduled hyperparameters are set anew by the run."""
+        """Scheduled hyperparameters are set anew by the run."""
         scaler = getattr(self._megatron_optimizer.mcore_optimizer, "grad_scaler", None)
         return {
-            "steps": [group.get("step") for group in self._megatron_optimizer.param_groups],
+            "step": steps_done(self._torch_optimizers),
             "loss_scaler": scaler.state_dict() if scaler is not None else {},
         }
 
     def _load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
-        for group, step in zip(self._megatron_optimizer.param_groups, extras.get("steps", []), strict=False):
-            if step is not None:
-                group["step"] = step
+        set_steps(self._torch_optimizers, extras.get("step"))
         scaler = getattr(self._megatron_optimizer.mcore_optimizer, "grad_scaler", None)
         if scaler is not None and extras.get("loss_scaler"):
             scaler.load_state_dict(extras["loss_scaler"])

@@ -15,14 +15,18 @@ from typing import Any, Optional, Union
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
+from megatron.core.dist_checkpointing import load_content_metadata
 from torch import Tensor
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest
+from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.optimizer_forms import into_pieces, scaler_of, step_of
 from nemo2.checkpoint.pieces import Piece, stored_pieces
-from nemo2.checkpoint.random_state import load_random_state, random_state
+from nemo2.checkpoint.random_state import load_random_state, random_state, say_they_start_anew
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.parallel.stored_names import StoredRows
 from nemo2.strategies.megatron_checkpoints import versions
@@ -55,11 +59,11 @@ class PieceCheckpoints(SteppingStrategy):
 
     @abstractmethod
     def _optimizer_extras(self) -> dict[str, Any]:
-        """Of the optimizer, what is no tensor of a parameter."""
+        """Of the optimizer, what is no tensor of a parameter: "step", the updates it has made, and "loss_scaler"."""
 
     @abstractmethod
     def _load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
-        """Set what `_optimizer_extras` gave."""
+        """Set what `_optimizer_extras` gave, maybe another strategy's."""
 
     @abstractmethod
     def _stored_objects(self) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class PieceCheckpoints(SteppingStrategy):
         """Read a checkpoint in place: the model and, when fitting, the optimizer. Returns the plain data.
 
         Raises:
-            CheckpointError: it can't be read, or its optimizer state is of another strategy.
+            CheckpointError: it can't be read, or holds no optimizer state that this strategy can take over.
         """
         path = self.checkpoint_io.choose(Path(checkpoint_path))
         return self._read(path, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
@@ -158,25 +162,43 @@ class PieceCheckpoints(SteppingStrategy):
         plain = self.checkpoint_io.load_plain(path)
         manifest = read_manifest(path)
         optimizer = optimizer and self._load_optimizer and not (manifest is not None and manifest.weights_only)
-        record = self._layout_record()
+        extras: dict[str, Any] = {}
         if optimizer:
-            written_by = (manifest.layout if manifest is not None else {}).get("strategy", "MegatronStrategy")
-            if written_by != record["strategy"]:
-                raise CheckpointError(
-                    f"{path} was saved under {written_by}, whose optimizer state {record['strategy']} can't take over; the "
-                    "weights it can. Set strategy.ckpt_load_optimizer=False, or start a new run from them with "
-                    "resume.restore_config."
-                )
+            extras = self._extras_in(plain, path)
             self._make_optimizer_state()
-        self.checkpoint_io.load_into(self._pieces(model=model, optimizer=optimizer), path)
+        pieces = self._pieces(model=model, optimizer=optimizer)
+        if optimizer:
+            pieces = into_pieces(pieces, read_metadata(weights_dir(path)).state_dict_metadata.keys())
+        self.checkpoint_io.load_into(pieces, path)
         self._take_up(model=model, optimizer=optimizer)
         if optimizer:
-            self._load_optimizer_extras(plain.get("optimizer_extras", {}))
-        if not optimizer or manifest is None or manifest.layout != record:
+            self._load_optimizer_extras(extras)
+        if not optimizer or manifest is None or manifest.layout != self._layout_record():
             plain.pop("random_state", None)
-            if optimizer:
-                _log.info("The layout has changed since %s was saved: random streams start anew.", path)
+            if optimizer and self.trainer.ckpt_path:
+                say_they_start_anew(path)
         return plain
+
+    def _extras_in(self, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """What stands beside the optimizer's tensors in a checkpoint of any strategy.
+
+        Raises:
+            CheckpointError: it was saved so that only its own layout can read it, or by an optimizer of the user's own.
+        """
+        if "optimizer_extras" in plain:
+            return plain["optimizer_extras"]
+        saved, why = plain.get("optimizer"), ""
+        metadata = load_content_metadata(preloaded_state_dict=dict(plain)) or {}
+        if saved is None:
+            why = "holds no optimizer state of Megatron-Core's"
+        elif metadata.get("distrib_optim_sharding_type", "fully_reshardable") != "fully_reshardable":
+            why = "was saved with strategy.ckpt_parallel_save_optim=False, for its own layout only"
+        if why:
+            raise CheckpointError(
+                f"{path} {why}: {type(self).__name__} can't take its optimizer state over; the weights it can. Set "
+                "strategy.ckpt_load_optimizer=False, or start a new run from them with resume.restore_config."
+            )
+        return {"step": step_of(saved), "loss_scaler": scaler_of(saved) or {}}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Random streams and the position in the data; the tensors have been read in place."""

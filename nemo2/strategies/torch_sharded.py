@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
@@ -252,9 +253,11 @@ class TorchShardedStrategy(PieceCheckpoints):
 
     def _optimizer_extras(self) -> dict[str, Any]:
         scaler = self._sharded_optimizer.scaler
-        return {"loss_scaler": scaler.state_dict() if scaler is not None else {}}
+        steps = steps_done([self._sharded_optimizer.optimizer])
+        return {"step": steps, "loss_scaler": scaler.state_dict() if scaler is not None else {}}
 
     def _load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
+        set_steps([self._sharded_optimizer.optimizer], extras.get("step"))
         scaler = self._sharded_optimizer.scaler
         if scaler is not None and extras.get("loss_scaler"):
             scaler.load_state_dict(extras["loss_scaler"])

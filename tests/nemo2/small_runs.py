@@ -134,7 +134,8 @@ def cosine(max_steps: int, warmup_steps: int = 1) -> Any:
 def build_trainer(
     *, max_steps: int, precision: Any = "32", callbacks: Any = (), trainer: dict | None = None, **strategy: Any
 ) -> Any:
-    """A trainer for all the ranks there are. The precision may be a plugin; None: no plugin."""
+    """A trainer for all the ranks there are. The precision may be a plugin; None: no plugin. ``strategy``: options of
+    `MegatronStrategy`, or under the name "strategy" another one."""
     from nemo2.precision import MegatronMixedPrecision
     from nemo2.strategy import MegatronStrategy
     from nemo2.trainer import Trainer
@@ -145,7 +146,7 @@ def build_trainer(
     return Trainer(
         devices=world,
         max_steps=max_steps,
-        strategy=MegatronStrategy(**{"ckpt_async_save": False, **strategy}),
+        strategy=strategy.pop("strategy", None) or MegatronStrategy(**{"ckpt_async_save": False, **strategy}),
         plugins=precision,
         callbacks=list(callbacks),
         log_every_n_steps=1,

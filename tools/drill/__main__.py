@@ -186,10 +186,10 @@ def all_damaged(directory: Path, reference: dict[int, str]) -> str:
 
 
 def hung(directory: Path, reference: dict[int, str]) -> str:
-    run = Run(directory, hang_seconds=6.0)
+    run = Run(directory, hang_seconds=25.0)  # more than a step and a save take on a busy machine
     first = run(faults.at_step(5, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP)))
     stacks = sorted((directory / "run").glob("rank-*.stacks"))
-    require(first.seconds < 60 and not first.done, f"it took {first.seconds:.0f} s: {first.codes}")
+    require(first.seconds < 120 and not first.done, f"it took {first.seconds:.0f} s: {first.codes}")
     require(any("most recent call first" in path.read_text() for path in stacks), "no stacks were left")
     for path in stacks:
         path.unlink()
@@ -286,7 +286,7 @@ def cli(how: str) -> Callable[[Path, dict[int, str]], str]:
             )  # fmt: skip
 
         if "cli" not in _UNDISTURBED:  # one for all cases: they run the same command
-            said = start("whole").communicate(timeout=280)[0]
+            said = start("whole").communicate(timeout=900)[0]
             _UNDISTURBED["cli"] = losses_of(directory / "whole")
             require(len(_UNDISTURBED["cli"]) == 40, f"the undisturbed run failed: {said[-800:]}")
         expected = _UNDISTURBED["cli"]
@@ -297,10 +297,10 @@ def cli(how: str) -> Callable[[Path, dict[int, str]], str]:
             process.terminate()
         else:
             os.kill(rank_one(process.pid), signal.SIGKILL if how == "kill" else signal.SIGTERM)
-        said = process.communicate(timeout=200)[0]
+        said = process.communicate(timeout=900)[0]
         require(process.returncode == (1 if how == "kill" else 143), f"exit code {process.returncode}: {said[-800:]}")
         again = start("disturbed")
-        output = again.communicate(timeout=280)[0]
+        output = again.communicate(timeout=900)[0]
         require(again.returncode == 0, f"the rerun ended with {again.returncode}: {output[-800:]}")
         require(losses_of(directory / "disturbed") == expected, "the curve differs")
         resumed = re.search(r"Resuming from \S+ \(step (\d+)\)", output)

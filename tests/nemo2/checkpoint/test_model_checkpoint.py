@@ -171,6 +171,40 @@ def schedules(directory: str) -> dict[str, list[str]]:
     return found
 
 
+def validated_and_saved(directory: str) -> dict[str, Any]:
+    """Six steps, saved each and validated every second; then the same from the one saved after the second validation."""
+    from nemo2.checkpoint.directory import finished
+
+    def run(folder: str, **options: Any) -> dict[str, Any]:
+        keep = ModelCheckpoint(
+            dirpath=folder, filename="{val_loss:.6f}-{step}", every_n_train_steps=1, save_top_k=-1, save_last=False,
+            save_optim_on_train_end=True, verbose=False,
+        )  # fmt: skip
+        validate = {"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None}
+        return small_runs.fit(small_runs.build_llama(), max_steps=6, callbacks=[keep], trainer=validate, **options)
+
+    whole = run(f"{directory}/whole")
+    saved = finished(Path(directory) / "whole")
+    again = run(f"{directory}/again", ckpt_path=str(saved[3][0]))
+    return {"whole": whole, "again": again, "saved": [(path.name, manifest.metrics) for path, manifest in saved]}
+
+
+def test_a_checkpoint_tells_the_validation_loss_of_its_own_step_or_none(run_on_ranks, tmp_path):
+    runs = run_on_ranks(validated_and_saved, 1, str(tmp_path))[0]
+    losses = runs["whole"]["val_losses"]
+    assert len(set(losses)) == 3
+    assert [name for name, _ in runs["saved"]] == [
+        "step=1", f"val_loss={losses[0]:.6f}-step=2", "step=3", f"val_loss={losses[1]:.6f}-step=4", "step=5",
+        f"val_loss={losses[2]:.6f}-step=6",
+    ]  # fmt: skip
+    told = [metrics.get("val_loss") for _, metrics in runs["saved"]]
+    assert told == pytest.approx([None, losses[0], None, losses[1], None, losses[2]])
+    # Saved in the middle of a validation's end: what follows is as it would have been, and nothing is validated twice.
+    assert runs["again"]["losses"] == runs["whole"]["losses"][4:]
+    assert runs["again"]["samples"] == runs["whole"]["samples"][4:]
+    assert runs["again"]["val_losses"] == losses[2:]
+
+
 def ended_by_the_clock(directory: str) -> tuple[int, bool]:
     """The step that a run of half a second saved, and whether it can be gone on from."""
     from nemo2.checkpoint.directory import finished

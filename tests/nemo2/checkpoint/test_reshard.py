@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import resharding
-from resharding import Cut, Pair
+from resharding import SHARDED, Cut, Pair
 
 ONE = Cut(1)
 PAIRS = [
@@ -13,6 +13,8 @@ PAIRS = [
     Pair(ONE, Cut(2, "do")),
     Pair(Cut(2, "do"), Cut(2, "do"), exact=True),
     Pair(Cut(2, "ep2 do"), ONE, moe=True),
+    Pair(Cut(2, "fsdp2 bf16"), Cut(2, "tp2 do bf16")),
+    Pair(Cut(2, "do"), Cut(2, "mfsdp")),
 ]
 
 # Torch says on every call that it was told to work without ranks.
@@ -58,6 +60,10 @@ def test_the_comparison_notices_a_changed_tensor_and_a_changed_loss(run_on_ranks
 
 def test_the_whole_matrix_covers_every_axis():
     words = {word for pair in resharding.PAIRS for cut in (pair.saved, pair.loaded) for word in cut.text.split()}
-    assert {"tp2", "pp2", "vp2", "cp2", "ep2", "etp1", "etp2", "do", "sp"} <= words
-    assert len(resharding.PAIRS) >= 20
+    assert {"tp2", "pp2", "vp2", "cp2", "ep2", "etp1", "etp2", "do", "sp", "bf16"} <= words
+    ways = {(pair.saved.text.split()[0] in SHARDED, pair.loaded.text.split()[0] in SHARDED)
+            for pair in resharding.PAIRS if pair.saved.text and pair.loaded.text}  # fmt: skip
+    assert ways == {(False, False), (False, True), (True, False), (True, True)}
+    assert set(SHARDED) <= words
+    assert len(resharding.PAIRS) >= 50
     assert len({str(pair) for pair in resharding.PAIRS}) == len(resharding.PAIRS)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the tensors of a ``torch_dist`` checkpoint straight into the memory where they are wanted.
+
+Torch's reader opens each stored tensor as an archive of its own, unpacks it into new memory and copies it from there to where
+it belongs, one after the other. What lies in such an archive is the tensor's bytes, uncompressed: here they are read from the
+file into the tensor, several at a time. An archive that holds anything but one plain tensor is left to torch.
+"""
+
+import io
+import math
+import os
+import pickle
+import sys
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future as Pending
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from megatron.core.dist_checkpointing.strategies import torch as mcore
+from megatron.core.msc_utils import MultiStorageClientFeature
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+_THREADS = 4
+_AHEAD_BYTES = 1 << 30
+"""How much may be read into memory of its own before it is copied to where it belongs."""
+_REMEMBERED = ("_intermediate_read_item_and_target", "_intermediate_read_items")
+_STORAGES = {
+    "FloatStorage": torch.float32,
+    "BFloat16Storage": torch.bfloat16,
+    "HalfStorage": torch.float16,
+    "DoubleStorage": torch.float64,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+"""What `torch.save` calls the memory of a tensor, by its dtype."""
+_NAMES_END = 30
+"""The fixed part of a zip entry's header; its last four bytes are the lengths of the name and of the extra field after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A tensor in a file: ``shape``, row by row, from byte ``place`` on."""
+
+    file: str
+    place: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class DirectReader(FileSystemReader):
+    """Torch's reader of checkpoint files, for tensors that `torch.save` has written one to an archive."""
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        super().__init__(path)
+        self._read_metadata: Optional[Metadata] = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._read_metadata is None:
+            self._read_metadata = super().read_metadata(*args, **kwargs)
+        return self._read_metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read all that is planned for this rank.
+
+        Raises:
+            EOFError, OSError: a file is shorter than ``.metadata`` says, or can't be read.
+        """
+        found = self._find(plan.items)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            _Reads(planner, pool).run(found)
+        rest = [item for item, stored in found if stored is None]
+        if rest:
+            return super().read_data(LoadPlan(rest), planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _find(self, items: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
+        """Where each item lies; None for what torch has to unpack."""
+        found = []
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in items:
+            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, wanted in by_file.items():
+            with open(os.path.join(self.path, name), "rb") as file:
+                for item in sorted(wanted, key=lambda one: self.storage_data[one.storage_index].offset):
+                    info = self.storage_data[item.storage_index]
+                    plain = item.type == LoadItemType.TENSOR and not getattr(info, "transform_descriptors", None)
+                    found.append((item, _locate(file, info.offset, info.length) if plain else None))
+        return found
+
+
+class _Reads:
+    """Reads that are under way, into their targets or, where these can't be read into, ahead of a copy."""
+
+    def __init__(self, planner: LoadPlanner, pool: ThreadPoolExecutor) -> None:
+        self.planner = planner
+        self.pool = pool
+        self.direct: list[tuple[Pending[None], ReadItem, Tensor]] = []
+        self.ahead: list[tuple[Pending[Tensor], ReadItem, Tensor]] = []
+        self.bytes_ahead = 0
+
+    def run(self, found: list[tuple[ReadItem, Optional[Stored]]]) -> None:
+        for item, stored in found:
+            if stored is not None:
+                self._start(item, stored)
+        self._copy()
+        for pending, item, target in self.direct:
+            pending.result()
+            self.planner.commit_tensor(item, target)
+
+    def _start(self, item: ReadItem, stored: Stored) -> None:
+        target = self.planner.resolve_tensor(item).detach()
+        offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+        if target.size() != torch.Size(lengths):
+            raise ValueError(f"{item.storage_index.fqn}: {tuple(target.shape)} is wanted and {lengths} is there")
+        if _is_one_stretch(stored, offsets, lengths) and _is_plain_memory(target, stored.dtype):
+            place = stored.place + _bytes_before(stored, offsets)
+            self.direct.append((self.pool.submit(_read_into, stored.file, place, target), item, target))
+            return
+        # Megatron-Core's planner remembers a target of its own making (FP8) until that is committed.
+        if any(getattr(self.planner, name, None) for name in _REMEMBERED):
+            target.copy_(_read_rows(stored, offsets, lengths))
+            self.planner.commit_tensor(item, target)
+            return
+        self.ahead.append((self.pool.submit(_read_rows, stored, offsets, lengths), item, target))
+        self.bytes_ahead += lengths[0] * math.prod(stored.shape[1:]) * stored.dtype.itemsize if lengths else 0
+        if self.bytes_ahead > _AHEAD_BYTES:
+            self._copy()
+
+    def _copy(self) -> None:
+        for pending, item, target in self.ahead:
+            target.copy_(pending.result())
+            self.planner.commit_tensor(item, target)
+        self.ahead, self.bytes_ahead = [], 0
+
+
+@contextmanager
+def direct_reading() -> Iterator[None]:
+    """While this lasts, Megatron-Core reads files with `DirectReader`; from object storage with its own."""
+    if MultiStorageClientFeature.is_enabled():
+        yield
+        return
+    original = mcore._get_filesystem_reader
+
+    def reader(checkpoint_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> DirectReader:
+        return DirectReader(checkpoint_dir)
+
+    mcore._get_filesystem_reader = reader
+    try:
+        yield
+    finally:
+        mcore._get_filesystem_reader = original
+
+
+# ------------------------------------------------------------------------------------------------------ archives
+
+
+def _locate(file: Any, offset: int, length: int) -> Optional[Stored]:
+    """The tensor in the archive at ``offset`` of ``file``; None if it isn't one whose bytes can be taken as they are."""
+    part = _Part(file, offset, length)
+    try:
+        with zipfile.ZipFile(part) as archive:  # pyright: ignore[reportArgumentType]  (what it needs of a file is there)
+            entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
+            data = entries.get("data/0")
+            if data is None or data.compress_type != zipfile.ZIP_STORED or "data/1" in entries:
+                return None
+            if "byteorder" in entries and archive.read(entries["byteorder"]).decode() != sys.byteorder:
+                return None
+            described = _Description(io.BytesIO(archive.read(entries["data.pkl"]))).load()
+    except (zipfile.BadZipFile, KeyError, pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError):
+        return None  # torch says what is wrong with it
+    if not isinstance(described, _Described):
+        return None
+    shape, dtype = described.shape, described.dtype
+    if described.stride != _row_by_row(shape) or data.file_size != math.prod(shape) * dtype.itemsize:
+        return None
+    file.seek(offset + data.header_offset)
+    header = file.read(_NAMES_END)
+    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    place = offset + data.header_offset + _NAMES_END + names
+    return Stored(file=file.name, place=place, dtype=dtype, shape=shape)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What the pickle of an archive says of its one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class _Description(pickle.Unpickler):
+    """Reads the pickle of one plain tensor, and nothing else: no name in it is looked up but those below."""
+
+    def persistent_load(self, pid: Any) -> torch.dtype:
+        kind, dtype, key, _, _ = pid
+        if kind != "storage" or key != "0" or not isinstance(dtype, torch.dtype):
+            raise pickle.UnpicklingError("not a storage of a plain tensor")
+        return dtype
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _described
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plain tensor")
+
+
+def _described(dtype: Any, first: Any, shape: Any, stride: Any, requires_grad: Any, hooks: Any, *more: Any) -> Any:
+    if first != 0 or hooks or any(more) or not isinstance(dtype, torch.dtype):
+        raise pickle.UnpicklingError("not a plain tensor")
+    return _Described(dtype, tuple(shape), tuple(stride))
+
+
+class _Part(io.RawIOBase):
+    """``length`` bytes of a file from ``offset`` on, as a file."""
+
+    def __init__(self, file: Any, offset: int, length: int) -> None:
+        super().__init__()
+        self.file, self.offset, self.length, self.at = file, offset, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self.at = offset + (0, self.at, self.length)[whence]
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: Optional[int] = -1, /) -> bytes:
+        left = max(0, self.length - self.at)
+        self.file.seek(self.offset + self.at)
+        content = self.file.read(left if size is None or size < 0 else min(size, left))
+        self.at += len(content)
+        return content
+
+
+# ------------------------------------------------------------------------------------------------------ bytes
+
+
+def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").stride())
+
+
+def _is_plain_memory(target: Tensor, dtype: torch.dtype) -> bool:
+    return type(target) is Tensor and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
+
+
+def _is_one_stretch(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
+    """Whether this part of the tensor lies in the file without gaps: whole rows, of one row whole sub-rows, and so on."""
+    first = next((dim for dim, size in enumerate(lengths) if size != 1), len(lengths))
+    return all(lengths[dim] == stored.shape[dim] for dim in range(first + 1, len(lengths)))
+
+
+def _bytes_before(stored: Stored, offsets: tuple[int, ...]) -> int:
+    strides = _row_by_row(stored.shape)
+    return sum(at * stride for at, stride in zip(offsets, strides, strict=True)) * stored.dtype.itemsize
+
+
+def _read_rows(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
+    """A part of a tensor, cut out of the rows that it touches."""
+    rows = torch.empty((lengths[0], *stored.shape[1:]) if lengths else (), dtype=stored.dtype)
+    _read_into(stored.file, stored.place + _bytes_before(stored, (*offsets[:1], *(0 for _ in offsets[1:]))), rows)
+    for dim, (at, size) in enumerate(zip(offsets[1:], lengths[1:], strict=True), start=1):
+        rows = rows.narrow(dim, at, size)
+    return rows
+
+
+def _read_into(path: str, place: int, target: Tensor) -> None:
+    view = memoryview(target.view(-1).view(torch.uint8).numpy())
+    if not view:
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while view:
+            count = os.preadv(descriptor, [view], place)
+            if count == 0:
+                raise EOFError(f"{path} ends at byte {place}, and more was written")
+            view, place = view[count:], place + count
+    finally:
+        os.close(descriptor)
