@@ -3,11 +3,12 @@
 
 import json
 import os
-import shutil
 import struct
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import small_runs
 import torch
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_context import load_nemo_model
+from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, SecurityError
 
@@ -75,9 +77,9 @@ def test_a_nemo_checkpoint_is_known_by_its_folders_and_its_model_by_name(tmp_pat
     found = identify(nemo(tmp_path / NAME))
     assert (found.kind, found.step, found.problems) == ("NeMo 2.0", 20, [])
     assert (found.parameters, found.dtypes, found.weights_only) == (12, ["float32"], False)
-    assert found.layout == "written by 1 ranks"
+    assert found.layout == "tp2"
     assert "model: LlamaModel(LlamaConfig), known to nemo2" in found.notes
-    assert "RestoreConfig" in found.commands[0] and NAME in found.commands[0]
+    assert f"resume.restore_config.path={tmp_path / NAME}" in found.commands[0]
     # The folder that holds several stands for the newest.
     nemo(tmp_path / NAME.replace("step=20", "step=30"))
     assert identify(tmp_path).step == 30
@@ -125,9 +127,15 @@ def test_an_iteration_of_megatron_is_found_through_its_tracker(tmp_path, file, k
     torch_dist(tmp_path / "iter_0000200")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("100\n")
     if file:
-        (tmp_path / "iter_0000100" / file).write_text("")
+        model = "_target_: megatron.bridge.models.llama.Llama3ModelProvider8B\n  tensor_model_parallel_size: 2\n"
+        (tmp_path / "iter_0000100" / file).write_text(f"model:\n  {model}  pipeline_model_parallel_size: 1\n")
     found = identify(tmp_path)
     assert (found.kind, found.step, found.problems) == (kind, 100, [])
+    assert found.layout == ("tp2" if file else "written by 1 ranks")
+    assert (found.parameters, found.weights_only) == (12, False)
+    shard = next((tmp_path / "iter_0000100").glob("*.distcp"))
+    shard.unlink()
+    assert identify(tmp_path).problems == [f"iter_0000100/{shard.name} is missing"]
     assert found.path == tmp_path / "iter_0000100"
 
 
@@ -165,6 +173,29 @@ def test_a_shard_that_metadata_needs_is_missed(tmp_path, damage):
     assert identify(path).commands == []
 
 
+def test_the_commands_that_are_named_exist(tmp_path):
+    """Of every format."""
+    import typer
+
+    iteration, hugging_face = tmp_path / "iter_0000100", tmp_path / "hf"
+    torch_dist(iteration)
+    hugging_face.mkdir()
+    (hugging_face / "config.json").write_text("{}")
+    safetensors(hugging_face / "model.safetensors", a=[2, 3])
+    ours = tmp_path / "ours"
+    torch_dist(ours / "weights")
+    manifest = {"step": 1, "consumed_samples": 8, "layout": {}, "files": {}, "hashes": {}}
+    known = typer.main.get_command(app).commands.keys()  # pyright: ignore[reportAttributeAccessIssue]
+    named = []
+    for weights_only in (True, False):
+        (ours / "manifest.json").write_text(json.dumps({**manifest, "weights_only": weights_only}))
+        for path in (ours, nemo(tmp_path / f"{NAME}{weights_only}"), iteration, hugging_face):
+            named += [line.split() for line in identify(path).commands]
+    commands = [words[1] for words in named if words[0] == "nemo2"]
+    assert {"generate", "validate", "pretrain"} <= set(commands) <= known
+    assert all(words[0] in ("nemo2", "#") for words in named)
+
+
 def test_other_folders_are_nothing_that_is_known(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint that nemo2 knows.*NeMo 2\.0.*Hugging Face"):
         identify(tmp_path)
@@ -172,14 +203,60 @@ def test_other_folders_are_nothing_that_is_known(tmp_path):
         identify(tmp_path / "no")
 
 
-def run_and_checkpoint(directory: str) -> None:
+class SaveAsNeMo(pl.Callback):
+    """Writes what NeMo 2.0 writes, by the calls of Megatron-Core that it makes (``save_checkpoint`` in NeMo's
+    nemo/lightning/pytorch/strategies/megatron_strategy.py and nemo/lightning/io/pl.py; ``context`` in io/mixin.py)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        from megatron.core import dist_checkpointing, parallel_state
+        from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+        from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+        # What NeMo's default, the distributed optimizer, is called in its checkpoints. Megatron-Core has since dropped the
+        # writing of that form, so that the optimizer here is another.
+        metadata = {"distrib_optim_sharding_type": "fully_sharded_model_space"}
+        chunk = trainer.strategy.megatron_parallel.unwrapped[0]
+        sharded = chunk.sharded_state_dict(prefix="module.", metadata=dict(metadata))
+        optimizer = trainer.strategy.optimizers[0].mcore_optimizer
+        checkpoint = {
+            "epoch": 0,
+            "global_step": trainer.global_step,
+            "pytorch-lightning_version": pl.__version__,
+            "state_dict": OrderedDict(),
+            "loops": trainer._checkpoint_connector._get_loops_state_dict(),
+            "callbacks": {"ModelCheckpoint": {"monitor": "val_loss", "best_model_score": torch.tensor(2.53)}},
+            "optimizer_states": {},
+            "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            "PreTrainingDataModule": {"consumed_samples": 16},
+            "sharded_state_dict": sharded,
+            "optimizer": [optimizer.sharded_state_dict(sharded)],
+        }
+        weights = self.path / "weights"
+        if trainer.is_global_zero:
+            weights.mkdir(parents=True)
+            (self.path / "context").mkdir()
+            (self.path / "context" / "model.yaml").write_text(MODEL_YAML)
+            (self.path / "context" / "io.json").write_text('{"root": {"pyref": {"module": "os", "name": "system"}}}')
+        torch.distributed.barrier()
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        writing = FullyParallelSaveStrategyWrapper(TorchDistSaveShardedStrategy("torch_dist", 1), group, False)
+        dist_checkpointing.save(checkpoint, str(weights), writing, content_metadata=metadata)
+
+
+def run_and_checkpoint(directory: str, nemo_path: str) -> None:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 
     keep = ModelCheckpoint(
         dirpath=f"{directory}/checkpoints", filename="{step}", every_n_train_steps=1, save_top_k=-1, verbose=False,
         save_optim_on_train_end=True, save_last=False,
     )  # fmt: skip
-    small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[keep], tensor_model_parallel_size=2)
+    small_runs.fit(
+        small_runs.build_llama(), max_steps=2, callbacks=[keep, SaveAsNeMo(nemo_path)],
+        tensor_model_parallel_size=2,
+    )  # fmt: skip
 
 
 def started_from_nemo(directory: str, path: str) -> list[float]:
@@ -192,7 +269,8 @@ def started_from_nemo(directory: str, path: str) -> list[float]:
 
 
 def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(run_on_ranks, tmp_path):
-    run_on_ranks(run_and_checkpoint, 2, str(tmp_path / "run"))
+    theirs = tmp_path / NAME
+    run_on_ranks(run_and_checkpoint, 2, str(tmp_path / "run"), str(theirs))
     found = identify(tmp_path / "run")
     assert (found.kind, found.step, found.consumed_samples, found.problems) == ("nemo2", 2, 16, [])
     assert found.layout == "tp2 over 2 ranks"
@@ -204,11 +282,16 @@ def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(ru
     assert result.exit_code == 0, result.output
     assert "every SHA-256 was compared" in result.output and "whole       yes" in result.output
 
-    # As NeMo 2.0 lays it out: its weights/ (Megatron-Core's, names with "module." in front) and its context/, no manifest.
-    theirs = tmp_path / NAME
-    shutil.copytree(found.path / "weights", theirs / "weights")
-    (theirs / "context").mkdir()
-    (theirs / "context" / "model.yaml").write_text(MODEL_YAML)
+    # The same training, written by NeMo's calls; with the names of Transformer Engine's layers, which NeMo builds.
+    described = identify(theirs)
+    assert (described.kind, described.step, described.layout, described.problems) == ("NeMo 2.0", 20, "tp2", [])
+    assert (described.parameters, described.weights_only) == (found.parameters, False)
+    stored = read_metadata(theirs / "weights").state_dict_metadata
+    layers = "module.decoder.layers"
+    assert {
+        f"{layers}.self_attention.linear_qkv.layer_norm_weight",
+        f"{layers}.mlp.linear_fc1.layer_norm_weight",
+    } <= set(stored)
     first = run_on_ranks(started_from_nemo, 1, str(tmp_path), str(theirs))[0]
     fresh = run_on_ranks(started_from_ours, 1, str(found.path))[0]
     assert first == fresh
