@@ -23,7 +23,7 @@ class Memory:
     """The optimizer's own copies, as far as they are not the model's parameters."""
     optimizer_states: int
     buffers: int
-    """Module buffers and the micro-batches of the step."""
+    """Module buffers, the micro-batches of the step, and 8-bit copies of weights."""
     activations: Mapping[str, int]
     """What autograd keeps for the backward pass, by the part of the model that made it."""
     logits: int

@@ -95,6 +95,8 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
     started = time.perf_counter()
     layout, world = layout_of(recipe), world_of(recipe)
     rank = first_rank_of_stage(recipe, stage)
+    copies = keeps_weights_in_eight_bits(recipe)
+    recipe = in_sixteen_bits(recipe)
 
     def parts() -> tuple[Any, Any, Any]:
         call = fdl.build(recipe).keywords
@@ -111,6 +113,7 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
         as_on_gpu=kernels == "te",
         patches=patches,
         microbatches=microbatches,
+        weights_in_eight_bits=copies,
         inspect=lambda ran: summarise(
             ran, kind=_kind(stage, layout.pp), rank=rank, stage=stage, seconds=time.perf_counter() - started
         ),
@@ -159,6 +162,42 @@ def on_gpus(recipe: Any, number: Optional[int]) -> Any:
     return recipe
 
 
+_EIGHT_BITS: dict[str, Any] = {
+    "fp8": None,
+    "fp4": None,
+    "fp8_params": None,
+    "fp8_param_gather": False,
+    "first_last_layers_bf16": False,
+    "reuse_grad_buf_for_mxfp8_param_ag": False,
+}
+
+
+def in_sixteen_bits(recipe: Any) -> Any:
+    """A copy of ``recipe`` without fp8 and fp4, whose kernels a rehearsal has no counterpart for; itself where it has neither."""
+    if not _eight_bits(recipe):
+        return recipe
+    recipe = copy.deepcopy(recipe)
+    plugin, model = recipe.trainer.plugins, recipe.model.config
+    for name, off in _EIGHT_BITS.items():
+        if getattr(plugin, name, off) != off:
+            setattr(plugin, name, off)
+    for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
+        if getattr(model, name, False):
+            setattr(model, name, False)
+    return recipe
+
+
+def keeps_weights_in_eight_bits(recipe: Any) -> bool:
+    """Whether there are 8-bit copies of weights beside the weights: fp8 without parameters that are in it."""
+    plugin = recipe.trainer.plugins
+    return _eight_bits(recipe) and not getattr(plugin, "fp8_param_gather", False)
+
+
+def _eight_bits(recipe: Any) -> bool:
+    plugin = recipe.trainer.plugins
+    return bool(getattr(plugin, "fp8", None) or getattr(plugin, "fp4", None))
+
+
 def world_of(recipe: Any) -> int:
     """GPUs of the whole job."""
     return recipe.trainer.devices * recipe.trainer.num_nodes
@@ -201,11 +240,13 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
     notes = []
     if kernels == "te":
         notes.append("kernels as Transformer Engine's (nemo2.rehearse.kernels); --kernels plain for the plain layers")
-    model, plugins = recipe.model.config, recipe.trainer.plugins
+    model = recipe.model.config
     if getattr(model, "num_moe_experts", None):
         notes.append("every expert gets its equal share of the tokens; an uneven router needs more")
-    if getattr(plugins, "fp8", None) or getattr(plugins, "fp4", None):
+    if _eight_bits(recipe):
         notes.append("8-bit matrix products: counted in 16 bits, so saved activations are an upper bound")
+    if keeps_weights_in_eight_bits(recipe):
+        notes.append("8-bit copies of weights, kept from one micro-batch to the next, are among the buffers")
     return tuple(notes)
 
 

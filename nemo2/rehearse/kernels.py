@@ -19,7 +19,6 @@ Soft-capped attention is not here: the plain layer is what runs on GPUs too (`ne
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -297,22 +296,41 @@ def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]
     return fused
 
 
+_selected: list[int] = []
+"""How many elements the masks select whose values nobody knows; the last is asked."""
+
+
 def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sorting tokens by expert, whose number of results depends on the data."""
-    results = 5 if "tokens_per_expert" in inspect.signature(original).parameters else 3
+    """Sorting tokens by expert: how many come out depends on the routing map, and is told here."""
 
     @functools.wraps(original)
     def permute(
         tokens: Tensor, routing_map: Tensor, probs: Any = None, num_out_tokens: Any = None, **options: Any
     ) -> Any:
-        if options.get("drop_and_pad"):
-            return original(tokens, routing_map, probs=probs, num_out_tokens=num_out_tokens, **options)
-        order = torch.empty(int(num_out_tokens), dtype=torch.int64, device=tokens.device)
-        weights = None if probs is None else probs.reshape(-1).index_select(0, order)
-        answer = (tokens.index_select(0, order), weights, order, None, options.get("tokens_per_expert"))
-        return answer[:results]
+        if routing_map.device != tokens.device:
+            routing_map = torch.empty_like(routing_map, device=tokens.device)
+        number = None if num_out_tokens is None else int(num_out_tokens)
+        _selected.append(number if number is not None else tokens.size(0))
+        try:
+            return original(tokens, routing_map, probs=probs, num_out_tokens=number, **options)
+        finally:
+            _selected.pop()
 
     return permute
+
+
+def _masked_select(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """On meta the number of results is not in the mask. Autograd keeps the input and the mask."""
+
+    @functools.wraps(original)
+    def masked_select(self: Tensor, mask: Tensor) -> Tensor:
+        if not self.is_meta:
+            return original(self, mask)
+        number = _selected[-1] if mask.is_meta else int(mask.sum())
+        kept = torch.empty_like(mask, device=self.device)
+        return Kernel.apply(lambda x: (_like(x, (number,)), [x, kept]), None, self)  # pyright: ignore[reportReturnType]
+
+    return masked_select
 
 
 def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -430,6 +448,7 @@ def routing() -> tuple[Patch, ...]:
         f"{moe}.moe_utils:permute": _permute,
         f"{moe}.token_dispatcher:MoEAlltoAllTokenDispatcher.preprocess": _preprocess,
         f"{moe}.token_dispatcher:MoEAllGatherTokenDispatcher.dispatch_postprocess": _gathered,
+        "torch:Tensor.masked_select": _masked_select,
     }
     return tuple(Patch(target=target, replacement=new, wraps=True, why=why) for target, new in replacements.items())
 

@@ -18,6 +18,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -59,17 +60,22 @@ def run_rank(
     as_on_gpu: bool,
     patches: tuple[Patch, ...] = (),
     microbatches: Optional[int] = None,
+    weights_in_eight_bits: bool = False,
     inspect: Callable[[Ran], Any],
 ) -> Any:
     """Build and run rank ``rank`` of ``world_size``; returns what ``inspect`` makes of it, while it still stands.
 
     ``parts`` builds (model, data, trainer) anew: objects of one rank are never used for another. ``microbatches``: how many
-    to run; None: as many as the schedule needs to show its peak.
+    to run; None: as many as the schedule needs to show its peak. ``weights_in_eight_bits``: count the copies that Transformer
+    Engine keeps of the weights of matrix products, one for the forward and one, transposed, for the backward pass.
     """
     stub = transformer_engine_stub() if as_on_gpu else contextlib.nullcontext()
     with stub, rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
         try:
-            return inspect(_run(*parts(), rank=rank, world_size=world_size, microbatches=microbatches))
+            ran = _run(*parts(), rank=rank, world_size=world_size, microbatches=microbatches)
+            if weights_in_eight_bits:
+                ran.state["buffers"] += 2 * _weights_of_products(ran.strategy)
+            return inspect(ran)
         finally:
             destroy_model_parallel()
             _forget_buffers()
@@ -189,6 +195,17 @@ def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:
     kinds["main_parameters"] = main
     kinds["optimizer_states"] = states
     return kinds
+
+
+def _weights_of_products(strategy: Any) -> int:
+    """Elements of the weights that Transformer Engine's linear layers would have: all but the embedding's and the output's."""
+    linear = (ColumnParallelLinear, RowParallelLinear)
+    return sum(
+        module.weight.numel()
+        for chunk in strategy.megatron_parallel
+        for name, module in chunk.named_modules()
+        if isinstance(module, linear) and module.weight is not None and not name.endswith("output_layer")
+    )
 
 
 def _torch_optimizers(strategy: Any) -> Iterator[Any]:

@@ -35,6 +35,7 @@ EXPERTS = {
 DEEP = {"num_layers": 4}
 TP, PP, VP = "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"
 CP, EP, SP = "context_parallel_size", "expert_model_parallel_size", "sequence_parallel"
+ETP = "expert_tensor_parallel_size"
 
 CASES: dict[str, Case] = {
     "data 4": case(optimizer=False, precision="32"),
@@ -51,6 +52,14 @@ CASES: dict[str, Case] = {
     "context 2, tensor 2": case({CP: 2, TP: 2, SP: True}),
     "experts 2": case({EP: 2}, model=EXPERTS),
     "experts 2, tensor 2": case({EP: 2, TP: 2, SP: True}, model=EXPERTS),
+    "experts 4 whole, tensor 2": case({EP: 4, ETP: 1, TP: 2, SP: True}, model=EXPERTS),
+    "experts 2, gathered": case({EP: 2}, model=EXPERTS | {"moe_token_dispatcher_type": "allgather"}),
+    "experts 2 beside shared ones, pipeline 2 in 2 chunks": case(
+        {EP: 2, PP: 2, VP: 2}, model=EXPERTS | DEEP | {"moe_shared_expert_intermediate_size": 32}
+    ),
+    "experts 2, recomputed": case(
+        {EP: 2}, model=EXPERTS | {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
+    ),
     "full recomputation": case(
         model={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     ),
@@ -144,9 +153,25 @@ def state_of_real_rank(trainer: Any) -> dict[str, int]:
     }
 
 
+def route_evenly() -> None:
+    """Experts take turns, whatever the router learned: a rehearsal takes them to have equal shares. Saves nothing itself."""
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    gating = TopKRouter.gating
+
+    def evenly(router: Any, tokens: torch.Tensor) -> torch.Tensor:
+        scores = gating(router, tokens)
+        flat = scores.view(-1, scores.size(-1))
+        turns = torch.arange(flat.size(0) * router.topk).view(-1, router.topk) % flat.size(1)
+        return scores * 0 + torch.zeros_like(flat).scatter_(1, turns, 1.0).view_as(scores)
+
+    TopKRouter.gating = evenly
+
+
 def real(names: list[str]) -> dict[str, Any]:
     """On a rank of the gloo world: train two steps of each case."""
     small_runs.quiet()
+    route_evenly()
     results = {}
     for name in names:
         saved = SavedBytes()
