@@ -7,7 +7,7 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup fmt check test docs demo drill parity parity-quick reshard rehearse clean
+.PHONY: help setup fmt check test docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,8 +51,14 @@ parity: $(READY) ## train every layout against one process (docs/parity.md); a c
 parity-quick: $(READY) ## the few of these layouts that the tests run too
 	@$(BIN)/python -m tools.parity --quick
 
-rehearse: $(READY) ## rehearse every recipe at its declared scale (docs/rehearse.md)
-	@$(BIN)/python tools/rehearse_recipes.py
+rehearse: $(READY) ## check and rehearse every recipe at its declared scale (docs/rehearsed_recipes.md), in 6 minutes of two cores
+	@$(BIN)/python tools/rehearse_recipes.py --limit 360
+
+sweep: $(READY) ## thousands of random layouts: the rules against Megatron-Core
+	@$(BIN)/python -m tools.rules.sweep
+
+calibrate: $(READY) ## fit the planner to published speeds and tell how far it is off (docs/plan.md; some minutes)
+	@$(BIN)/python -m bench.planner --calibrate
 
 clean: ## remove the environment and everything that was built; runs stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache

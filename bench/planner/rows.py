@@ -17,10 +17,14 @@ from nemo2.planner.hardware import gpu
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 
+_SQUAD = 250
+"""Tokens of one of SQuAD's contexts with its question and answer, about."""
 HERE = Path(__file__).parent
 
-# Latent attention and dense first layers, which the table of dimensions has no column for (arXiv 2412.19437, 4.2).
+# Latent attention and dense first layers, which the table of dimensions has no column for (arXiv 2412.19437, 4.2;
+# Moonlight-16B-A3B's config.json).
 EXTRA: dict[str, dict[str, Any]] = {
+    "moonlight-16b-a3b": {"kv_lora": 512, "rope_dim": 64, "dense_layers": 1, "moe_ffn": 1408, "shared_ffn": 2816},
     "deepseek-v3": {"q_lora": 1536, "kv_lora": 512, "rope_dim": 64, "dense_layers": 3, "mtp": 1},
 }
 # Megatron-LM before 2023: kept scores with one softmax kernel, nothing overlapped.
@@ -31,6 +35,7 @@ _EARLY_MEGATRON: dict[str, Any] = {
     "overlap_param": False,
     "overlap_tp": False,
     "overlap_pp": False,
+    "scattered_sends": True,  # SC21, section 4.1
 }
 _NO_MODEL_OVERLAP: dict[str, Any] = {"overlap_tp": False, "overlap_pp": False}
 SOFTWARE: dict[str, dict[str, Any]] = {
@@ -38,10 +43,22 @@ SOFTWARE: dict[str, dict[str, Any]] = {
     "arXiv 2205.05198": {**_EARLY_MEGATRON, "sharding": "replicated"},
     "bigscience": {**_EARLY_MEGATRON, "grad_bytes": 2},
     # Their own library: elementwise kernels unfused but for the RMS norm, where a row says so.
-    "Aleph-Alpha": {**_NO_MODEL_OVERLAP, "overlap_grad": False, "overlap_param": False, "grad_bytes": 2},
+    # Its output layer gathers the logits of all ranks for torch's cross entropy (scaling: lm_head.py, cross_entropy.py).
+    "Aleph-Alpha": {
+        **_NO_MODEL_OVERLAP,
+        "overlap_grad": False,
+        "overlap_param": False,
+        "grad_bytes": 2,
+        "torch_loss": True,
+    },
     "InternLM": {**_NO_MODEL_OVERLAP, "grad_bytes": 2, "sp": False, "compiled": False},
-    "mosaicml": {"sharding": "fsdp", "compiled": False},
-    "foundation-model-stack": {"sharding": "fsdp"},
+    # NeMo's recipes reduce gradients in bf16: 44.27 GB allocated of its 8B's log are 4 + 12/8 bytes a weight.
+    "dgxc": {"grad_bytes": 2},
+    "NeMo ": {"grad_bytes": 2},
+    "litgpt": {"torch_loss": True, "attention": "flash2"},
+    # PyTorch's FSDP and FlashAttention-2, without Transformer Engine.
+    "mosaicml": {"sharding": "fsdp", "compiled": False, "attention": "flash2", "torch_loss": True},
+    "foundation-model-stack": {"sharding": "fsdp", "attention": "flash2", "torch_loss": True},
 }
 PRECISION = {
     "bf16": "bf16",
@@ -88,11 +105,13 @@ def rows(path: Path = HERE / "throughput_train.csv") -> Iterator[Row]:
     """The rows that state what the planner needs, with their tokens per second and GPU."""
     known = shapes()
     for row in csv.DictReader(path.open()):
-        notes, measured = row["notes"], _number(row["tokens_per_s_per_gpu"])
+        notes, measured = row["notes"], number(row["tokens_per_s_per_gpu"])
         functional = "functional verification" in notes and "(tuned" not in notes
         if not measured or functional or any(word in notes for word in _NOT_SPEED):
             continue
         shape, job = shape_of(row, known), job_of(row)
+        if shape is not None and "w/o MTP" in notes:
+            shape = dataclasses.replace(shape, mtp=0)
         if shape is None or job is None or not (row["tp"] or row["pp"] or job.sharding == "fsdp"):
             continue
         if job.gpus % (job.tp * job.pp * job.cp):
@@ -160,7 +179,7 @@ def shape_of(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[Mode
 def job_of(row: dict[str, str]) -> Optional[Job]:
     """A row's job; None where it lacks a size or ran on something that the planner doesn't know."""
     notes = row["notes"]
-    need = [_number(row[key]) for key in ("num_gpus", "seq_len", "global_batch", "micro_batch")]
+    need = [number(row[key]) for key in ("num_gpus", "seq_len", "global_batch", "micro_batch")]
     precision = PRECISION.get(row["precision"])
     if precision is None or None in need:
         return None
@@ -169,7 +188,7 @@ def job_of(row: dict[str, str]) -> Optional[Job]:
     except ConfigError:
         return None
     gpus, seq, global_batch, micro_batch = (int(value or 0) for value in need)
-    cut = {key: int(_number(row[key]) or 1) for key in ("tp", "pp", "cp", "ep")}
+    cut = {key: int(number(row[key]) or 1) for key in ("tp", "pp", "cp", "ep")}
     return Job(
         gpu=chip,
         gpus=gpus,
@@ -177,7 +196,7 @@ def job_of(row: dict[str, str]) -> Optional[Job]:
         global_batch=global_batch,
         micro_batch=micro_batch,
         precision=precision,
-        vp=int(_number(row["vpp"]) or 1),
+        vp=int(number(row["vpp"]) or 1),
         recompute=next((kind for kind in ("full", "selective") if row["recompute"].startswith(kind)), "none"),
         **cut,
         **_settings(row["source"], notes),
@@ -190,6 +209,8 @@ def _settings(source: str, notes: str) -> dict[str, Any]:
     for name, value in SOFTWARE.items():
         settings |= value if name in source else {}
     low = notes.lower()
+    if stage := re.search(r"zero-(\d)", low):
+        settings["sharding"] = {"0": "replicated", "3": "fsdp"}.get(stage[1], "zero1")
     if "fsdp" in low and "fsdp=0" not in low:
         settings["sharding"] = "fsdp"
     if kernel := re.search(r"kernel=([^;]*)", notes):
@@ -217,6 +238,8 @@ def _settings(source: str, notes: str) -> dict[str, Any]:
         settings["cuda_graphs"] = settings["overlap_ep"] = True
     if "task=lora" in low:
         settings["lora"] = True
+    if "packed" in low or ("dgxc" in source and "ft_" in source):
+        settings["document"] = _SQUAD  # NeMo's fine-tuning benchmarks pack SQuAD
     return settings
 
 
@@ -228,5 +251,5 @@ def _sizes(notes: str) -> dict[str, int]:
     return found
 
 
-def _number(text: str) -> Optional[float]:
+def number(text: str) -> Optional[float]:
     return float(text) if text else None

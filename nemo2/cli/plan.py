@@ -3,7 +3,8 @@
 
 import json
 import os
-from typing import Annotated, Optional
+from pathlib import Path
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -44,6 +45,19 @@ def plan(
     headroom: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of a GPU that must stay free to call it a fit.")
     ] = HEADROOM,
+    search: Annotated[
+        bool, typer.Option("--search", help="Look for the fastest legal layouts of the recipe that fit these GPUs.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="With --search: how many to tell.")] = 5,
+    seq: Annotated[
+        Optional[int], typer.Option("--seq", min=1, help="Tokens of a sequence; sets data.seq_length.")
+    ] = None,
+    global_batch: Annotated[
+        Optional[int], typer.Option("--global-batch", min=1, help="Sequences of a step; sets data.global_batch_size.")
+    ] = None,
+    html: Annotated[
+        Optional[Path], typer.Option(help="With --search: also write a page with a scatter plot there.")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Memory by formula, in no time; else a rehearsal counts it.")
     ] = False,
@@ -56,6 +70,12 @@ def plan(
     # A rehearsal must not meet a GPU; before torch.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     recipe = configured(name, overrides or [])
+    for field, value in (("seq_length", seq), ("global_batch_size", global_batch)):
+        if value is not None:
+            setattr(recipe.data, field, value)
+    if search:
+        _search(recipe, name=name, gpus=gpus, limit=limit, headroom=headroom, html=html, as_json=as_json)
+        return
     from nemo2.planner.goodput import Failures
     from nemo2.planner.plan import plan as make
     from nemo2.planner.text import render
@@ -76,3 +96,25 @@ def plan(
     print(json.dumps(made.to_dict(), indent=2) if as_json else render(made))
     if not made.fits:
         raise typer.Exit(1)
+
+
+def _search(
+    recipe: Any, *, name: str, gpus: str, limit: int, headroom: float, html: Optional[Path], as_json: bool
+) -> None:
+    from nemo2.planner.hardware import gpu
+    from nemo2.planner.recipe import read_recipe, with_gpus
+    from nemo2.planner.search import as_dict
+    from nemo2.planner.search import search as look
+    from nemo2.planner.text import render_search
+    from nemo2.rehearse.gpus import parse_gpus
+
+    subject = read_recipe(with_gpus(recipe, parse_gpus(gpus)[1]), gpu(gpus))
+    found = look(subject, limit=limit, headroom=headroom)
+    title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
+    print(json.dumps(as_dict(found), indent=2) if as_json else render_search(found, title=title))
+    if html is not None:
+        from nemo2.planner.page import write_page
+
+        write_page(found, html, title=title)
+        if not as_json:
+            print(f"page: {html}")

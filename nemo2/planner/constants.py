@@ -54,6 +54,9 @@ PRIORS: dict[str, Prior] = {
     "gemm.ampere": Prior(0.85, 1.1, f"{_GEMM}, 271 of 312 TFLOP/s"),
     "gemm.hopper": Prior(0.78, 1.1, f"{_GEMM}, 794 of 989 TFLOP/s"),
     "gemm.blackwell": Prior(0.74, 1.15, f"{_GEMM}, 1745 of 2250 and 1822 of 2500 TFLOP/s"),
+    "power": Prior(
+        0.5, 1.5, "exponent of a chip's power over its generation's: a rate at the limit grows slower than its watts"
+    ),
     "gemm_fp8": Prior(
         0.88, 1.15, "share of their rate that 8 bits reach, over that of 16: 1403 of 1979 over 794 of 989"
     ),
@@ -68,10 +71,11 @@ PRIORS: dict[str, Prior] = {
     "flash.ampere": Prior(
         0.55, 1.2, f"{_FLASH}: FlashAttention-2's figures (arXiv 2307.08691, figure 5), less for short rows"
     ),
-    "flash.hopper": Prior(
-        0.45, 1.3, f"{_FLASH}: between FlashAttention-2 (0.35) and 3 (0.6; arXiv 2407.08608, figure 5)"
+    "flash.hopper": Prior(0.55, 1.2, f"{_FLASH}: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5)"),
+    "flash.blackwell": Prior(0.5, 1.4, f"{_FLASH}: as on Hopper"),
+    "flash2": Prior(
+        0.65, 1.2, "share, from Hopper on: FlashAttention-2 is made for Ampere, and reaches 0.35 (same figure)"
     ),
-    "flash.blackwell": Prior(0.45, 1.4, f"{_FLASH}: as on Hopper"),
     "flash1": Prior(0.55, 1.3, "share: FlashAttention-2 is about twice as fast (its abstract)"),
     "score_bytes": Prior(
         20, 1.4, "ten 16-bit reads and writes of every score: products, masked softmax, dropout, both passes"
@@ -107,7 +111,10 @@ PRIORS: dict[str, Prior] = {
     "dp_hidden": Prior(0.7, 1.3, "share of a pass that can cover them: the kernels slow each other down"),
     "fsdp_exposed": Prior(0.15, 1.8, "share of ZeRO-3's collectives that shows even where computation takes longer"),
     "layer_us": Prior(600, 1.4, "60 kernels of a layer in both passes, 10 microseconds of Python and driver each"),
-    "expert_us": Prior(800, 1.5, "80 kernels more: routing, sorting, counts that the host waits for"),
+    "moe_us": Prior(800, 1.5, "80 kernels more: routing, sorting, counts that the host waits for"),
+    "expert_us": Prior(
+        100, 1.5, "of every expert on a rank: six products and as many casts of its own, 10 microseconds each"
+    ),
     "graphed": Prior(0.15, 1.6, "share of launching that is left with CUDA graphs"),
     "expert_gemm": Prior(
         0.75, 1.25, "share of a linear layer's rate that grouped products reach: uneven rows, short ones"
@@ -125,6 +132,7 @@ class Constants:
     """Efficiencies of the step-time model; `PRIORS` says what each is."""
 
     gemm: ByGeneration
+    power: float
     gemm_fp8: float
     gemm_fp4: float
     gemm_edge: float
@@ -132,6 +140,7 @@ class Constants:
     accumulate_bytes: float
     cast_bytes: float
     flash: ByGeneration
+    flash2: float
     flash1: float
     score_bytes: float
     eager_score_bytes: float
@@ -149,6 +158,7 @@ class Constants:
     dp_hidden: float
     fsdp_exposed: float
     layer_us: float
+    moe_us: float
     expert_us: float
     graphed: float
     expert_gemm: float

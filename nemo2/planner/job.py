@@ -22,7 +22,8 @@ class Job:
         recompute: "none", "selective" (`recomputed` parts) or "full" (every layer's forward once more).
         recomputed: with "selective": Megatron-Core's names of what is computed again: "core_attn", "mlp", "moe", "moe_act",
             "layernorm", "mla_up_proj".
-        attention: "flash" (fused, nothing quadratic kept), "flash1" (its first version), "softmax" (scores are kept, the
+        attention: "flash" (fused, nothing quadratic kept, by the GPU's best kernel: Transformer Engine's), "flash2" and "flash1"
+            (FlashAttention's second and first version), "softmax" (scores are kept, the
             softmax is one kernel) or "eager" (scores are kept, kernel by kernel).
         overlap_grad, overlap_param: data-parallel reduction and gathering run beside the computation.
         overlap_tp: tensor-parallel collectives run beside the matrix products (userbuffers).
@@ -33,7 +34,10 @@ class Job:
         network: bytes per second and direction of a GPU's network adapter, None for the GPU's usual one.
         cuda_graphs: kernels are replayed, not launched one by one.
         compiled: elementwise kernels are fused by a compiler or by hand (Transformer Engine, torch.compile, XLA).
+        torch_loss: every tensor-parallel rank has all logits and torch's cross entropy, not its slice and Megatron-Core's.
         dropout: dropout is applied, and its masks are kept.
+        document: tokens of the documents that sequences are packed of, which don't attend to each other. None: one document.
+        scattered_sends: between stages each tensor-parallel rank sends its share of an activation, sequence parallel or not.
         lora: the base weights are frozen: no weight gradients, no reduction of them.
     """
 
@@ -64,7 +68,10 @@ class Job:
     network: Optional[float] = None
     cuda_graphs: bool = False
     compiled: bool = True
+    torch_loss: bool = False
     dropout: bool = False
+    document: Optional[int] = None
+    scattered_sends: bool = False
     lora: bool = False
 
     @property
@@ -82,9 +89,19 @@ class Job:
         return self.micro_batch * self.seq / self.cp
 
     @property
+    def attended(self) -> int:
+        """Tokens that attend to each other: of a packed document, or of the sequence."""
+        return min(self.seq, self.document or self.seq)
+
+    @property
     def sequence_ranks(self) -> int:
         """Ranks over which the tokens between two blocks are cut."""
         return self.tp if self.sp else 1
+
+    @property
+    def loss_ranks(self) -> int:
+        """Ranks over which the logits are cut when the loss is computed."""
+        return 1 if self.torch_loss else self.tp
 
     @property
     def adapter(self) -> float:

@@ -41,8 +41,13 @@ class Kernels:
     @property
     def rate16(self) -> float:
         """FLOP/s that large products reach where nothing runs in fewer than 16 bits."""
-        precision = "fp32" if self.job.precision == "fp32" else "bf16"
-        return self.job.gpu.rate(precision) * self.c.gemm[self.job.gpu.generation]
+        return self.job.gpu.rate("fp32" if self.job.precision == "fp32" else "bf16") * self.gemm_share
+
+    @property
+    def gemm_share(self) -> float:
+        """Share of the data-sheet rate that large products reach; nothing reaches it all."""
+        gpu = self.job.gpu
+        return min(0.95, self.c.gemm[gpu.generation] * gpu.power**self.c.power)
 
     @property
     def element(self) -> int:
@@ -59,7 +64,7 @@ class Kernels:
         if not self.low_precision:
             return self.rate16
         share = self.c.gemm_fp8 if self.job.precision == "fp8" else self.c.gemm_fp4
-        return self.job.gpu.rate(self.job.precision) * self.c.gemm[self.job.gpu.generation] * share
+        return self.job.gpu.rate(self.job.precision) * self.gemm_share * share
 
     def product(self, rows: float, k: float, n: float, *, rate: float, element: float) -> float:
         """Seconds of ``[rows, k] @ [k, n]``: its FLOPs, what short sides waste, and the operands' traffic."""
@@ -117,13 +122,21 @@ class Kernels:
         """Scores, softmax and weighted values. A fused kernel skips the future and computes the scores again backward:
         five products instead of four there (FlashAttention-2, arXiv 2307.08691, section 3.1.2)."""
         shape, job, c = self.shape, self.job, self.c
-        scores = job.tokens * job.seq * shape.heads / job.tp * shape.seen(job.seq)
+        scores = job.tokens * job.attended * shape.heads / job.tp * shape.seen(job.attended)
         flops = 2 * scores * (2 * shape.head_dim + shape.rope_dim)
         if job.keeps_scores:
             moved = (c.eager_score_bytes if job.attention == "eager" else c.score_bytes) * scores / job.gpu.hbm
             return Passes(flops / self.rate16 + _FORWARD * moved, 2 * flops / self.rate16 + (1 - _FORWARD) * moved)
-        rate = job.gpu.rate("bf16") * c.flash[job.gpu.generation] * (c.flash1 if job.attention == "flash1" else 1.0)
-        return Passes(0.5 * flops / rate, 1.25 * flops / (0.8 * rate))
+        return Passes(0.5 * flops / self.attention_rate, 1.25 * flops / (0.8 * self.attention_rate))
+
+    @property
+    def attention_rate(self) -> float:
+        """FLOP/s that the job's fused attention reaches forward."""
+        gpu, c = self.job.gpu, self.c
+        rate = gpu.rate("bf16") * c.flash[gpu.generation] * gpu.power**c.power
+        if self.job.attention in ("flash1", "flash2") and gpu.generation in ("hopper", "blackwell"):
+            rate *= c.flash2
+        return rate * (c.flash1 if self.job.attention == "flash1" else 1.0)
 
     def norm(self) -> Passes:
         """The norm before a block and the residual sum after it, which sequence parallelism divides."""
@@ -189,7 +202,9 @@ class Kernels:
         job = self.job
         if job.tp == 1:
             return NOTHING
-        volume = job.tokens * self.shape.hidden * self.element * gathered_fraction(job.tp)
+        # Gathered for a product in 8 bits, it travels in 8 bits; what is scattered are sums.
+        element = 0.75 * self.element if self.low_precision and job.sp else self.element
+        volume = job.tokens * self.shape.hidden * element * gathered_fraction(job.tp)
         one = volume / bandwidth(job, job.tp, 1, self.c) + self.c.collective_us * 1e-6
         shown = self.c.tp_exposed if job.overlap_tp and job.sp else 1.0
         return Passes(2 * one * shown, (2.5 if job.sp else 2) * one * shown)
@@ -217,7 +232,7 @@ class Kernels:
         """Logits and loss of one micro-batch, both passes, and those of further predictions."""
         shape, job = self.shape, self.job
         products = self.product(job.tokens, shape.hidden, shape.vocab / job.tp, rate=self.rate16, element=self.element)
-        loss = self.c.logit_bytes * job.tokens * shape.vocab / job.tp / job.gpu.hbm
+        loss = self.c.logit_bytes * job.tokens * shape.vocab / job.loss_ranks / job.gpu.hbm
         return (1 + shape.mtp) * ((2 if job.lora else 3) * products + loss)
 
     # ------------------------------------------------------------------------------------------------------ recomputation

@@ -193,6 +193,7 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         attention="flash",
         overlap_ep=bool(facts.of_model("overlap_moe_expert_parallel_comm")),
         cuda_graphs=bool(facts.of_model("enable_cuda_graph") or facts.of_model("external_cuda_graph")),
+        torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
         state_bytes=_state_bytes(facts),

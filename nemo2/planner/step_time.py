@@ -76,7 +76,9 @@ def _beyond(gpu: float, host: float) -> float:
 
 
 def _host_seconds(shape: ModelShape, job: Job, c: Constants) -> float:
-    seconds = (c.layer_us * (shape.layers + shape.mtp) + c.expert_us * shape.moe_layers) / job.pp * 1e-6
+    local = shape.experts / job.ep
+    experts = (c.moe_us + c.expert_us * local) * shape.moe_layers
+    seconds = (c.layer_us * (shape.layers + shape.mtp) + experts) / job.pp * 1e-6
     seconds *= c.graphed if job.cuda_graphs else 1.0
     return seconds * (4 / 3 if job.recompute == "full" else 1.0)
 
@@ -133,7 +135,10 @@ def _pipeline_sends(shape: ModelShape, job: Job, c: Constants) -> float:
     if job.pp == 1:
         return 0.0
     rate = bandwidth(job, 2, job.gpus // job.pp, c)
-    send = job.tokens * shape.hidden * 2 / job.sequence_ranks / rate + c.collective_us * 1e-6
+    send = (
+        job.tokens * shape.hidden * 2 / (job.tp if job.scattered_sends else job.sequence_ranks) / rate
+        + c.collective_us * 1e-6
+    )
     shown = c.pp_exposed if job.overlap_pp and job.vp > 1 else 1.0
     return 2 * job.vp * send * (job.micro_batches * shown + job.pp - 1)
 

@@ -3,6 +3,7 @@
 
 from nemo2.planner.goodput import Goodput
 from nemo2.planner.plan import Plan
+from nemo2.planner.search import Candidate, Found
 
 GIB = 2**30
 
@@ -103,3 +104,22 @@ def duration(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:,.1f} days"
     return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
+
+
+def render_search(found: Found, *, title: str) -> str:
+    """The best layouts, each with why, and the overrides that make it."""
+    lines = [
+        f"{title}: {found.number_tried:,} ways tried, {len(found.tried):,} fit",
+        *_row("as it stands", found.asked),
+    ]
+    for rank, one in enumerate(found.best, 1):
+        lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {' '.join(one.overrides) or 'no override'}"]
+    return "\n".join([*lines, "", "memory is by formula: `nemo2 plan` with these overrides has a rehearsal count it"])
+
+
+def _row(name: str, one: Candidate) -> list[str]:
+    recompute = "" if one.job.recompute == "none" else f", {one.job.recompute} recomputation"
+    return [
+        f"{name}: {one.layout.describe(one.job.gpus)}, micro-batch {one.job.micro_batch}{recompute}",
+        f"    {one.speed:,.0f} tokens/s per GPU, step {seconds(one.step.total)}, {one.needed / GIB:.1f} GiB",
+    ]

@@ -29,8 +29,6 @@ class Gpu:
 
 
 _CAPACITY_GIB = {
-    "V100-16": 15.77,
-    "V100": 31.73,
     "A100-40": 39.39,
     "A100": 79.15,
     "A800": 79.15,
@@ -44,6 +42,8 @@ _CAPACITY_GIB = {
     "GB300": 276.60,
     "L40S": 44.40,
     "RTX4090": 23.52,
+    "V100-16": 15.77,
+    "V100": 31.73,
 }
 _ALSO = {
     "V100-16GB": "V100-16",
@@ -64,15 +64,16 @@ def parse_gpus(text: str) -> tuple[Gpu, int | None]:
     Raises:
         ConfigError: an unknown GPU, or a number that is none.
     """
-    match = re.fullmatch(r"([A-Za-z0-9-]+?)(?:[xX*](\d+))?", text.strip())
-    name = match.group(1).upper() if match else text
+    name, number = text.strip().upper(), None
+    # As a whole first: "RTX4090" is a name, and not 4,090 of "RT".
+    if _ALSO.get(name, name) not in _CAPACITY_GIB and (match := re.fullmatch(r"([A-Z0-9-]+?)[X*](\d+)", name)):
+        name, number = match[1], int(match[2])
     name = _ALSO.get(name, name)
-    if match is None or name not in _CAPACITY_GIB or match.group(2) == "0":
+    if name not in _CAPACITY_GIB or number == 0:
         raise ConfigError(
             f"--gpus {text!r}: must be one of {', '.join(_CAPACITY_GIB)}, with a number such as H100x1152"
             f"{did_you_mean(name, list(_CAPACITY_GIB))}"
         )
-    number = int(match.group(2)) if match.group(2) else None
     return Gpu(name, round(_CAPACITY_GIB[name] * GIB)), number
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the calibration found out, as tables in Markdown and as the file that the planner reads."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench.planner.fit import Fit, summary, values_at
+from bench.planner.ranking import ranking
+from bench.planner.rows import Row
+from nemo2.planner.constants import CALIBRATED, PRIORS
+from nemo2.planner.error_band import kind_of
+
+# "NeMo", "dgxc" and the like: who publishes with Megatron-Core and Transformer Engine.
+_NVIDIA = ("NeMo", "NVIDIA", "Megatron", "arXiv 2104.04473", "arXiv 2205.05198")
+
+
+def write_calibration(fitted: Fit, rows: Sequence[Row], errors: np.ndarray, path: Path = CALIBRATED) -> None:
+    """Constants, and the band of each kind of job: the sixth and five sixths of measured over predicted speed."""
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors.tolist(), strict=True):
+        kinds[kind_of(row.shape, row.job)].append(float(np.exp(-error)))
+    bands = {
+        kind: [round(float(np.quantile(found, share)), 3) for share in (1 / 6, 5 / 6)] + [len(found)]
+        for kind, found in sorted(kinds.items())
+    }
+    constants = {name: float(f"{value:.4g}") for name, value in values_at(fitted.at).items()}
+    text = json.dumps({"constants": constants, "errors": bands}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def project_table(rows: Sequence[Row], by_source: Sequence[float], by_project: Sequence[float]) -> str:
+    """A line for each project, and for groups of rows that cross them."""
+    lines = [
+        "| measured by | rows | source left out: off | size | within 15 % | project left out: off | size | within 15 % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[str, Callable[[Row], bool]] = {
+        name: lambda row, name=name: row.family == name for name in _by_size(row.family for row in rows)
+    }
+    groups |= {
+        "**NVIDIA's dense rows**": lambda row: is_nvidia(row) and not row.shape.experts,
+        "**rows with experts**": lambda row: bool(row.shape.experts),
+        "**all**": lambda row: True,
+    }
+    for name, belongs in groups.items():
+        chosen = [index for index, row in enumerate(rows) if belongs(row)]
+        cells = [cell for errors in (by_source, by_project) for cell in _cells([errors[index] for index in chosen])]
+        lines.append(f"| {name} | {len(chosen)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def source_table(rows: Sequence[Row], errors: Sequence[float]) -> str:
+    """A line for each source, by errors of predictions that it was left out of."""
+    grouped: Mapping[str, list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        grouped[row.source].append(error)
+    lines = ["| source | rows | off | size | within 15 % |", "|---|---|---|---|---|"]
+    for name, found in sorted(grouped.items()):
+        lines.append(f"| {name.replace('|', '/')} | {len(found)} | {' | '.join(_cells(found))} |")
+    return "\n".join(lines)
+
+
+def constants_table(fitted: Fit) -> str:
+    """Every constant: its guess, what the measurements made of it, and why it was guessed."""
+    lines = ["| constant | guess | calibrated | what it is, and why the guess |", "|---|---|---|---|"]
+    for name, value in values_at(fitted.at).items():
+        lines.append(f"| `{name}` | {PRIORS[name].value:g} | {value:.3g} | {PRIORS[name].why} |")
+    return "\n".join(lines)
+
+
+def ranking_lines(rows: Sequence[Row], by_source: Sequence[float], by_project: Sequence[float]) -> str:
+    """How often the faster of two layouts is named."""
+    told = []
+    for apart in (0.05, 0.0):
+        one, two = ranking(rows, by_source, apart=apart), ranking(rows, by_project, apart=apart)
+        which = f"at least {apart:.0%} apart" if apart else "however close"
+        told.append(
+            f"Of {one.pairs:,} pairs of layouts {which}, the faster one is named in {one.right:.1%} with their source left out "
+            f"({one.mean:.1%} where every source counts the same), in {two.right:.1%} ({two.mean:.1%}) with their project."
+        )
+    return "\n".join(told)
+
+
+def is_nvidia(row: Row) -> bool:
+    """Whether NVIDIA published it."""
+    return any(name in row.source for name in _NVIDIA)
+
+
+def replace_between(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between the comments ``<!-- name -->`` and ``<!-- /name -->`` of a page.
+
+    Raises:
+        ValueError: the page does not have them.
+    """
+    page = path.read_text(encoding="utf-8")
+    before, start, rest = page.partition(f"<!-- {name} -->")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not (start and end):
+        raise ValueError(f"{path} has no place for {name}.")
+    path.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def _cells(errors: Sequence[float]) -> list[str]:
+    median, size, near = summary(errors)
+    return [f"{median:+.1%}", f"{size:.1%}", f"{near:.0%}"]
+
+
+def _by_size(names: Iterable[str]) -> list[str]:
+    counted: dict[str, int] = defaultdict(int)
+    for name in names:
+        counted[name] += 1
+    return sorted(counted, key=lambda name: (-counted[name], name))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search for layouts as one HTML page: all that fit as a scatter plot, the best as a table."""
+
+from pathlib import Path
+
+from nemo2.pictures import Point, page, scatter_chart
+from nemo2.pictures.page import cards, figure, paragraph, section, table
+from nemo2.planner.search import Candidate, Found
+from nemo2.planner.text import GIB, seconds
+
+MOST_POINTS = 400
+
+
+def write_page(found: Found, path: Path, *, title: str) -> Path:
+    """Write the page there, in place of what was; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_page(found, title=title), encoding="utf-8")
+    return path
+
+
+def render_page(found: Found, *, title: str) -> str:
+    """The page as text."""
+    best = found.best[0]
+    glance = [
+        (f"{best.speed:,.0f}", "tokens/s per GPU, the best"),
+        (f"{best.speed / found.asked.speed - 1:+.0%}", "against the recipe as it stands"),
+        (str(len(found.tried)), f"fit, of {found.number_tried} ways tried"),
+    ]
+    return page(
+        f"Layouts of {title}",
+        cards(glance),
+        section(
+            "Memory and speed", figure(scatter(found).render(), "What fits: lower is faster, further left is smaller")
+        ),
+        section("The best", _table(found)),
+        *(paragraph(f"{one.layout.describe(one.job.gpus)}: {' '.join(one.overrides)}") for one in found.best),
+    )
+
+
+def scatter(found: Found):
+    """Step time over memory of every layout that fits, coloured by tensor parallelism; the best are named."""
+    best = {id(one.step): rank for rank, one in enumerate(found.best, 1)}
+    points = [
+        Point(
+            x=one.needed / GIB,
+            y=one.step.total,
+            group=f"TP {one.layout.tp}",
+            label=f"{best[id(one.step)]}" if id(one.step) in best else "",
+            tip=_describe(one),
+        )
+        for one in sorted(found.tried[:MOST_POINTS], key=lambda one: one.layout.tp)
+    ]
+    return scatter_chart("Layouts that fit", points, x_label="GiB on a GPU", y_label="seconds of a step", frontier=True)
+
+
+def _table(found: Found) -> str:
+    rows = [
+        [str(rank), _describe(one), f"{one.speed:,.0f}", seconds(one.step.total), f"{one.needed / GIB:.1f}", one.why]
+        for rank, one in enumerate(found.best, 1)
+    ]
+    asked = found.asked
+    rows.append(
+        [
+            "–",
+            f"as it stands: {_describe(asked)}",
+            f"{asked.speed:,.0f}",
+            seconds(asked.step.total),
+            f"{asked.needed / GIB:.1f}",
+            "",
+        ]
+    )
+    return table(["", "layout", "tokens/s per GPU", "step", "GiB", "why"], rows)
+
+
+def _describe(one: Candidate) -> str:
+    recompute = "" if one.job.recompute == "none" else f", {one.job.recompute} recomputation"
+    return f"{one.layout.describe(one.job.gpus)}, micro-batch {one.job.micro_batch}{recompute}"

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best layouts of a recipe on given GPUs: every way to cut it that fits, fastest first, legal ones by the rules themselves.
+
+Speed and memory are the planner's formulas, a tenth of a millisecond a layout. What is legal is asked of `nemo2.checks`, with
+Megatron-Core's own checks among its rules, in the order of speed until enough is found.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, NamedTuple, Optional
+
+from nemo2.checks.arithmetic import divisors_of
+from nemo2.checks.facts import Facts, with_layout
+from nemo2.checks.find import judge
+from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
+from nemo2.errors import ConfigError
+from nemo2.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.planner.job import Job
+from nemo2.planner.memory import predict_memory
+from nemo2.planner.recipe import Subject
+from nemo2.planner.shape import ModelShape
+from nemo2.planner.step_time import StepTime, predict
+
+MICRO_BATCHES = (1, 2, 4, 8)
+MOST_CHUNKS = 12
+MOST_TENSOR_RANKS = 8
+SHORTEST_SHARE = 2048
+"""Tokens of a sequence that a context-parallel rank should have: with fewer its attention is too short to hide the ring."""
+RECOMPUTATION = ("none", "selective", "full")
+_FULL = (
+    "model.config.recompute_granularity=full",
+    "model.config.recompute_method=uniform",
+    "model.config.recompute_num_layers=1",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to run the recipe: its job, what the planner says of it, and the overrides that make it."""
+
+    layout: Layout
+    job: Job
+    step: StepTime
+    needed: float
+    overrides: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second and GPU."""
+        return self.step.tokens_per_second_per_gpu
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search found: the `best`, legal ones; `asked` is the recipe as it stands; all `tried` that fit, legal or not."""
+
+    best: tuple[Candidate, ...]
+    asked: Candidate
+    tried: tuple[Candidate, ...]
+    number_tried: int
+
+
+def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Found:
+    """The fastest legal ways to run a recipe that fit, at most ``limit`` and each with another layout.
+
+    Layout, micro-batch and recomputation are searched; sequence, global batch, precision and overlaps are the recipe's.
+
+    Args:
+        subject: A recipe as `nemo2.planner.recipe.read_recipe` reads it, with a `MegatronStrategy`.
+        limit: How many to find.
+        headroom: Share of the GPU that must stay free.
+
+    Raises:
+        ConfigError: the strategy has no layout to search, or no legal layout fits.
+    """
+    if not subject.facts.sizes or subject.sharded:
+        raise ConfigError(
+            "nemo2 plan --search looks for layouts of MegatronStrategy; this recipe's strategy cuts everything."
+        )
+    capacity = subject.job.gpu.memory * (1 - headroom)
+    tried = fitting_ways(subject, capacity)
+    fitting = sorted(tried.fitting, key=lambda one: -one.speed)
+    asked = candidate(subject.shape, subject.job, subject.facts.layout)
+    best = _legal(subject, fitting, limit)
+    if not best:
+        raise ConfigError(_nothing(subject, tried, capacity))
+    told = tuple(
+        dataclasses.replace(one, overrides=overrides_of(subject, one), why=reason(one, asked, capacity)) for one in best
+    )
+    return Found(best=told, asked=asked, tried=tuple(fitting), number_tried=tried.number)
+
+
+def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
+    gpus = f"{subject.facts.world_size} x {subject.job.gpu.name}"
+    if tried.number == 0:
+        return (
+            f"data.global_batch_size={subject.job.global_batch} cannot be cut into equal micro-batches by any layout of {gpus}: "
+            "use a global batch with more divisors (--global-batch), or another number of GPUs."
+        )
+    if tried.fitting:
+        return f"Of {len(tried.fitting)} layouts of {gpus} that fit none is legal: `nemo2 check` tells what the recipe breaks."
+    return (
+        f"No layout of {gpus} holds this run: the smallest needs {tried.least / 2**30:.0f} GiB a GPU of {capacity / 2**30:.0f}. "
+        "Use more GPUs, or shorter sequences."
+    )
+
+
+def candidate(shape: ModelShape, job: Job, layout: Layout) -> Candidate:
+    """What the planner says of a job."""
+    return Candidate(layout=layout, job=job, step=predict(shape, job), needed=predict_memory(shape, job).used)
+
+
+class Tried(NamedTuple):
+    """What was looked at: what fits, how many there were, and the least memory that one needs."""
+
+    fitting: list[Candidate]
+    number: int
+    least: float
+
+
+def fitting_ways(subject: Subject, capacity: float) -> Tried:
+    """Every layout and micro-batch whose sizes divide the GPUs, the batch and the layers, with as little recomputation as makes
+    it fit into so many bytes.
+
+    Only arithmetic that saves predictions: whether a layout is legal, the rules say afterwards.
+    """
+    facts, shape, job = subject.facts, subject.shape, subject.job
+    fitting, number, least = [], 0, math.inf
+    for layout in layouts(facts, shape, domain=job.gpu.domain):
+        replicas = facts.world_size // layout.model_parallel_size
+        for micro in MICRO_BATCHES:
+            if job.global_batch % (micro * replicas):
+                continue
+            number += 1
+            for recompute in RECOMPUTATION:
+                way = _as_job(job, layout, micro, recompute)
+                needed = predict_memory(shape, way).used
+                least = min(least, needed)
+                if needed <= capacity:
+                    fitting.append(Candidate(layout=layout, job=way, step=predict(shape, way), needed=needed))
+                    break
+    return Tried(fitting, number, least)
+
+
+def layouts(facts: Facts, shape: ModelShape, *, domain: int) -> Iterator[Layout]:
+    """Sizes whose product divides the GPUs; tensor-parallel ranks share one NVLink domain."""
+    world = facts.world_size
+    stages = [pp for pp in divisors_of(world) if shape.layers % pp == 0 or pp == facts.layout.pp]
+    shares = [cp for cp in divisors_of(world) if cp == 1 or (facts.seq_length or 0) // cp >= SHORTEST_SHARE]
+    for tp, pp, cp in product(divisors_of(world), stages, shares):
+        if world % (tp * pp * cp) or tp > min(domain, MOST_TENSOR_RANKS):
+            continue
+        for vp, ep in product(_chunks(shape, pp), _expert_sizes(shape, world // pp)):
+            yield Layout(tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=1 if shape.experts else None, sp=tp > 1)
+
+
+def _chunks(shape: ModelShape, pp: int) -> list[Optional[int]]:
+    if pp == 1 or shape.layers % pp or shape.mixers:
+        return [None]
+    return [None, *(size for size in divisors_of(shape.layers // pp) if 1 < size <= MOST_CHUNKS)]
+
+
+def _expert_sizes(shape: ModelShape, ranks: int) -> list[int]:
+    return [size for size in divisors_of(ranks) if shape.experts % size == 0] if shape.experts else [1]
+
+
+def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
+    return dataclasses.replace(
+        job,
+        tp=layout.tp,
+        pp=layout.pp,
+        vp=layout.vp or 1,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.expert_tensor_size,
+        sp=True,
+        micro_batch=micro,
+        recompute=recompute,
+        recomputed=("moe",) if job.ep > 1 or layout.ep > 1 else ("mlp",),
+        overlap_pp=bool(layout.vp),
+        overlap_tp=job.overlap_tp and layout.tp > 1,
+    )
+
+
+def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int) -> list[Candidate]:
+    """The fastest that break no rule that a layout can break, one of each layout."""
+    rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
+    last = [rule for rule in RULES if rule.topic == LAST_TOPIC]
+    verdicts: dict[Layout, bool] = {}
+    best: list[Candidate] = []
+    for one in fitting:
+        if one.layout in verdicts:
+            continue
+        facts = with_layout(subject.facts, one.layout)
+        verdicts[one.layout] = legal = not (judge(facts, rules) or judge(facts, last))
+        if legal:
+            best.append(one)
+        if len(best) == limit:
+            break
+    return best
+
+
+def overrides_of(subject: Subject, one: Candidate) -> tuple[str, ...]:
+    """Overrides that turn the recipe into this candidate."""
+    sizes = subject.facts.sizes
+    changes = [
+        f"strategy.{field}={value}"
+        for short, field in SIZE_FIELDS.items()
+        if (value := getattr(one.layout, short)) != sizes[short]
+        and not (short == "vp" and {value, sizes["vp"]} == {None, 1})
+    ]
+    if one.layout.sp != sizes["sp"]:
+        changes.append(f"strategy.sequence_parallel={one.layout.sp}")
+    if one.job.micro_batch != subject.job.micro_batch:
+        changes.append(f"data.micro_batch_size={one.job.micro_batch}")
+    if (one.job.recompute, one.job.recomputed) != (subject.job.recompute, subject.job.recomputed):
+        changes += _recomputation(one.job, subject.job)
+    return tuple(changes)
+
+
+def _recomputation(job: Job, asked: Job) -> Sequence[str]:
+    if job.recompute == "full":
+        return _FULL
+    if job.recompute == "selective":
+        return (
+            "model.config.recompute_granularity=selective",
+            f'model.config.recompute_modules=["{job.recomputed[0]}"]',
+        )
+    return () if asked.recompute == "none" else ("model.config.recompute_granularity=None",)
+
+
+def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
+    """Why it is good: what it spends less time on than the recipe as it stands, and what it pays for that."""
+    before, after = asked.step.parts, one.step.parts
+    # Per token, so that other micro-batches compare.
+    change = {
+        name: (after.get(name, 0.0) / one.step.tokens - before.get(name, 0.0) / asked.step.tokens) * asked.step.tokens
+        for name in {*before, *after}
+    }
+    total = asked.step.total
+    gains = sorted((value, name) for name, value in change.items() if value < -0.005 * total)[:2]
+    costs = sorted(((value, name) for name, value in change.items() if value > 0.005 * total), reverse=True)[:1]
+    told = [f"{-value / total:.0%} less {name}" for value, name in gains]
+    told += [f"{value / total:.0%} more {name}" for value, name in costs]
+    if asked.needed > capacity:
+        told.insert(0, "fits, which the recipe as it stands does not")
+    return ", ".join(told) or "much as the recipe as it stands"
+
+
+def as_dict(found: Found) -> dict[str, Any]:
+    """Plain data for JSON."""
+
+    def one(candidate: Candidate) -> dict[str, Any]:
+        return {
+            "layout": candidate.layout.describe(candidate.job.gpus),
+            "micro_batch": candidate.job.micro_batch,
+            "recompute": candidate.job.recompute,
+            "tokens_per_second_per_gpu": candidate.speed,
+            "needed": candidate.needed,
+            "overrides": list(candidate.overrides),
+            "why": candidate.why,
+        }
+
+    return {
+        "asked": one(found.asked),
+        "best": [one(candidate) for candidate in found.best],
+        "tried": found.number_tried,
+        "fitting": len(found.tried),
+    }
