@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.config.adjust import adjust
-from nemo2.config.capture import captured_arguments, configurable
+from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.names import did_you_mean
 
@@ -76,8 +76,7 @@ class LossGuard(pl.Callback):
         if self.on_nonfinite != "skip" or not getattr(ddp, "check_for_nan_in_grad", False):
             return
         # The strategy's own default turns the check on; only a configuration of the user's contradicts this callback.
-        given = not isinstance((captured_arguments(trainer.strategy) or {}).get("ddp", "megatron"), str)
-        if given and "check_for_nan_in_grad" in getattr(trainer.strategy, "explicit_ddp_fields", ()):
+        if "check_for_nan_in_grad" in getattr(trainer.strategy, "explicit_ddp_fields", ()):
             raise ConfigError(
                 "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends the run at "
                 "the first gradient that isn't finite: set it to False, or on_nonfinite='stop'."

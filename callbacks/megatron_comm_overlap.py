@@ -2,17 +2,16 @@
 """Overlaps communication with computation as far as the layout allows. The rules are in `nemo2.overlap.rules`."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
 
-from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.overlap.facts import facts_of_run, machine, settings_of_run
-from nemo2.overlap.rules import decide, ineffective
-from nemo2.overlap.settings import CALLBACK, DDP_FIELDS, MODEL_FIELDS, OPTIMIZER_FIELDS, Decision
+from nemo2.overlap.apply import overlap
+from nemo2.overlap.facts import machine
+from nemo2.overlap.settings import CALLBACK, Decision
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.overlap.userbuffers import start_userbuffers
 from nemo2.parallel.layout import Layout
@@ -143,46 +142,6 @@ class MegatronCommOverlapCallback(pl.Callback):
             bootstrap_backend=self._decisions["tp_comm_bootstrap_backend"].value,
         )
         self._userbuffers_started = True
-
-
-def overlap(
-    callbacks: Sequence[MegatronCommOverlapCallback],
-    *,
-    layout: Layout,
-    world_size: int,
-    model_config: Any,
-    optimizer_config: Any,
-    ddp_config: Any,
-    data_sampler: Any,
-    gpu: Optional[str],
-    transformer_engine_missing: Optional[str],
-    say: Optional[Callable[..., None]] = None,
-) -> dict[str, Decision]:
-    """Decide, and write the answers into the three configurations. ``say`` is told what does not take effect.
-
-    Raises:
-        ConfigError: settings that contradict each other.
-    """
-    configs = {"model_config": model_config, "optimizer_config": optimizer_config, "ddp_config": ddp_config}
-    facts = facts_of_run(
-        layout=layout,
-        world_size=world_size,
-        model_config=model_config,
-        optimizer_config=optimizer_config,
-        data_sampler=data_sampler,
-        gpu=gpu,
-        transformer_engine_missing=transformer_engine_missing,
-    )
-    given = settings_of_run(callbacks, **configs)
-    decisions = decide(facts, given)
-    if say is not None:
-        for setting, used in ineffective(decisions, given):
-            say("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
-    for target, names in zip(configs.values(), (MODEL_FIELDS, OPTIMIZER_FIELDS, DDP_FIELDS), strict=True):
-        for name in names:
-            if name in decisions and hasattr(target, name):
-                adjust(target, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")
-    return decisions
 
 
 def _data_sampler(trainer: Any) -> Any:

@@ -13,14 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # A package may import from itself and from those after it.
 ORDER = ["nemo2.recipes", "nemo2.callbacks", "nemo2"]
 # The front doors name recipes and callbacks, lazily; the command line and nemo-run's registry look recipes up by name.
-# `explain` asks the overlap callback what it would do, and the page of rules shows each on a recipe: commands, too.
 FRONT_DOORS = (
     "nemo2/__init__.py",
     "nemo2/llm/__init__.py",
     "nemo2/llm/nemo_cli.py",
     "nemo2/cli",
-    "nemo2/explain",
-    "nemo2/checks/examples.py",
 )
 HEAVY = ("torch", "lightning", "megatron", "nemo_run", "fiddle", "numpy", "transformers")
 

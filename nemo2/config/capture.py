@@ -222,8 +222,13 @@ def _parameters(target: Any) -> tuple[frozenset[str], bool]:
 def unknown_name(target: Any, name: str) -> UnknownNameError:
     """The error for a name that `target` doesn't have, with the nearest of its parameters and aliases."""
     shown = getattr(target, "__qualname__", str(target))
-    hint = did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
-    return UnknownNameError(f"{shown} has no parameter {name!r}{hint}")
+    return UnknownNameError(f"{shown} has no parameter {name!r}{_hint(target, name)}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _hint(target: Any, name: str) -> str:
+    """Remembered, because `hasattr` asks too, and comparing a name with hundreds of others takes a while."""
+    return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
 
 
 def two_spellings(target: Any, first: str, second: str) -> ConfigError:

@@ -75,7 +75,7 @@ def settle_recipe(recipe: Any, *, gpu: Optional[str] = None) -> Effective:
 def _settled(
     recipe: Any, parts: dict[str, Any], found: Effective, gpu: Optional[str], missing: Optional[str]
 ) -> Effective:
-    from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback, overlap
+    from nemo2.overlap.apply import overlap, overlap_callbacks
     from nemo2.strategies.megatron_config import settle
 
     strategy, config, optimizer = parts["trainer.strategy"], parts["model.config"], parts["optim.config"]
@@ -97,9 +97,8 @@ def _settled(
             parallelism=strategy.parallelism,
             layout=strategy.layout,
         )
-        built = (
-            _build(node, found, "trainer.callbacks") for node in _overlap_nodes(recipe, MegatronCommOverlapCallback)
-        )
+        asking = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
+        built = (_build(node, found, "trainer.callbacks") for node in asking)
         callbacks = [callback for callback in built if callback is not None]
         if callbacks:
             decisions = overlap(
@@ -185,10 +184,6 @@ def _build_optimizer(node: Any, found: Effective, *, elsewhere: bool) -> Any:
             setattr(built, name, value)
         note_explicit_fields(built, {**explicit_values(built), **kept})
     return built
-
-
-def _overlap_nodes(recipe: Any, callback: type) -> list[Any]:
-    return [node for node in (getattr(recipe.trainer, "callbacks", None) or []) if isinstance(node, callback)]
 
 
 def _devices(recipe: Any, layout: Any) -> int:

@@ -103,6 +103,7 @@ class GPTConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         # MegatronStrategy runs this again after writing its own fields: what was asked for first stays on record.
+        early = {} if hasattr(self, "adjustments") else self._asked_early()
         self.adjustments: dict[str, Adjustment] = getattr(self, "adjustments", {})
         for name, (used, reason) in _overrides().items():
             asked = getattr(self, name, used)
@@ -110,7 +111,30 @@ class GPTConfig(TransformerConfig):
                 self.adjustments.setdefault(name, Adjustment(asked, used, reason))
                 adjust(self, name, used, why=reason)
         _announce(self.adjustments)
+        for name in early:
+            setattr(self, name, False)
         super().__post_init__()
+        for name, value in early.items():
+            setattr(self, name, value)
+
+    def _asked_early(self) -> dict[str, Any]:
+        """Settings whose conditions the strategy and the precision plugin write later: expert and pipeline size, fp8, 16 bits.
+
+        Megatron-Core, which would refuse them now, looks at them when those are written.
+        """
+        overlap = self.expert_model_parallel_size == 1 or not (self.bf16 or self.fp16)
+        unquantised = not (self.fp8 or self.fp4)
+        early = {
+            "overlap_moe_expert_parallel_comm": overlap,
+            "delay_wgrad_compute": overlap and self.overlap_moe_expert_parallel_comm,
+            "ep_overlap_early_attn_memory_release": overlap and self.overlap_moe_expert_parallel_comm,
+            "moe_router_padding_for_fp8": unquantised,
+            "moe_router_padding_for_quantization": unquantised,
+            "defer_embedding_wgrad_compute": self.pipeline_model_parallel_size == 1,
+        }
+        return {
+            name: getattr(self, name) for name, too_early in early.items() if too_early and getattr(self, name, False)
+        }
 
     def configure_model(
         self,

@@ -190,9 +190,11 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         sharding=sharding,
         recompute=facts.of_model("recompute_granularity") or "none",
         recomputed=tuple(facts.of_model("recompute_modules") or ("core_attn",)),
-        attention="flash",
-        overlap_ep=bool(facts.of_model("overlap_moe_expert_parallel_comm")),
-        cuda_graphs=bool(facts.of_model("enable_cuda_graph") or facts.of_model("external_cuda_graph")),
+        # No fused kernel caps scores: they are computed and kept one kernel after another.
+        attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
+        overlap_ep=any(map(facts.of_model, ("overlap_moe_expert_parallel_comm", "moe_enable_deepep"))),
+        cuda_graphs=any(map(facts.of_model, ("enable_cuda_graph", "external_cuda_graph")))
+        or facts.of_model("cuda_graph_impl", "none") != "none",
         torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,

@@ -5,7 +5,9 @@ Speed and memory are the planner's formulas, a tenth of a millisecond a layout. 
 Megatron-Core's own checks among its rules, in the order of speed until enough is found.
 """
 
+import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -78,7 +80,8 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Found
     """
     if not subject.facts.sizes or subject.sharded:
         raise ConfigError(
-            "nemo2 plan --search looks for layouts of MegatronStrategy; this recipe's strategy cuts everything."
+            "nemo2 plan --search looks for layouts of MegatronStrategy with Megatron-Core's data parallel; this recipe shards "
+            "everything over all ranks, and has none to choose."
         )
     capacity = subject.job.gpu.memory * (1 - headroom)
     tried = fitting_ways(subject, capacity)
@@ -189,18 +192,26 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int) -> list[C
     """The fastest that break no rule that a layout can break, one of each layout."""
     rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
     last = [rule for rule in RULES if rule.topic == LAST_TOPIC]
-    verdicts: dict[Layout, bool] = {}
-    best: list[Candidate] = []
+    with_micro_batch = functools.cache(lambda micro: _with_micro_batch(subject.facts, micro))
+    asked: set[tuple[Layout, int]] = set()
+    best: dict[Layout, Candidate] = {}
     for one in fitting:
-        if one.layout in verdicts:
+        way = one.layout, one.job.micro_batch
+        if one.layout in best or way in asked:
             continue
-        facts = with_layout(subject.facts, one.layout)
-        verdicts[one.layout] = legal = not (judge(facts, rules) or judge(facts, last))
-        if legal:
-            best.append(one)
+        asked.add(way)
+        facts = with_layout(with_micro_batch(one.job.micro_batch), one.layout)
+        if not (judge(facts, rules) or judge(facts, last)):
+            best[one.layout] = one
         if len(best) == limit:
             break
-    return best
+    return list(best.values())
+
+
+def _with_micro_batch(facts: Facts, micro: int) -> Facts:
+    recipe = copy.deepcopy(facts.recipe)
+    recipe.data.micro_batch_size = micro
+    return dataclasses.replace(facts, recipe=recipe)
 
 
 def overrides_of(subject: Subject, one: Candidate) -> tuple[str, ...]:

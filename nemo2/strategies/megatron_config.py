@@ -26,8 +26,12 @@ def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
     if isinstance(ddp, DistributedDataParallelConfig):
         return ddp
     if ddp == "megatron":
-        # NeMo's default; gradients that aren't finite stop the run where they arise.
-        return DistributedDataParallelConfig(check_for_nan_in_grad=True)
+        config = DistributedDataParallelConfig()
+        # NeMo's default.
+        adjust(
+            config, "check_for_nan_in_grad", True, why="strategy.ddp='megatron' stops at gradients that aren't finite"
+        )
+        return config
     if ddp == "pytorch":
         raise ConfigError(
             "strategy.ddp='pytorch': Megatron-Core's optimizer needs Megatron-Core's gradient buffers. Use 'megatron' or a "

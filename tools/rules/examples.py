@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe of a rule's example, and what the rules say of it."""
+"""The recipe of a rule's example (`nemo2.checks.rule.Case`), and what the rules say of it."""
 
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Optional
 
+from nemo2 import recipes
 from nemo2.checks.find import find
 from nemo2.checks.gpus import capability
 from nemo2.checks.rule import Case, Problem
+from nemo2.config import Config, apply_overrides
+from nemo2.data.pretraining import PreTrainingDataModule
 
 
 def recipe_of(case: Case) -> Any:
     """The case's recipe with its changes."""
-    from nemo2 import recipes
-    from nemo2.config import Config, apply_overrides
-
     recipe = recipes.get(case.recipe).pretrain_recipe()
     if case.changes:
         recipe = apply_overrides(recipe, case.changes) or recipe
@@ -22,8 +22,6 @@ def recipe_of(case: Case) -> Any:
         *parents, name = path.split(".")
         setattr(reduce(getattr, parents, recipe), name, value)
     if case.corpus is not None:
-        from nemo2.data.pretraining import PreTrainingDataModule
-
         recipe.data = Config(PreTrainingDataModule, **case.corpus)
     return recipe
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``docs/checks.md``, written from the table of rules: ``python -m nemo2.checks.page > docs/checks.md``.
+"""``docs/checks.md``, written from the table of rules: ``python -m tools.rules.page > docs/checks.md``.
 
 What each rule says of its example is what it really says: every example is run.
 """
 
 import re
 
-from nemo2.checks.examples import problems_of
 from nemo2.checks.rule import Rule
 from nemo2.checks.table import RULES, TOPICS
+from tools.rules.examples import problems_of
 
 _WHERE_SET = re.compile(r" \([^()\s]+:\d+\)")
 """Lines of files, which messages name, move."""
@@ -16,7 +16,7 @@ _WHERE_SET = re.compile(r" \([^()\s]+:\d+\)")
 _HEAD = """\
 # What is checked before a run
 
-<!-- Written by `python -m nemo2.checks.page > docs/checks.md`; a test compares. -->
+<!-- Written by `python -m tools.rules.page > docs/checks.md`; a test compares. -->
 
 Every launch looks at the whole recipe first, before a process group exists or a GPU is touched, and tells everything that is
 wrong at once: the field, its value, the arithmetic, what would do, and the nearest legal layouts for the same GPUs. Ask

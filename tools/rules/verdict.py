@@ -21,7 +21,7 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
     import warnings
 
     from nemo2.backend import get_backend
-    from nemo2.checks.examples import recipe_of
+    from tools.rules.examples import recipe_of
 
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

@@ -67,8 +67,7 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
         if value % unit:
             yield (
                 f"data.rampup_batch_size={list(ramp)}: its {name} {value} is not a multiple of data.micro_batch_size * "
-                "data-parallel "
-                f"size = {mbs} * {dp} = {unit}; nearest: {nearest(value, unit)}."
+                f"data-parallel size = {mbs} * {dp} = {unit}; nearest: {nearest(value, unit)}."
             )
 
 
@@ -138,8 +137,7 @@ def _accumulation(facts: Facts) -> Iterator[str]:
     if facts.sizes and isinstance(batches, int) and batches != 1:
         yield (
             f"trainer.accumulate_grad_batches={batches}: a step runs data.global_batch_size / (data.micro_batch_size * "
-            "data-parallel "
-            "size) micro-batches already. Set it to 1, and change data.global_batch_size."
+            "data-parallel size) micro-batches already. Set it to 1, and change data.global_batch_size."
         )
 
 

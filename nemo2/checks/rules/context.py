@@ -61,8 +61,7 @@ def _exchange(facts: Facts) -> Iterator[str]:
         if kind == "a2a+p2p":
             yield (
                 "model.config.cp_comm_type='a2a+p2p' needs groups of context-parallel ranks within groups, which "
-                "MegatronStrategy "
-                "does not make: use one of 'p2p', 'all_gather', 'a2a'."
+                "MegatronStrategy does not make: use one of 'p2p', 'all_gather', 'a2a'."
             )
         elif kind is not None and kind not in layers.CP_COMM_TYPES:
             yield f"model.config.cp_comm_type={kind!r}: must be one of {', '.join(map(repr, layers.CP_COMM_TYPES))}."
@@ -103,6 +102,5 @@ def _mixers(facts: Facts) -> Iterator[str]:
     if not (have_te() and has("mamba_ssm") and has("causal_conv1d")):
         yield (
             f"strategy.context_parallel_size={facts.layout.cp}: Mamba layers without mamba-ssm see whole sequences only; set "
-            "it to "
-            "1, or train on a GPU with mamba-ssm and causal-conv1d."
+            "it to 1, or train on a GPU with mamba-ssm and causal-conv1d."
         )

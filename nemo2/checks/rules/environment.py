@@ -53,9 +53,8 @@ def _segments(facts: Facts) -> Iterator[str]:
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
         yield (
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with strategy.ddp_config.nccl_ub=True: registered buffers "
-            "can't grow. "
-            "Take expandable_segments out, or set strategy.ddp.nccl_ub=False."
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with strategy.ddp_config.nccl_ub=True: registered buffers can't "
+            "grow. Take expandable_segments out, or set strategy.ddp.nccl_ub=False."
         )
 
 
@@ -73,8 +72,7 @@ def _ucc(facts: Facts) -> Iterator[str]:
     if over == "ucc" and facts.layout.pp > 1 and facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         yield (
             "CUDA_DEVICE_MAX_CONNECTIONS=1 with strategy.pipeline_model_parallel_comm_backend='ucc': its messages need a "
-            "queue of "
-            "their own. Unset the variable, or leave the backend None."
+            "queue of their own. Unset the variable, or leave the backend None."
         )
 
 
@@ -109,8 +107,7 @@ def _deterministic(facts: Facts) -> Iterator[str]:
     if value != "0":
         yield (
             f"model.config.deterministic_mode=True with NVTE_ALLOW_NONDETERMINISTIC_ALGO={value}: Transformer Engine would "
-            "choose "
-            "algorithms that differ from run to run. Export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."
+            "choose algorithms that differ from run to run. Export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."
         )
 
 

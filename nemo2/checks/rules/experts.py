@@ -11,8 +11,6 @@ from nemo2.models.layers import rules as layers
 
 EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")
 _SP = "strategy.sequence_parallel=True"
-# Megatron-Core looks at these when the configuration is made, before the strategy has written them.
-_ON_THE_MODEL = "model.config.expert_model_parallel_size=8 model.config.bf16=True"
 
 
 @EXPERTS.rule(
@@ -167,8 +165,7 @@ def _router_groups(facts: Facts) -> Iterator[str]:
     elif experts % groups:
         yield (
             f"model.config.num_moe_experts={experts} is not a multiple of model.config.moe_router_num_groups={groups}; groups "
-            "that "
-            f"divide it: {divisors(experts)}."
+            f"that divide it: {divisors(experts)}."
         )
     elif picked > groups:
         yield f"model.config.moe_router_group_topk={picked} is more than model.config.moe_router_num_groups={groups}."
@@ -187,8 +184,7 @@ def _capacity(facts: Facts) -> Iterator[str]:
     if getattr(model, "moe_pad_expert_input_to_capacity", False) and model.moe_expert_capacity_factor is None:
         yield (
             "model.config.moe_pad_expert_input_to_capacity=True needs model.config.moe_expert_capacity_factor, the capacity "
-            "it pads "
-            "to: set that (1.0 drops what is beyond an even share), or unset the padding."
+            "it pads to: set that (1.0 drops what is beyond an even share), or unset the padding."
         )
 
 
@@ -229,8 +225,7 @@ def _shared_overlap(facts: Facts) -> Iterator[str]:
     if model.moe_token_dispatcher_type not in ("alltoall", "flex"):
         yield (
             f"model.config.moe_shared_expert_overlap=True with moe_token_dispatcher_type={model.moe_token_dispatcher_type!r}: "
-            "shared "
-            "experts run beside the exchange of 'alltoall' only. Use that, or unset the overlap."
+            "shared experts run beside the exchange of 'alltoall' only. Use that, or unset the overlap."
         )
 
 
@@ -246,9 +241,8 @@ def _expert_bias(facts: Facts) -> Iterator[str]:
     score = getattr(facts.model, "moe_router_score_function", None)
     if getattr(facts.model, "moe_router_enable_expert_bias", False) and score not in ("sigmoid", "sqrtsoftplus"):
         yield (
-            f"model.config.moe_router_enable_expert_bias=True with moe_router_score_function={score!r}: balancing by a bias "
-            "is made "
-            "for 'sigmoid' scores. Use these, or an auxiliary loss."
+            f"model.config.moe_router_enable_expert_bias=True with moe_router_score_function={score!r}: balancing by a bias is "
+            "made for 'sigmoid' scores. Use these, or an auxiliary loss."
         )
 
 
@@ -284,8 +278,7 @@ def _weights(facts: Facts) -> Iterator[str]:
     if isinstance(kinds, list) and (not isinstance(weights, list) or len(weights) != len(kinds)):
         yield (
             f"model.config.moe_router_load_balancing_type lists {len(kinds)} kinds, and "
-            f"model.config.moe_aux_loss_coeff={weights}: "
-            "give a list with one weight for each."
+            f"model.config.moe_aux_loss_coeff={weights}: give a list with one weight for each."
         )
 
 
@@ -296,7 +289,7 @@ def _weights(facts: Facts) -> Iterator[str]:
     otherwise="Megatron-Core refuses the model's configuration.",
     recipe="mixtral_8x7b",
     broken=f"model.config.overlap_moe_expert_parallel_comm=True {EP}=1",
-    mended=f"model.config.overlap_moe_expert_parallel_comm=True {EP}=8 {_ON_THE_MODEL}",
+    mended=f"model.config.overlap_moe_expert_parallel_comm=True {EP}=8",
     megatron_refuses=True,
 )
 def _overlapped_exchange(facts: Facts) -> Iterator[str]:
@@ -328,7 +321,7 @@ def _overlapped_exchange(facts: Facts) -> Iterator[str]:
     otherwise="Megatron-Core refuses the model's configuration.",
     recipe="mixtral_8x7b",
     broken="model.config.delay_wgrad_compute=True",
-    mended=f"model.config.delay_wgrad_compute=True model.config.overlap_moe_expert_parallel_comm=True {_ON_THE_MODEL}",
+    mended="model.config.delay_wgrad_compute=True model.config.overlap_moe_expert_parallel_comm=True",
     megatron_refuses=True,
 )
 def _delayed(facts: Facts) -> Iterator[str]:

@@ -87,8 +87,7 @@ def _clipping(facts: Facts) -> Iterator[str]:
     if facts.sizes and value:
         yield (
             f"trainer.gradient_clip_val={value}: Megatron-Core clips inside its optimizer step. Set "
-            f"optim.config.clip_grad={value} "
-            "and leave trainer.gradient_clip_val unset."
+            f"optim.config.clip_grad={value} and leave trainer.gradient_clip_val unset."
         )
 
 
@@ -123,9 +122,8 @@ def _aware(facts: Facts) -> Iterator[str]:
         return
     if facts.of_optimizer("optimizer") != "adam":
         yield (
-            "optim.config.use_precision_aware_optimizer=True with "
-            f"optim.config.optimizer={facts.of_optimizer('optimizer')!r}: it is "
-            "made for 'adam'. Use that, or unset it."
+            f"optim.config.use_precision_aware_optimizer=True with optim.config.optimizer={facts.of_optimizer('optimizer')!r}: "
+            "it is made for 'adam'. Use that, or unset it."
         )
     if not facts.distributed_optimizer:
         yield (

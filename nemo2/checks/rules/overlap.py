@@ -41,8 +41,7 @@ def _hooks(facts: Facts) -> Iterator[str]:
     if ddp.overlap_param_gather and not ddp.overlap_grad_reduce and "overlap_param_gather" in explicit:
         yield (
             "strategy.ddp_config.overlap_param_gather=True with overlap_grad_reduce=False: Megatron-Core starts gathering "
-            "from the "
-            "hooks of overlapped reduction. Set strategy.ddp.overlap_grad_reduce=True, or overlap_param_gather=False."
+            "from the hooks of overlapped reduction. Set strategy.ddp.overlap_grad_reduce=True, or overlap_param_gather=False."
         )
 
 
@@ -76,8 +75,7 @@ def _average(facts: Facts) -> Iterator[str]:
     if facts.ddp is not None and facts.ddp.average_in_collective and facts.of_model("calculate_per_token_loss"):
         yield (
             "strategy.ddp_config.average_in_collective=True with model.config.calculate_per_token_loss=True: gradients are "
-            "summed "
-            "and divided by the tokens of all ranks afterwards. Set strategy.ddp.average_in_collective=False."
+            "summed and divided by the tokens of all ranks afterwards. Set strategy.ddp.average_in_collective=False."
         )
 
 
@@ -96,8 +94,7 @@ def _tensor(facts: Facts) -> Iterator[str]:
         yield (
             f"model.config.tp_comm_overlap=True with strategy.tensor_model_parallel_size={layout.tp} and "
             f"sequence_parallel={layout.sp}: there is nothing to overlap without both. Set strategy.sequence_parallel=True "
-            "(and a "
-            "tensor size of 2 or more), or tp_comm_overlap=False."
+            "(and a tensor size of 2 or more), or tp_comm_overlap=False."
         )
 
 

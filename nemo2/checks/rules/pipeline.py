@@ -113,8 +113,7 @@ def _two_ways(facts: Facts) -> Iterator[str]:
     if facts.of_strategy("pipeline_model_parallel_layout") is not None and (uneven or counted):
         yield (
             "strategy.pipeline_model_parallel_layout says which layers each stage holds, and so do "
-            f"{', '.join([*uneven, *counted])}:"
-            " keep one of them."
+            f"{', '.join([*uneven, *counted])}: keep one of them."
         )
 
 
@@ -248,8 +247,7 @@ def _warm_up(facts: Facts) -> Iterator[str]:
     if not overlap or batch:
         yield (
             f"model.config.overlap_p2p_comm_warmup_flush=True with overlap_p2p_comm={overlap} and batch_p2p_comm={batch}: it "
-            "needs "
-            "model.config.overlap_p2p_comm=True and model.config.batch_p2p_comm=False."
+            "needs model.config.overlap_p2p_comm=True and model.config.batch_p2p_comm=False."
         )
 
 
@@ -273,8 +271,7 @@ def _deferred_gradient(facts: Facts) -> Iterator[str]:
     if not model.gradient_accumulation_fusion:
         yield (
             "model.config.defer_embedding_wgrad_compute=True needs model.config.gradient_accumulation_fusion=True, whose "
-            "kernel it "
-            "calls later: set both, or neither."
+            "kernel it calls later: set both, or neither."
         )
     limit = getattr(model, "wgrad_deferral_limit", 0)
     if isinstance(limit, int) and limit < 0:

@@ -31,8 +31,7 @@ def _generation(facts: Facts) -> Iterator[str]:
         if value is not None and facts.gpu < needed:
             yield (
                 f"trainer.plugins.{name}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
-                f"{needed[0]}.{needed[1]} "
-                f"or newer; this one has {facts.gpu[0]}.{facts.gpu[1]}. Leave it unset there."
+                f"{needed[0]}.{needed[1]} or newer; this one has {facts.gpu[0]}.{facts.gpu[1]}. Leave it unset there."
             )
     if config.bf16 and facts.gpu < (8, 0):
         yield (
@@ -88,8 +87,7 @@ def _first_last(facts: Facts) -> Iterator[str]:
     if config.fp8_recipe == "delayed":
         yield (
             "trainer.plugins.first_last_layers_bf16=True with fp8_recipe='delayed': delayed scaling has one state for all "
-            "layers. "
-            "Use 'tensorwise', or unset it."
+            "layers. Use 'tensorwise', or unset it."
         )
     most = layers // facts.layout.pp if isinstance(layers, int) else None
     for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):

@@ -48,8 +48,7 @@ def _how(facts: Facts) -> Iterator[str]:
         yield (
             f"model.config.recompute_granularity='full' with recompute_method={model.recompute_method!r} and "
             f"recompute_num_layers={model.recompute_num_layers!r}: say how ('uniform' or 'block') and how many layers at a "
-            "time (1 "
-            "or more)."
+            "time (1 or more)."
         )
     if granularity == "selective" and model.recompute_num_layers is not None:
         yield (
@@ -122,8 +121,7 @@ def _offloading(facts: Facts) -> Iterator[str]:
     if facts.layout.pp > 1:
         yield (
             f"model.config.cpu_offloading=True with strategy.pipeline_model_parallel_size={facts.layout.pp}: Megatron-Core "
-            "offloads "
-            "without a pipeline only. Set one of them to its default."
+            "offloads without a pipeline only. Set one of them to its default."
         )
     if model.recompute_granularity is not None:
         yield (

@@ -90,8 +90,7 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
     if is_count(rows) and tokens is not None and rows < tokens:
         yield (
             f"model.config.vocab_size={rows} is smaller than the tokenizer's {tokens} tokens: raise it, or leave it unset to "
-            "have "
-            "it derived."
+            "have it derived."
         )
 
 
@@ -168,8 +167,7 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
     if activation not in (F.gelu, F.silu, quick_gelu):
         yield (
             f"model.config.bias_activation_fusion=True with activation_func={name}: Megatron-Core has fused kernels for gelu, "
-            "silu "
-            "and quick_gelu. Set bias_activation_fusion=False."
+            "silu and quick_gelu. Set bias_activation_fusion=False."
         )
     elif activation is F.gelu and not facts.of_model("gated_linear_unit") and not facts.of_model("add_bias_linear"):
         yield (

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes `megatron_verdict` importable by name, also in the processes that run it; each example is looked at once."""
+"""The rules are tested as on a machine without optional packages; each example is looked at once."""
 
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = str(Path(__file__).parent)
-sys.path.insert(0, HERE)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +23,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def problems_once() -> Callable[[Any], list[Any]]:
     """`problems_of`, remembered: the page needs what the rules' own tests need."""
-    from nemo2.checks.examples import problems_of
+    from tools.rules.examples import problems_of
 
     seen: dict[str, list[Any]] = {}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemo2.checks import RULES
-from nemo2.checks import page as module
+from tools.rules import page as module
 
 PAGE = Path(__file__).parents[3] / "docs" / "checks.md"
 WORDS_OF_THE_VERSION = ("optimizer-is-known", "megatron-core-agrees", "layout-of-stages-fits")
@@ -20,7 +20,7 @@ def test_the_page_is_written_from_the_rules(problems_once: Any, monkeypatch: pyt
     written, made = sections(PAGE.read_text()), sections(module.page())
     assert list(written) == list(made)
     for name, text in made.items():
-        assert written[name] == text, f"{name}: run python -m nemo2.checks.page > docs/checks.md"
+        assert written[name] == text, f"{name}: run python -m tools.rules.page > docs/checks.md"
     assert {rule.name for rule in RULES} <= set(made)
 
 

@@ -5,10 +5,10 @@ import re
 from typing import Any
 
 import pytest
-from megatron_verdict import verdicts
 
 from nemo2.checks import RULES, TOPICS
 from nemo2.checks.rule import Rule
+from tools.rules.verdict import verdicts
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 

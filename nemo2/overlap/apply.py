@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what was asked for to what the configurations of a run say: the rules are asked, and their answers written down.
+
+The overlap callback does this before a run, ``nemo2 explain`` on copies, to show what the callback would do.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Optional
+
+from nemo2.config.adjust import adjust
+from nemo2.overlap.facts import facts_of_run, settings_of_run
+from nemo2.overlap.rules import decide, ineffective
+from nemo2.overlap.settings import CALLBACK, DDP_FIELDS, MODEL_FIELDS, OPTIMIZER_FIELDS, Decision
+from nemo2.parallel.layout import Layout
+
+
+def overlap(
+    callbacks: Sequence[Any],
+    *,
+    layout: Layout,
+    world_size: int,
+    model_config: Any,
+    optimizer_config: Any,
+    ddp_config: Any,
+    data_sampler: Any,
+    gpu: Optional[str],
+    transformer_engine_missing: Optional[str],
+    say: Optional[Callable[..., None]] = None,
+) -> dict[str, Decision]:
+    """Decide, and write the answers into the three configurations.
+
+    ``callbacks`` are overlap callbacks, several of which count as one. ``say`` is told what does not take effect, as a
+    logger's method is.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    configs = {"model_config": model_config, "optimizer_config": optimizer_config, "ddp_config": ddp_config}
+    facts = facts_of_run(
+        layout=layout,
+        world_size=world_size,
+        model_config=model_config,
+        optimizer_config=optimizer_config,
+        data_sampler=data_sampler,
+        gpu=gpu,
+        transformer_engine_missing=transformer_engine_missing,
+    )
+    given = settings_of_run(callbacks, **configs)
+    decisions = decide(facts, given)
+    if say is not None:
+        for setting, used in ineffective(decisions, given):
+            say("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
+    for target, names in zip(configs.values(), (MODEL_FIELDS, OPTIMIZER_FIELDS, DDP_FIELDS), strict=True):
+        for name in names:
+            if name in decisions and hasattr(target, name):
+                adjust(target, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")
+    return decisions
+
+
+def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
+    """Those of a trainer's callbacks, configured or live, that ask for overlap; by name, for their class lies above here."""
+    return [
+        callback for callback in callbacks or () if CALLBACK in (base.__name__ for base in _class_of(callback).__mro__)
+    ]
+
+
+def _class_of(callback: Any) -> type:
+    made = getattr(callback, "__fn_or_cls__", type(callback))
+    return made if isinstance(made, type) else type(callback)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calibration itself: rows are read as they say, a fit finds constants that made the rows, ranking counts pairs."""
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.planner import memory_score, report
+from bench.planner.fit import fit, left_out, row_weights, summary, values_at
+from bench.planner.memory_rows import memory_rows
+from bench.planner.ranking import ranking
+from bench.planner.rows import Row, rows
+from nemo2.planner.constants import PRIORS, Constants, calibrated
+from nemo2.planner.step_time import predict
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[Row]:
+    return list(rows())
+
+
+def test_rows_are_read_as_their_tables_say(measured: list[Row]) -> None:
+    assert len(measured) > 900 and len({row.family for row in measured}) > 10
+    row = next(row for row in measured if row.source.startswith("arXiv 2205.05198") and row.name == "mtnlg-530b")
+    assert (row.shape.layers, row.shape.hidden, row.job.tp, row.job.pp, row.job.vp) == (105, 20480, 8, 35, 3)
+    assert not row.job.overlap_tp and row.job.attention == "softmax"
+    sharded = [row for row in measured if row.family == "mosaicml"]
+    assert {row.job.sharding for row in sharded} == {"fsdp"}
+
+
+def test_published_speeds_are_predicted_as_well_as_the_page_says(measured: list[Row]) -> None:
+    _, size, near = summary(
+        math.log(predict(row.shape, row.job).tokens_per_second_per_gpu / row.measured) for row in measured
+    )
+    assert size < 0.08 and near > 0.75
+
+
+def test_memory_verdicts_are_right_as_often_as_the_page_says() -> None:
+    found = memory_score.score(list(memory_rows()))
+    assert found.right >= 0.94 and found.median_peak <= 0.07
+    assert found.oom_seen > 0.85 and found.fits_seen > 0.95
+
+
+def test_a_fit_finds_the_constants_that_made_the_measurements(measured: list[Row]) -> None:
+    chosen = [row for row in measured if row.family == "dgxc"][::4]
+    truth = {name: prior.value for name, prior in PRIORS.items()} | {"gemm.hopper": 0.62, "norm_bytes": 110.0}
+    made = Constants.of(truth)
+    synthetic = [
+        dataclasses.replace(row, measured=predict(row.shape, row.job, made).tokens_per_second_per_gpu) for row in chosen
+    ]
+    fitted = fit(synthetic, rounds=4, weights=np.ones(len(synthetic)))
+    values = values_at(fitted.at)
+    assert abs(values["gemm.hopper"] - 0.62) < 0.04
+    # What these rows don't tell stays where the guess is.
+    assert math.isclose(values["flash.volta"], PRIORS["flash.volta"].value)
+
+
+def test_rows_of_a_large_project_count_less_each(measured: list[Row]) -> None:
+    few = [row for row in measured if row.family == "foundation"][:2]
+    many = [row for row in measured if row.family == "Aleph"]
+    weights = row_weights([*few, *many])
+    assert weights[0] > 10 * weights[-1] and weights[2:].sum() > weights[:2].sum()
+
+
+def test_a_source_that_is_left_out_has_no_part_in_its_prediction(measured: list[Row]) -> None:
+    ours = [row for row in measured if row.family == "Megatron-LM"]
+    others = [row for row in measured if row.family == "docs.nvidia.com/nemo-fra"]
+    wrong = [dataclasses.replace(row, measured=row.measured * 1.5) for row in ours]
+
+    def predicted(mine: list[Row]) -> np.ndarray:
+        everything = [*mine, *others]
+        return left_out(everything, fit(everything, rounds=2), lambda row: row.family)[: len(mine)]
+
+    # The same prediction, against a measurement that is half as much again.
+    assert np.allclose(predicted(wrong) - predicted(ours), -math.log(1.5), atol=0.02)
+
+
+def test_ranking_counts_pairs_of_layouts_that_differ(measured: list[Row]) -> None:
+    base = next(row for row in measured if row.family == "dgxc")
+    speeds = (100.0, 101.0, 200.0)
+    three = [dataclasses.replace(base, measured=speed) for speed in speeds]
+    assert ranking(three, [0.0, 0.0, 0.0]).pairs == 2
+    assert ranking(three, [0.0, 0.0, -1.0]).right == 0.0
+    assert ranking(three, [0.0, 0.0, -0.5]).right == 1.0
+    assert ranking(three, [0.0, 0.0, 0.0], apart=0.0).pairs == 3
+
+
+def test_a_page_keeps_what_is_around_its_tables(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
+    report.replace_between(page, "speed", "new")
+    assert page.read_text() == "before\n<!-- speed -->\nnew\n<!-- /speed -->\nafter\n"
+    with pytest.raises(ValueError, match="no place for memory"):
+        report.replace_between(page, "memory", "new")
+
+
+def test_the_packages_constants_are_those_of_the_page(measured: list[Row]) -> None:
+    page = (Path(report.__file__).parents[2] / "docs" / "plan.md").read_text()
+    assert f"| `nvlink` | 0.7 | {calibrated().nvlink:.3g} |" in page
