@@ -54,6 +54,23 @@ def test_overlap_that_the_user_turned_off_is_off() -> None:
     assert not job.overlap_grad and not job.overlap_param
 
 
+def test_a_strategy_that_shards_everything_is_planned_by_formula() -> None:
+    import nemo2 as nl
+    from nemo2.config import Config
+    from nemo2.planner.plan import plan
+
+    recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
+    recipe.trainer.strategy = Config(nl.FSDP2Strategy, tensor_parallel_size=2)
+    made = plan(recipe, gpus="H100x16", tokens=1e9)
+    assert (made.job.sharding, made.job.tp, made.job.dp, made.counted) == ("fsdp", 2, 8, False)
+    assert made.step.parts["sharded weights"] > 0 and made.fits
+    assert made.layout == "TP 2 · FSDP 8"
+
+
+def test_scores_that_are_capped_are_kept() -> None:
+    assert subject("gemma2_9b").job.keeps_scores and not subject("llama_tiny").job.keeps_scores
+
+
 def test_a_vocabulary_that_only_a_file_knows_is_asked_for() -> None:
     recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
     recipe.model.config.vocab_size = None

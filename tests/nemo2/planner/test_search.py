@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search: what it finds is legal, fits, and is what its overrides make."""
+
+import pytest
+
+from nemo2 import recipes
+from nemo2.checks import find_problems
+from nemo2.config import apply_overrides
+from nemo2.errors import ConfigError
+from nemo2.planner.hardware import gpu
+from nemo2.planner.page import render_page
+from nemo2.planner.recipe import read_recipe, with_gpus
+from nemo2.planner.search import Found, search
+
+
+def found(name: str, gpus: int, *changes: str, limit: int = 3) -> Found:
+    recipe = recipes.get(name).pretrain_recipe()
+    apply_overrides(recipe, list(changes))
+    return search(read_recipe(with_gpus(recipe, gpus), gpu("H100")), limit=limit)
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("llama3_70b", 64), ("mixtral_8x7b", 32)])
+def test_what_is_found_is_legal_and_is_what_its_overrides_make(name: str, gpus: int) -> None:
+    result = found(name, gpus)
+    assert len(result.best) == 3 and len({one.layout for one in result.best}) == 3
+    assert result.best[0].speed >= result.best[1].speed >= result.best[2].speed
+    for one in result.best:
+        assert one.needed <= 0.95 * gpu("H100").memory
+        changed = with_gpus(recipes.get(name).pretrain_recipe(), gpus)
+        apply_overrides(changed, list(one.overrides))
+        assert not find_problems(changed)
+        again = read_recipe(changed, gpu("H100"))
+        assert again.facts.layout == one.layout and again.job.micro_batch == one.job.micro_batch
+        assert again.job.recompute == one.job.recompute
+
+
+def test_no_legal_layout_that_fits_is_faster_than_the_best() -> None:
+    result = found("llama3_70b", 64, limit=1)
+    asked = result.asked
+    if asked.needed <= 0.95 * gpu("H100").memory:
+        assert result.best[0].speed >= 0.99 * asked.speed
+    assert result.best[0].speed <= max(one.speed for one in result.tried)
+
+
+def test_a_model_that_is_too_large_says_how_much_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"holds this run: the smallest needs \d+ GiB a GPU of 75"):
+        found("llama31_405b", 8, "data.global_batch_size=8")
+
+
+def test_a_batch_that_nothing_divides_says_so() -> None:
+    with pytest.raises(ConfigError, match="cannot be cut into equal micro-batches"):
+        found("llama3_8b", 2048, "data.global_batch_size=1")
+
+
+def test_the_page_shows_what_was_found() -> None:
+    result = found("llama3_70b", 64, limit=1)
+    page = render_page(result, title="llama3_70b")
+    assert (
+        "<svg" in page
+        and result.best[0].layout.describe(64) in page
+        and "http" not in page.replace("http://www.w3.org", "")
+    )
