@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no data sheet says: how much of it kernels, links and machines reach.
 
-`PRIORS` are guesses from physics and from published measurements of single kernels, each with its reason, written down before any
-training speed was looked at. ``make calibrate`` moves them as far as published training speeds ask for and writes
+`PRIORS` are guesses from physics and from published measurements of single kernels, each with its reason; none of them is taken
+from a fit. ``make calibrate`` moves them as far as published training speeds ask for and writes
 ``calibrated.json``; what those don't tell stays where the guess is. None of them belongs to a model or to a source.
 """
 
