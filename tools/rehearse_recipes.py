@@ -40,7 +40,7 @@ def main() -> int:
     rows, failures = [], []
     with multiprocessing.get_context("fork").Pool(arguments.processes) as pool:
         jobs = [(name, arguments.gpu) for name in arguments.names or _largest_first()]
-        for name, row, error in pool.imap_unordered(_rehearse, jobs):
+        for name, row, error in pool.imap_unordered(rehearse_one, jobs):
             if error:
                 failures.append(name)
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ def main() -> int:
     )
     if arguments.write and rows:
         rows.sort(key=lambda row: row["recipe"])
-        arguments.write.write_text(_page(rows, arguments.gpu, processor, arguments.processes))
+        arguments.write.write_text(table(rows, arguments.gpu, processor, arguments.processes))
     late = _late(processor, arguments.limit)
     if late:
         print(late, file=sys.stderr)
@@ -94,7 +94,8 @@ def _largest_first() -> list[str]:
     return sorted(recipes.names(), key=lambda name: -(getattr(recipes.get(name).RECIPE, "parameters", 0) or 0))
 
 
-def _rehearse(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:
+def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:
+    """The recipe's name, its row of the table, and in its place a traceback where that could not be had; `job` is (name, GPU)."""
     name, gpu = job
     before = time.process_time()
     try:
@@ -120,7 +121,8 @@ def _rehearse(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:
     return name, row, ""
 
 
-def _page(rows: list[dict[str, str]], gpu: str, processor: float, processes: int) -> str:
+def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int) -> str:
+    """The rows as a Markdown page; ``processor``: seconds of it in each of the processes."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("megatron-core", "torch"))
     head = list(rows[0])
     fit = sum(row["verdict"] == "fits" for row in rows)

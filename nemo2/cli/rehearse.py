@@ -4,7 +4,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -66,11 +66,25 @@ def rehearse(
     if html is not None:
         from nemo2.rehearse.page import write_page
 
-        write_page(result, html)
+        write_page(result, html, _rates(result.gpu))
         if not as_json:
             print(f"page: {html}")
     if not result.verdict.fits:
         raise typer.Exit(1)
+
+
+REACHED = 0.5
+"""The share of a GPU's data sheet that the pipeline's picture takes matrix products to reach."""
+
+
+def _rates(gpu: str) -> Any:
+    from nemo2.planner.hardware import gpu as data_sheet
+    from nemo2.rehearse.step_timeline import Rates
+
+    sheet = data_sheet(gpu)
+    return Rates(
+        flops=REACHED * sheet.rate("bf16"), link=sheet.nvlink, network=sheet.network, gpus_per_node=sheet.domain
+    )
 
 
 def _train_tiny(name: str, overrides: list[str], *, processes: int, steps: int, directory: Optional[Path]) -> None:

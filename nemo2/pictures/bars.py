@@ -72,7 +72,11 @@ def stacked_bars(
             canvas.rect(x, y + 4, value * across, _ROW - 8, fills[name], tip=note)
             x += value * across
         over = limit is not None and total > limit.value
-        canvas.text(x + 6, y + 18, text(total), "bad" if over else "soft", strong=over)
+        words = text(total)
+        past = label + limit.value * across if limit is not None else x
+        if not over and x < past < x + 12 + text_width(words):
+            x = past  # not across the line
+        canvas.text(x + 6, y + 18, words, "bad" if over else "soft", strong=over)
     if limit is not None:
         x = label + limit.value * across
         canvas.line(x, top - 4, x, bottom + 2, "bad", dashed=True)

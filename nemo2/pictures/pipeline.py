@@ -1,15 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pipeline's timeline: what each rank does when, in warm-up, steady state and drain, and where it waits."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
 from nemo2.parallel.schedule import Slot, Timeline
 from nemo2.pictures.svg import Canvas, legend, nice_ticks, text_width, tick_text
 
 _LEFT, _RIGHT, _TOP, _ROW, _CELL, _STRIP = 66, 118, 66, 36, 24, 4
 _PHASES = {"warm-up": "c6", "steady": "c7", "drain": "c4"}
+_INSIDE, _REPLICAS = "c2", "c3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """Communication of a step, in the timeline's unit of time, by pipeline rank."""
+
+    inside: Sequence[float]
+    """The share of each pass in which ranks of one stage exchange messages."""
+    transfer: float
+    """From one stage to the next."""
+    before: Sequence[float]
+    """Parameters, gathered from all replicas before the first pass."""
+    after: Sequence[float]
+    """Gradients, reduced over all replicas after the last pass."""
 
 
 def draw_timeline(
-    timeline: Timeline, *, title: str = "", note: str = "", width: int = 1040, until: float | None = None
+    timeline: Timeline,
+    *,
+    title: str = "",
+    note: str = "",
+    width: int = 1040,
+    until: float | None = None,
+    messages: Optional[Messages] = None,
+    unit: str = "time",
 ) -> Canvas:
     """The timeline with one row per pipeline rank.
 
@@ -22,6 +48,9 @@ def draw_timeline(
         note: A second line below the title.
         width: Of the picture, in pixels.
         until: The time that the right end stands for, so that several pictures share a scale. None: the timeline's end.
+        messages: Communication to draw beside the passes, as if nothing of it were hidden; the pipeline then starts at 0, and
+            what comes before it stands to the left. None: passes only.
+        unit: What the axis counts.
     """
     schedule = timeline.schedule
     title = title or (
@@ -32,36 +61,76 @@ def draw_timeline(
     canvas = Canvas(width, bottom + 40, title=title, description=note)
     canvas.text(8, 16, title, "ink", size=14, strong=True)
     canvas.text(8, 34, note)
-    _legend(canvas, timeline)
-    end = until or timeline.span
-    across = (width - _LEFT - _RIGHT) / end
+    _legend(canvas, timeline, messages)
+    early = max(messages.before) if messages else 0.0
+    late = max(messages.after) if messages else 0.0
+    end = (until or timeline.span) + late
+    across = (width - _LEFT - _RIGHT) / (early + end)
+    zero = _LEFT + early * across
     style = _Style(timeline, across)
     for rank, row in enumerate(timeline.slots):
         y = _TOP + rank * _ROW
         canvas.text(_LEFT - 8, y + 17, f"stage {rank}", "ink", anchor="end")
-        canvas.rect(_LEFT, y, timeline.span * across, _CELL, "card")
+        canvas.rect(zero, y, timeline.span * across, _CELL, "card")
         for slot in row:
-            style.draw(canvas, slot, _LEFT + slot.start * across, y, (slot.end - slot.start) * across)
-        _phases(canvas, row, y + _CELL + 2, across)
+            style.draw(canvas, slot, zero + slot.start * across, y, (slot.end - slot.start) * across)
+        _phases(canvas, row, y + _CELL + 2, zero, across)
+        if messages is not None:
+            _draw_messages(canvas, messages, timeline, rank, y, zero, across)
         idle = 1 - timeline.busy(rank) / timeline.span
         tip = f"stage {rank} waits {idle:.1%} of the time and holds at most {timeline.in_flight(rank)} activations"
         canvas.text(
-            _LEFT + timeline.span * across + 8, y + 16, f"{idle:.0%} idle, holds {timeline.in_flight(rank)}", tip=tip
+            zero + (timeline.span + late) * across + 8,
+            y + 16,
+            f"{idle:.0%} idle, holds {timeline.in_flight(rank)}",
+            tip=tip,
         )
     for tick in nice_ticks(0, end, whole=True, count=10):
-        x = _LEFT + tick * across
+        x = zero + tick * across
         canvas.line(x, bottom + 2, x, bottom + 7, "soft")
         canvas.text(x, bottom + 20, tick_text(tick), anchor="middle", size=11)
-    canvas.text(8, bottom + 20, "time")
+    canvas.text(8, bottom + 20, unit)
     return canvas
 
 
-def _legend(canvas: Canvas, timeline: Timeline) -> None:
+def _draw_messages(
+    canvas: Canvas, messages: Messages, timeline: Timeline, rank: int, y: float, zero: float, across: float
+) -> None:
+    """Inside passes a strip along their upper edge; between stages a line; over the replicas a box before and one after."""
+    share = messages.inside[rank]
+    for slot in timeline.slots[rank] if share >= 0.005 else ():
+        busy = (slot.end - slot.start) * share * across
+        if busy >= 0.3:
+            tip = f"{share:.1%} of the pass: messages between the ranks of this stage"
+            canvas.rect(zero + slot.start * across, y, busy, _STRIP, _INSIDE, tip=tip)
+    before, after = messages.before[rank] * across, messages.after[rank] * across
+    last = zero + timeline.slots[rank][-1].end * across
+    if before >= 0.3:
+        tip = f"parameters gathered from all replicas: {messages.before[rank]:.4g}"
+        canvas.rect(zero - before, y, before, _CELL, _REPLICAS, tip=tip)
+    if after >= 0.3:
+        tip = f"gradients reduced over all replicas: {messages.after[rank]:.4g}"
+        canvas.rect(last, y, after, _CELL, _REPLICAS, tip=tip)
+    narrowest = min((slot.end - slot.start for slot in timeline.slots[rank]), default=0) * across
+    if narrowest < 4:
+        return  # more lines than one can follow
+    for slot in timeline.slots[rank]:
+        to = rank + (1 if slot.work.forward else -1)
+        if 0 <= to < len(timeline.slots):
+            x = zero + slot.end * across
+            edge = (y + _CELL, y + _ROW) if to > rank else (y, y - _ROW + _CELL)
+            canvas.line(x, edge[0], x + messages.transfer * across, edge[1], "soft")
+
+
+def _legend(canvas: Canvas, timeline: Timeline, messages: Optional[Messages]) -> None:
     entries = [("c0", "forward"), ("c1", "backward")]
     if timeline.schedule.interleaved:
         entries += [("c0*", "forward, odd chunk"), ("c1*", "backward, odd chunk")]
     phases = {slot.work.phase for row in timeline.slots for slot in row}
-    legend(canvas, 8, 54, [*entries, ("card", "waits"), *((_PHASES[name], name) for name in _PHASES if name in phases)])
+    entries += [("card", "waits"), *((_PHASES[name], name) for name in _PHASES if name in phases)]
+    if messages is not None:
+        entries += [(_INSIDE, "messages inside a stage"), (_REPLICAS, "over replicas")]
+    legend(canvas, 8, 54, entries)
 
 
 class _Style:
@@ -97,11 +166,11 @@ class _Style:
             canvas.text(x + width / 2, y + 16, work.microbatch, "ink", anchor="middle", size=size, tip=tip)
 
 
-def _phases(canvas: Canvas, row: tuple[Slot, ...], y: float, across: float) -> None:
+def _phases(canvas: Canvas, row: tuple[Slot, ...], y: float, zero: float, across: float) -> None:
     """One strip per phase, from its first pass to its last."""
     for phase, fill in _PHASES.items():
         slots = [slot for slot in row if slot.work.phase == phase]
         if slots:
             start, end = slots[0].start, slots[-1].end
             tip = f"{phase}: {len(slots)} passes, {start:.4g} to {end:.4g}"
-            canvas.rect(_LEFT + start * across, y, (end - start) * across, _STRIP, fill, tip=tip)
+            canvas.rect(zero + start * across, y, (end - start) * across, _STRIP, fill, tip=tip)

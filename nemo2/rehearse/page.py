@@ -2,23 +2,25 @@
 """A rehearsal as one HTML page: memory as stacked bars, what each rank does when, and the tables."""
 
 from pathlib import Path
+from typing import Optional
 
 from nemo2.pictures import Bar, Limit, page, stacked_bars
 from nemo2.pictures.page import cards, figure, paragraph, section, table
-from nemo2.pictures.pipeline import draw_timeline
-from nemo2.rehearse.counts import RankRehearsal, Rehearsal
+from nemo2.pictures.pipeline import Messages, draw_timeline
+from nemo2.rehearse.counts import CollectiveCount, Memory, RankRehearsal, Rehearsal
+from nemo2.rehearse.step_timeline import Rates, step_timeline
 from nemo2.rehearse.text import GIB, verdict_lines
 
 
-def write_page(rehearsal: Rehearsal, path: Path) -> Path:
+def write_page(rehearsal: Rehearsal, path: Path, rates: Optional[Rates] = None) -> Path:
     """Write the page there, in place of what was; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_page(rehearsal), encoding="utf-8")
+    path.write_text(render_page(rehearsal, rates), encoding="utf-8")
     return path
 
 
-def render_page(rehearsal: Rehearsal) -> str:
-    """The page as text."""
+def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
+    """The page as text; with ``rates`` a pipeline's passes and messages are drawn as long as these make them."""
     r, v = rehearsal, rehearsal.verdict
     glance = [
         ("fits" if v.fits else "does not fit", f"on {v.gpu}"),
@@ -31,7 +33,7 @@ def render_page(rehearsal: Rehearsal) -> str:
         cards(glance),
         *(paragraph(line) for line in verdict_lines(v)),
         section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind, at the fullest moment")),
-        *_timeline(r),
+        *_timeline(r, rates),
         section("Messages of one step", _messages(r.ranks)),
         section("Arithmetic of one step", _arithmetic(r.ranks)),
         *([section("Taken for granted", *(paragraph(note) for note in r.notes))] if r.notes else []),
@@ -47,7 +49,7 @@ def memory_picture(rehearsal: Rehearsal):
         Bar(
             name=rank.kind,
             parts={
-                **{name: size / GIB for name, size in rank.memory.terms().items() if size >= 0.005 * GIB},
+                **{name: size / GIB for name, size in _parts(rank.memory).items()},
                 "outside of torch": v.outside_torch / GIB,
             },
             note=f"rank {rank.rank}: {rank.memory.total / GIB:.2f} GiB",
@@ -63,30 +65,61 @@ def memory_picture(rehearsal: Rehearsal):
     )
 
 
-def _timeline(rehearsal: Rehearsal) -> list[str]:
-    """The pipeline's schedule over all stages, from Megatron-Core's own tables; nothing without a pipeline."""
-    sizes = rehearsal.sizes
-    stages = sizes["pp"] or 1
-    if stages == 1:
-        return []
-    from nemo2.parallel.schedule import Schedule, timeline
+def _parts(memory: Memory) -> dict[str, int]:
+    """The terms in one order for all bars; the small ones together, so that no two share a colour."""
+    terms = memory.terms()
+    large = ("parameters", "gradients", "main parameters", "optimizer states", "activations", "logits")
+    return {name: terms.pop(name) for name in large} | {"messages, buffers, working memory": sum(terms.values())}
 
-    microbatches = rehearsal.ranks[0].num_microbatches
-    shown = min(microbatches, 4 * stages)
-    schedule = Schedule(pp=stages, vp=sizes["vp"] or 1, num_microbatches=shown)
-    note = "" if shown == microbatches else f"the first {shown} of {microbatches} micro-batches"
-    return [section("Pipeline", figure(draw_timeline(timeline(schedule), note=note).render(), "Who does what when"))]
+
+def _timeline(rehearsal: Rehearsal, rates: Optional[Rates]) -> list[str]:
+    """The pipeline's schedule over all stages, from Megatron-Core's own tables; nothing without a pipeline."""
+    step = step_timeline(rehearsal, rates or _PROPORTIONS)
+    if step is None:
+        return []
+    if rates is None:
+        picture = draw_timeline(step.timeline, note=step.note)
+        return [section("Pipeline", figure(picture.render(), "Who does what when"))]
+    messages = Messages(inside=step.inside, transfer=step.transfer, before=step.gather, after=step.reduce)
+    picture = draw_timeline(step.timeline, note=step.note, messages=messages, unit="ms")
+    told = (
+        f"Passes take what matrix products and attention take at {rates.flops / 1e12:,.0f} TFLOP/s, messages what they take at "
+        f"{rates.link / 1e9:,.0f} GB/s inside a machine and {rates.network / 1e9:,.0f} GB/s between machines, and nothing is "
+        "hidden behind anything else: what overlaps takes less. nemo2 plan predicts the time of a step."
+    )
+    return [section("Pipeline", figure(picture.render(), "Who does what when"), paragraph(told))]
+
+
+_PROPORTIONS = Rates(flops=1e15, link=float("inf"), network=float("inf"))
+"""Arithmetic only."""
 
 
 def _messages(ranks: tuple[RankRehearsal, ...]) -> str:
+    """One row for each kind of collective over a kind of group, one column for each kind of rank."""
+    found = {
+        (c.kind, c.group, c.ranks): [_moved(rank, c) for rank in ranks] for rank in ranks for c in rank.collectives
+    }
     rows = [
-        [rank.kind, c.kind, c.group, str(c.ranks), f"{c.calls:,.0f}", f"{c.bytes / GIB:,.3f}"]
-        for rank in ranks
-        for c in rank.collectives
+        [kind, group, size, *(moved or "" for moved in row)] for (kind, group, size), row in found.items() if any(row)
     ]
-    return table(["rank", "collective", "group", "ranks", "calls", "GiB"], rows)
+    return table(["collective", "over", "ranks", *(f"{rank.kind}, GiB in calls" for rank in ranks)], rows)
+
+
+def _moved(rank: RankRehearsal, like: CollectiveCount) -> str:
+    """Empty where it is less than half a MiB in the whole step."""
+    same = [c for c in rank.collectives if (c.kind, c.group, c.ranks) == (like.kind, like.group, like.ranks)]
+    size, calls = sum(c.bytes for c in same), sum(c.calls for c in same)
+    return f"{size / GIB:,.3f} in {calls:,.0f}" if size >= 2**19 else ""
 
 
 def _arithmetic(ranks: tuple[RankRehearsal, ...]) -> str:
-    rows = [[rank.kind, c.kind, c.phase, f"{c.flops / 1e12:,.2f}"] for rank in ranks for c in rank.flops]
-    return table(["rank", "kernel", "phase", "TFLOP"], rows)
+    found = dict.fromkeys((c.kind, c.phase) for rank in ranks for c in rank.flops)
+    rows = [
+        [
+            kind,
+            phase,
+            *(sum(c.flops for c in rank.flops if (c.kind, c.phase) == (kind, phase)) / 1e12 for rank in ranks),
+        ]
+        for kind, phase in found
+    ]
+    return table(["kernel", "phase", *(f"{rank.kind}, TFLOP" for rank in ranks)], rows)

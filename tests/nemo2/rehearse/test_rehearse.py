@@ -12,6 +12,7 @@ from nemo2.rehearse.gpus import GIB, parse_gpus
 
 LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB = 4, 256, 768, 8, 4, 8192
 SEQ, MBS, GBS = 128, 8, 16
+FLOPS, NETWORK = 1e12, 1e9
 
 
 def small_recipe(*overrides: str) -> Any:
@@ -51,7 +52,10 @@ def rehearse_all() -> dict[str, Any]:
     from nemo2.rehearse.advice import smallest_change
     from nemo2.rehearse.gpus import Gpu
     from nemo2.rehearse.job import judge, on_gpus, rehearse, rehearse_rank
+    from nemo2.rehearse.page import render_page
+    from nemo2.rehearse.step_timeline import Rates, step_timeline
     from nemo2.rehearse.text import render
+    from tools.rehearse_recipes import rehearse_one, table
 
     results: dict[str, Any] = {}
     cut = rehearse(
@@ -62,8 +66,13 @@ def rehearse_all() -> dict[str, Any]:
     results["replicas"] = rehearse(
         small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), gpus="H100x2"
     ).to_dict()
+    _, row, results["error"] = rehearse_one(("llama_tiny", "H100"))
+    results["table"] = table([row], "H100", 10.0, 2)
     pipelined = on_gpus(small_recipe(*PIPELINE), 2)
-    results["enough"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage)) for stage in (0, 1)]
+    whole = rehearse(small_recipe(*PIPELINE), gpus="H100x2")
+    results["enough"] = [dataclasses.asdict(rank) for rank in whole.ranks]
+    rates = Rates(flops=FLOPS, link=NETWORK, network=NETWORK)
+    results["step"], results["page"] = step_timeline(whole, rates), render_page(whole, rates)
     results["every"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage, microbatches=12)) for stage in (0, 1)]
     one = on_gpus(small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), 1)
     rank = rehearse_rank(one, stage=0)
@@ -149,6 +158,22 @@ def test_the_timeline_has_every_pass_once_and_forward_before_backward(results: A
     first = [event["kind"] for event in results["every"][0]["timeline"]]
     # Megatron-Core: 2 * (stages behind) + (chunks - 1) * stages forward passes before the first backward, and the one it takes.
     assert first.index("backward") == 2 * 1 + 1 * 2 + 1
+
+
+def test_a_step_in_time_takes_its_arithmetic_at_the_given_rate_and_its_messages_too(results: Any) -> None:
+    step = results["step"]
+    shown = step.timeline.schedule.num_microbatches
+    for stage, rank in enumerate(results["enough"]):
+        arithmetic = sum(f["flops"] for f in rank["flops"]) / FLOPS * 1e3
+        assert step.timeline.busy(stage) == pytest.approx(arithmetic * shown / rank["num_microbatches"])
+    assert step.transfer == pytest.approx(SEQ * MBS * HIDDEN * 2 / NETWORK * 1e3)
+    assert shown < results["enough"][0]["num_microbatches"] and f"the first {shown} of" in results["page"]
+    assert "messages inside a stage" in results["page"]
+
+
+def test_the_table_of_recipes_has_a_line_with_the_verdict(results: Any) -> None:
+    assert results["error"] == ""
+    assert "1 of them fit" in results["table"] and "| llama_tiny | 2 |" in results["table"]
 
 
 def test_the_change_that_is_proposed_makes_it_fit(results: Any) -> None:

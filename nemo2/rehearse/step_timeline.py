@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsed step in time: the counts divided by a GPU's rates, laid over the pipeline's schedule.
+
+For a picture of who waits for whom and where messages sit, not for a forecast: `nemo2 plan` has a calibrated model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from nemo2.parallel.schedule import Schedule, Timeline, timeline
+from nemo2.rehearse.counts import CollectiveCount, RankRehearsal, Rehearsal
+
+_INSIDE = ("tensor", "context", "expert", "expert_tensor", "expert_tensor_and_expert", "tensor_and_context")
+"""Groups that exchange messages in the middle of a forward or backward pass."""
+_REPLICAS = ("data", "expert_data")
+_SHOWN, _SHOWN_INTERLEAVED = 4, 2
+"""So many micro-batches per stage are drawn at most: the steady state repeats itself, and passes of chunks are short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a GPU reaches, per second."""
+
+    flops: float
+    link: float
+    """Bytes that a GPU sends to the others of its machine."""
+    network: float
+    """Bytes that it sends to other machines."""
+    gpus_per_node: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeline:
+    """Times in milliseconds."""
+
+    timeline: Timeline
+    inside: tuple[float, ...]
+    """By stage the share of a pass in which messages between tensor, context and expert ranks travel."""
+    transfer: float
+    """From a stage to the next."""
+    gather: tuple[float, ...]
+    """By stage, before its first pass: all parameters, from all replicas."""
+    reduce: tuple[float, ...]
+    """By stage, after its last pass: all gradients."""
+    note: str = ""
+
+
+def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
+    """None without a pipeline."""
+    sizes = rehearsal.sizes
+    stages, chunks = sizes["pp"] or 1, sizes["vp"] or 1
+    if stages == 1:
+        return None
+    ranks = [_rank_of(rehearsal, stage) for stage in range(stages)]
+    total = ranks[0].num_microbatches
+    shown = min(total, (_SHOWN if chunks == 1 else _SHOWN_INTERLEAVED) * stages)
+    forward = [_seconds(rank, "forward", rates) / total * 1e3 for rank in ranks]
+    backward = [_seconds(rank, "backward", rates) / total * 1e3 for rank in ranks]
+    messages = [sum(_time(c, rates) for c in rank.collectives if c.group in _INSIDE) / total * 1e3 for rank in ranks]
+    whole = [sum(times) for times in zip(forward, backward, messages, strict=True)]
+    # Messages are as many forward as backward, near enough; the timeline has one ratio of the two for all stages.
+    mean = sum(whole) / stages
+    share = sum(forward) / max(sum(forward) + sum(backward), 1e-12)
+    transfer = max(_transfer(rank, rates) for rank in ranks) * 1e3
+    drawn = timeline(
+        Schedule(pp=stages, vp=sizes["vp"], num_microbatches=shown),
+        forward=mean * share,
+        backward=mean * (1 - share),
+        weights=_weights(ranks, whole, chunks),
+        transfer=transfer,
+    )
+    notes = [] if shown == total else [f"the first {shown} of {total} micro-batches"]
+    return StepTimeline(
+        timeline=drawn,
+        inside=tuple(m / max(w, 1e-12) for m, w in zip(messages, whole, strict=True)),
+        transfer=transfer,
+        gather=tuple(_over_replicas(rank, "all_gather", rates) * 1e3 for rank in ranks),
+        reduce=tuple(_over_replicas(rank, ("reduce_scatter", "all_reduce"), rates) * 1e3 for rank in ranks),
+        note=", ".join(notes),
+    )
+
+
+def _rank_of(rehearsal: Rehearsal, stage: int) -> RankRehearsal:
+    """The rehearsed rank that stands for a stage: its own, or the one in the middle."""
+    for rank in rehearsal.ranks:
+        if rank.stage == stage:
+            return rank
+    return rehearsal.rank("middle stage")
+
+
+def _seconds(rank: RankRehearsal, phase: str, rates: Rates) -> float:
+    return sum(count.flops for count in rank.flops if count.phase == phase) / rates.flops
+
+
+def _time(count: CollectiveCount, rates: Rates) -> float:
+    """Of all these messages, one after the other; what a ring moves is `CollectiveCount.bytes`' share."""
+    around = (count.ranks - 1) / count.ranks * (2 if count.kind == "all_reduce" else 1)
+    crossing = count.ranks > rates.gpus_per_node or count.group in _REPLICAS or count.group == "pipeline"
+    moved = count.bytes * (1 if count.kind in ("send", "receive", "send_receive") else around)
+    return moved / (rates.network if crossing else rates.link)
+
+
+def _transfer(rank: RankRehearsal, rates: Rates) -> float:
+    """Of one message to the next stage."""
+    sent = [count for count in rank.collectives if count.kind == "send" and count.group == "pipeline" and count.calls]
+    return max((count.bytes / count.calls / rates.network for count in sent), default=0.0)
+
+
+def _over_replicas(rank: RankRehearsal, kinds: str | tuple[str, ...], rates: Rates) -> float:
+    return sum(_time(c, rates) for c in rank.collectives if c.group in _REPLICAS and c.kind in kinds)
+
+
+def _weights(ranks: Sequence[RankRehearsal], whole: Sequence[float], chunks: int) -> list[list[float]]:
+    """Each chunk's time: by its layers, and what the last stage does beyond them in its last chunk, which has the loss."""
+    per_layer = min(time / max(1, sum(rank.layers)) for rank, time in zip(ranks, whole, strict=True))
+    weights = []
+    for index, (rank, time) in enumerate(zip(ranks, whole, strict=True)):
+        layers = [float(count) for count in rank.layers] if len(rank.layers) == chunks else [1.0] * chunks
+        row = [count * per_layer for count in layers]
+        beyond = max(0.0, time - sum(row))
+        row[0 if index == 0 else -1] += beyond
+        weights.append(row)
+    return weights
