@@ -3,7 +3,10 @@
 
 One process trains a step of a Llama with about 0.5 GB of parameters and optimizer state, then, in turns: writes as many bytes
 to one file (the disk's own limit, fsync included), saves them with `torch.save` and fsync, saves a checkpoint in the
-foreground, and one in the background. Files are dropped from the page cache before they are read. Medians are reported.
+foreground, and one in the background. Files are dropped from the page cache before they are read. `torch.load` only builds
+tensors, a load also gives them to the model and the optimizer, so that `torch.load` followed by ``load_state_dict`` is measured
+as well. Medians of the wall time are reported, and of the processor time of this process, which other work on the machine
+disturbs less; the writer of a background save is a process of its own.
 
     python bench/checkpoint_speed.py --folder /path/on/the/disk/in/question --repeats 3
 """
@@ -49,6 +52,7 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
 
     place = Path(folder)
     found: dict[str, list[float]] = {}
+    busy: dict[str, list[float]] = {}
     trainer = _trained()
     strategy, io = trainer.strategy, trainer.strategy.checkpoint_io
     tensors = _tensors(trainer)
@@ -57,9 +61,10 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
 
     def timed(name: str, action: Callable[[], Any]) -> None:
         os.sync()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
         action()
         found.setdefault(name, []).append(time.perf_counter() - started)
+        busy.setdefault(name, []).append(time.process_time() - worked)
 
     for turn in range(repeats):
         raw, plain = place / "raw", place / "plain.pt"
@@ -75,6 +80,8 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
         _forget(place)
         timed("read the bytes", lambda raw=raw: _read(raw))
         timed("torch.load", lambda plain=plain: torch.load(plain, weights_only=True))
+        _forget(place)
+        timed("torch.load, load_state_dict", lambda plain=plain: _torch_load(trainer, plain))
         for verify in (True, False):
             _forget(place)
             io.verify = verify
@@ -85,7 +92,7 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
             path.unlink()
         shutil.rmtree(target)
         shutil.rmtree(background)
-    return {"bytes": count, "repeats": repeats, "seconds": found}
+    return {"bytes": count, "repeats": repeats, "seconds": found, "processor_seconds": busy, "load": os.getloadavg()}
 
 
 def _trained() -> Any:
@@ -108,6 +115,20 @@ def _tensors(trainer: Any) -> dict[str, Any]:
             f"{index}.{name}": value for name, value in entry.items() if hasattr(value, "numel") and value.numel() > 1
         }
     return found
+
+
+def _torch_load(trainer: Any, path: Path) -> None:
+    """What a training script without Megatron-Core's checkpoints does."""
+    import torch
+
+    content = torch.load(path, weights_only=True)
+    with torch.no_grad():
+        for name, value in trainer.strategy.megatron_parallel.named_parameters():
+            value.copy_(content[name])
+    state = trainer.strategy.optimizers[0].state_dict()
+    for index, entry in state["state"].items():
+        entry.update({name: content[f"{index}.{name}"] for name in ("exp_avg", "exp_avg_sq")})
+    trainer.strategy.optimizers[0].load_state_dict(state)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -145,20 +166,21 @@ def _forget(folder: Path) -> None:
 
 def table(times: dict[str, Any]) -> str:
     seconds = {name: statistics.median(values) for name, values in times["seconds"].items()}
+    busy = {name: statistics.median(values) for name, values in times["processor_seconds"].items()}
     lines = [
-        f"{times['bytes'] / 1e9:.2f} GB, medians of {times['repeats']} turns",
+        f"{times['bytes'] / 1e9:.2f} GB, medians of {times['repeats']} turns; load of the machine afterwards "
+        f"{times['load'][0]:.1f} on {os.cpu_count()} cores",
         "",
-        "| | s | GB/s | against the disk | against torch |",
-        "|---|---|---|---|---|",
+        "| | s | GB/s | against the disk | against torch | processor s | against torch |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, value in seconds.items():
         reading = any(word in name for word in ("load", "read"))
-        disk, torchs = (
-            seconds["read the bytes" if reading else "write the bytes"],
-            seconds["torch.load" if reading else "torch.save"],
-        )
+        disk = seconds["read the bytes" if reading else "write the bytes"]
+        torchs = "torch.load" if reading else "torch.save"
         lines.append(
-            f"| {name} | {value:.2f} | {times['bytes'] / value / 1e9:.2f} | {disk / value:.0%} | {torchs / value:.0%} |"
+            f"| {name} | {value:.2f} | {times['bytes'] / value / 1e9:.2f} | {disk / value:.0%} | "
+            f"{seconds[torchs] / value:.0%} | {busy[name]:.2f} | {busy[torchs] / max(busy[name], 1e-9):.0%} |"
         )
     stall = seconds["save in the background: stall"] / seconds["save in the foreground"]
     return "\n".join([*lines, "", f"A background save stalls training for {stall:.0%} of a foreground one."])

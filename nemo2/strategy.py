@@ -74,7 +74,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         parallel_devices, cluster_environment, checkpoint_io: As Lightning's DDPStrategy.
         find_unused_parameters: Has no meaning for Megatron-Core's gradient buffers: False.
         ckpt_load_optimizer, ckpt_save_optimizer: Whether optimizer state takes part.
-        ckpt_load_main_params: Load the optimizer's fp32 parameters into the model. Not with ``ckpt_load_optimizer``.
+        ckpt_load_main_params: Begin with the fp32 parameters that the checkpoint's optimizer kept, and nothing else of it,
+            rather than with the 16-bit ones that were rounded from them. Not with ``ckpt_load_optimizer``.
         save_ckpt_format: "torch_dist".
         ckpt_async_save: Write checkpoints in the background.
         ckpt_torch_dist_multiproc: Writer processes per rank. None: Megatron-Core's choice.
@@ -83,8 +84,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         ckpt_parallel_save_optim: Save the optimizer's state so that any layout can load it; False: faster, for the same
             model-parallel layout only.
         ckpt_load_directly_on_device: Kept for NeMo's signature.
-        ckpt_load_strictness: Megatron-Core's ``StrictHandling`` by name. None: unexpected keys are ignored, missing ones
-            are errors.
+        ckpt_load_strictness: Megatron-Core's ``StrictHandling`` by name; it calls "unexpected" what the model has and the
+            checkpoint doesn't. None: that is an error, and what the checkpoint has beyond the model is ignored.
         restore_config: Weights to start from, when no checkpoint is resumed.
         setup_optimizers: False: no optimizer is made (the module does its own updates).
         init_model_parallel: False: somebody else has made Megatron-Core's groups.

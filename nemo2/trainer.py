@@ -9,7 +9,7 @@ from typing import Any, Literal, Optional, Union
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import Profiler
@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import Strategy
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
+from nemo2.run_dir.max_time import RunTimer
 from nemo2.strategies.stepping import SteppingStrategy
 
 
@@ -27,7 +28,7 @@ class Trainer(pl.Trainer):
 
     ``val_check_interval`` as a whole number counts optimizer steps over the whole run, not within an epoch, and may exceed
     an epoch: ``check_val_every_n_epoch`` is None where it isn't set. ``num_sanity_val_steps`` is 0. ``accelerator="auto"``
-    means GPUs where there are any and CPU processes elsewhere.
+    means GPUs where there are any and CPU processes elsewhere. ``max_time`` is counted anew by each run that resumes.
 
     With a strategy of nemo2, a logger, a model summary and a checkpoint callback are there only if they were asked for,
     ``precision`` is short for ``plugins=MegatronMixedPrecision(precision)``, and ``use_distributed_sampler`` concerns plain
@@ -103,6 +104,9 @@ class Trainer(pl.Trainer):
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger
         super().__init__(**arguments)
+        own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
+        if max_time is not None and not any(isinstance(item, Timer) for item in _listed(callbacks)):
+            own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
 
 
 def _precision_plugin(precision: Union[str, int], plugins: Any) -> MegatronMixedPrecision:

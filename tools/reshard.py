@@ -2,7 +2,7 @@
 """`make reshard`: checkpoints saved in one layout and loaded in another, every pair of `resharding.PAIRS`.
 
 Prints a line per pair and exits non-zero if one doesn't hold. ``--only TEXT`` runs the pairs whose name contains it,
-``--output FILE`` writes the table as Markdown.
+``--skip N`` leaves out the first N of these, ``--output FILE`` writes the table as Markdown.
 """
 
 import argparse
@@ -24,9 +24,12 @@ import resharding  # noqa: E402
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="only pairs whose name contains this")
+    parser.add_argument(
+        "--skip", type=int, default=0, help="leave out the first N pairs: go on with an interrupted run"
+    )
     parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
-    pairs = [pair for pair in resharding.PAIRS if options.only in str(pair)]
+    pairs = [pair for pair in resharding.PAIRS if options.only in str(pair)][options.skip :]
     ranks.prepare()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ from nemo2.checkpoint.directory import (
     temporary_name,
 )
 from nemo2.checkpoint.lock import holds
-from nemo2.checkpoint.reading import direct_reading
+from nemo2.checkpoint.reading import direct_reading, tensors_metadata
 from nemo2.checkpoint.untrusted import data_only
 from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
@@ -347,7 +347,8 @@ class MegatronCheckpointIO(CheckpointIO):
     def _load_strategy(self, weights: str) -> Any:
         from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 
-        strategy = get_default_load_sharded_strategy(weights)
+        strategy: Any = get_default_load_sharded_strategy(weights)
+        strategy.load_tensors_metadata = tensors_metadata
         return FullyParallelLoadStrategyWrapper(strategy, None) if self.parallel_load else strategy
 
     def load_content_metadata(self, path: os.PathLike | str) -> dict[str, Any]:

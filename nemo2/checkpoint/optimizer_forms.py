@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Optional
 
+import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
@@ -29,6 +30,7 @@ Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """What tells the groups of one optimizer apart; whether a group is the experts' says which optimizer has it."""
+_MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 _STEP = "optimizer.state.step."
 _OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
 
@@ -139,6 +141,22 @@ def set_steps(optimizers: Iterable[Any], step: Optional[int]) -> None:
                 count.fill_(step)
             else:
                 holder["step"] = step
+
+
+def forget_updates(optimizers: Iterable[Any]) -> None:
+    """Have torch's optimizers begin anew from the parameters they have: moments zero, no update made."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for name in _MOMENTS & state.keys():
+                state[name].zero_()
+        for holder in _counting(optimizer):
+            holder["step"] = torch.zeros_like(holder["step"]) if isinstance(holder["step"], Tensor) else 0
+
+
+def torch_optimizers(whole: Any) -> list[Any]:
+    """Those inside one of Megatron-Core's, chained or not."""
+    chained = getattr(whole, "chained_optimizers", [whole])
+    return [one.optimizer for one in chained if getattr(one, "optimizer", None) is not None]
 
 
 def _counting(optimizer: Any) -> Iterator[dict[str, Any]]:

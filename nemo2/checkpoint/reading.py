@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies import torch as mcore
 from megatron.core.msc_utils import MultiStorageClientFeature
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -100,6 +101,22 @@ class DirectReader(FileSystemReader):
                     plain = item.type == LoadItemType.TENSOR and not getattr(info, "transform_descriptors", None)
                     found.append((item, _locate(file, info.offset, info.length) if plain else None))
         return found
+
+
+def tensors_metadata(
+    checkpoint_dir: str | os.PathLike, metadata: Optional[Metadata] = None
+) -> dict[str, ShardedTensor]:
+    """The tensors of a checkpoint by name, without contents: Megatron-Core's method of that name, which hands torch all that
+    torch knows of a tensor in order to make an empty one; from 2.15 on torch knows more than it takes."""
+    if metadata is None:
+        metadata = DirectReader(checkpoint_dir).read_metadata()
+    return {
+        name: ShardedTensor.from_rank_offsets(
+            name, torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        ).without_data()
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
 
 
 class _Reads:

@@ -16,7 +16,14 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.optimizer_forms import completed, forms_of, from_pieces, under_saved_names
+from nemo2.checkpoint.optimizer_forms import (
+    completed,
+    forget_updates,
+    forms_of,
+    from_pieces,
+    torch_optimizers,
+    under_saved_names,
+)
 from nemo2.checkpoint.random_state import load_random_state, random_state, say_they_start_anew
 from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.optim.megatron import MegatronOptimizer
@@ -24,6 +31,8 @@ from nemo2.strategies.stepping import SteppingStrategy
 
 _log = logging.getLogger(__name__)
 _FORM = "optimizer_of_another_form"
+_MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
+"""Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
 
 
 class CheckpointingStrategy(SteppingStrategy):
@@ -33,6 +42,7 @@ class CheckpointingStrategy(SteppingStrategy):
     async_save: bool
     _load_optimizer: bool
     _save_optimizer: bool
+    _load_main_params: bool
     _strictness: Optional[str]
     _fully_reshardable: bool
 
@@ -149,7 +159,7 @@ class CheckpointingStrategy(SteppingStrategy):
     def _optimizer_shards(
         self, model_state: dict[str, Any], metadata: dict[str, Any], *, loading: bool
     ) -> dict[str, Any]:
-        wanted = self._load_optimizer if loading else self._save_optimizer
+        wanted = (self._load_optimizer or self._load_main_params) if loading else self._save_optimizer
         optimizers = [opt for opt in self.optimizers if isinstance(opt, MegatronOptimizer)]
         if not wanted or not optimizers:
             return {}
@@ -179,7 +189,8 @@ class CheckpointingStrategy(SteppingStrategy):
         model_state = self.megatron_parallel.sharded_state_dict(metadata=metadata)
         if model:
             wanted["model"] = model_state
-        if optimizer and not (manifest is not None and manifest.weights_only):
+        copies = self._load_main_params and self.trainer.state.fn == TrainerFn.FITTING
+        if (optimizer or copies) and not (manifest is not None and manifest.weights_only):
             wanted.update(self._optimizer_shards(model_state, metadata, loading=True))
             same_layout = manifest is not None and manifest.layout == self._layout_record()
             if same_layout:
@@ -218,10 +229,16 @@ class CheckpointingStrategy(SteppingStrategy):
         """Load chunks, optimizer, random streams and the position in the data from what `load_checkpoint` read."""
         assert self.megatron_parallel is not None
         if "model" in checkpoint:
-            self.megatron_parallel.load_chunks_state_dict(checkpoint["model"], strict=strict)
+            whole = self._strictness not in _MAY_BE_INCOMPLETE
+            self.megatron_parallel.load_chunks_state_dict(checkpoint["model"], strict=strict and whole)
         optimizers = [opt for opt in self.optimizers if isinstance(opt, MegatronOptimizer)]
         if "optimizer" in checkpoint and optimizers:
+            own = [dict(group) for group in optimizers[0].param_groups]
             optimizers[0].load_state_dict(checkpoint["optimizer"])
+            if self._load_main_params:
+                forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
+                for group, before in zip(optimizers[0].param_groups, own, strict=True):
+                    group.update({name: value for name, value in before.items() if name not in ("params", "step")})
         elif optimizers:
             optimizers[0].reload_model_params()
         if self.trainer.state.fn != TrainerFn.FITTING:

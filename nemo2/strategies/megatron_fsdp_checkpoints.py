@@ -8,7 +8,7 @@ from typing import Any, Literal, Optional, Union, cast
 from torch import nn
 
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
+from nemo2.checkpoint.optimizer_forms import set_steps, steps_done, torch_optimizers
 from nemo2.errors import CheckpointError
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.fsdp import MegatronFSDPChunk
@@ -93,7 +93,7 @@ class MegatronFSDPCheckpoints(CheckpointingStrategy, PieceCheckpoints):
 
     @property
     def _torch_optimizers(self) -> list[Any]:
-        return [one.optimizer for one in self._chained_optimizers if getattr(one, "optimizer", None) is not None]
+        return torch_optimizers(self._megatron_optimizer.mcore_optimizer)
 
     def _make_optimizer_state(self) -> None:
         for optimizer in self._chained_optimizers:

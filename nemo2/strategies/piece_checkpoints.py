@@ -44,6 +44,7 @@ class PieceCheckpoints(SteppingStrategy):
     restore_config: Optional[RestoreConfig]
     _load_optimizer: bool
     _save_optimizer: bool
+    _load_main_params: bool = False
 
     @abstractmethod
     def _model_state(self) -> dict[str, Held]:
@@ -167,7 +168,7 @@ class PieceCheckpoints(SteppingStrategy):
             extras = self._extras_in(plain, path)
             self._make_optimizer_state()
         pieces = self._pieces(model=model, optimizer=optimizer)
-        if optimizer:
+        if optimizer or self._load_main_params:
             pieces = into_pieces(pieces, read_metadata(weights_dir(path)).state_dict_metadata.keys())
         self.checkpoint_io.load_into(pieces, path)
         self._take_up(model=model, optimizer=optimizer)

@@ -114,6 +114,7 @@ def cases(sigterms: int, seed: int) -> list[Case]:
             disturbed(faults.after_some_shards(1, kill_rank=False), True, says="killed, or ran out of memory"),
         ),
         ("a rank stopped for good (SIGSTOP)", hung),
+        ("trainer.max_time over", out_of_time),
         ("the disk full", disk_full),
         ("two runs in one directory", two_runs),
     ]
@@ -194,6 +195,22 @@ def hung(directory: Path, reference: dict[int, str]) -> str:
     for path in stacks:
         path.unlink()
     return f"ended after {first.seconds:.0f} s with stacks; " + rerun(run, reference, first)
+
+
+def out_of_time(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory, max_seconds=10.0)
+    first = run(faults.at_step(4, 0, lambda: time.sleep(12)))
+    done = len(command.curve(run))
+    require(first.done and done == 4, f"it ended after {done} steps with {first.codes}: {first.said[-500:]}")
+    require(max(command.checkpoints(run)) == 4, f"saved were {sorted(command.checkpoints(run))}")
+    runs = 0
+    while len(command.curve(run)) < STEPS:  # the same command, with the same limit
+        before, again = len(command.curve(run)), run()
+        runs += 1
+        require(again.done, f"rerun {runs} failed with {again.codes}: {again.said[-800:]}")
+        require(len(command.curve(run)) > before, f"rerun {runs} did no step: {again.said[-500:]}")
+    require(command.curve(run) == reference, "the curve differs")
+    return f"exit codes {first.codes} after 4 steps, saved; {runs} reruns did the rest; the curve is equal"
 
 
 def disk_full(directory: Path, reference: dict[int, str]) -> str:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class Run:
     asynchronous: bool = False
     strategy: dict[str, Any] = field(default_factory=dict)
     hang_seconds: float = 60.0
+    max_seconds: float | None = None
+    """``trainer.max_time``."""
 
     def start(self, fault: Callable[[], None] | None = None) -> "Ranks":
         return Ranks(self, fault)
@@ -109,8 +112,6 @@ class Ranks:
         os._exit(code)
 
     def _be_rank(self, run: Run, rank: int, fault: Callable[[], None] | None) -> None:
-        from datetime import timedelta
-
         import torch
 
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run.world, "LOCAL_WORLD_SIZE": run.world}
@@ -142,6 +143,7 @@ def train(run: Run) -> None:
         max_steps=STEPS,
         ckpt_async_save=run.asynchronous,
         callbacks=[HangWatchdog(run.hang_seconds)],
+        trainer={"max_time": timedelta(seconds=run.max_seconds)} if run.max_seconds is not None else None,
         **{"tensor_model_parallel_size": run.world, **run.strategy},
     )
     pretrain(
