@@ -45,9 +45,16 @@ def prepare() -> None:
     get_backend().install()
     import lightning.pytorch  # noqa: F401
     import megatron.core.dist_checkpointing  # noqa: F401
+    import torch._dynamo  # torch imports it when the first optimizer is made, which costs a second and more per rank
+    import torch.distributed.fsdp
 
+    import nemo2.checkpoint.model_checkpoint
     import nemo2.models.llama
-    import nemo2.strategy  # noqa: F401
+    import nemo2.optim.megatron
+    import nemo2.strategies.fsdp
+    import nemo2.strategies.fsdp2
+    import nemo2.strategy
+    import nemo2.trainer  # noqa: F401
 
     for name in ("lightning.pytorch", "lightning.fabric", "megatron"):
         logging.getLogger(name).setLevel(logging.ERROR)
