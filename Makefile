@@ -7,7 +7,7 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: help setup fmt check test docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test test-gpu docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, 
 test: $(READY) ## run the tests
 	@echo "==> tests"
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-gpu: $(READY) ## run the tests that need a GPU; they fail where there is none
+	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 check: $(READY) ## formatting, lint, types
 	@echo "==> ruff format"

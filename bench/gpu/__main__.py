@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All GPU figures in one call; see README.md beside this file.
+
+python -m bench.gpu --minutes 9 --output bench/results/gpu
+python -m bench.gpu --toy                                  # on a CPU: that it runs
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.cases import Case, cases, fits
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "megatron-core", "transformer-engine", "lightning", "transformers", "accelerate")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=9.0, help="start no further case after this long (default 9)")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="cases whose name has one of these words"
+    )
+    parser.add_argument("--arms", nargs="+", choices=["ours", "bare", "hf"], default=["ours", "bare", "hf"])
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each arm (default 3)")
+    parser.add_argument("--steps", type=int, default=25, help="steps of a turn (default 25)")
+    parser.add_argument("--warm-up", type=int, default=10, help="of these not counted (default 10)")
+    parser.add_argument("--output", type=Path, help="write gpu.json and gpu.md there, after every case")
+    parser.add_argument("--toy", action="store_true", help="sizes for a CPU: says that it runs, nothing about speed")
+    parser.add_argument("--fits", action="store_true", help="count what each case needs on an H200, and run nothing")
+    arguments = parser.parse_args()
+    chosen = [case for case in cases(toy=arguments.toy) if any(word in case.name for word in arguments.only)]
+    if not chosen:
+        parser.error(f"--only {' '.join(arguments.only)}: no such case. There are {', '.join(c.name for c in cases())}")
+    if not 0 <= arguments.warm_up < arguments.steps - 1:
+        parser.error(f"--warm-up {arguments.warm_up} leaves no two of --steps {arguments.steps} to count")
+    if arguments.fits:
+        return print_fits(chosen)
+    return run(chosen, arguments)
+
+
+def print_fits(chosen: list[Case]) -> int:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    verdicts = {case: fits(case) for case in chosen}
+    for case, (fit, gib) in verdicts.items():
+        print(f"{case.name:36} {case.layers or 'all':>4} layers {gib:7.1f} GiB  {'fits' if fit else 'DOES NOT FIT'}")
+    return 0 if all(fit for fit, _ in verdicts.values()) else 1
+
+
+def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
+    import torch
+
+    from bench.gpu.peak import matrix_product_peaks
+    from bench.gpu.report import figures, page
+    from nemo2.backend.extras import has, have_te
+
+    if not arguments.toy and not torch.cuda.is_available():
+        print("This machine has no GPU: --toy runs the same scripts at sizes for a CPU.", file=sys.stderr)
+        return 2
+    arms = list(arguments.arms)
+    left_out = []
+    if "hf" in arms and not (has("transformers") and has("accelerate")):
+        arms.remove("hf")
+        left_out.append("Hugging Face's Trainer, for transformers or accelerate is not installed")
+    if not arguments.toy and not have_te():
+        left_out.append(
+            "Transformer Engine's layers and fp8, for it is not installed: plain PyTorch layers are measured"
+        )
+        chosen = [case for case in chosen if case.precision == "bf16"]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    result: dict[str, Any] = {
+        "device": device,
+        "date": time.strftime("%Y-%m-%d"),
+        "toy": arguments.toy,
+        "versions": {name: found for name in PACKAGES if (found := installed(name))},
+        "peaks": matrix_product_peaks(toy=arguments.toy),
+        "rows": [],
+        "left_out": left_out,
+    }
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    began = time.monotonic()
+    for case in chosen:
+        if time.monotonic() - began > 60 * arguments.minutes:
+            result["left_out"].append(f"{case.name}, for the time was up")
+            continue
+        # fp8 has no counterpart in the Trainer: its bf16 row is the comparison.
+        turns = measure(case, [arm for arm in arms if arm != "hf" or case.precision == "bf16"], arguments)
+        result["rows"].append(figures(case, turns, result["peaks"]))
+        print(json.dumps(result["rows"][-1]), flush=True)
+        if arguments.output:
+            arguments.output.mkdir(parents=True, exist_ok=True)
+            (arguments.output / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+            (arguments.output / "gpu.md").write_text(page(result))
+    print(page(result))
+    return 1 if any("failed" in row["arms"].get("ours", {}) for row in result["rows"]) else 0
+
+
+def measure(case: Case, arms: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The turns of a case, in a process of its own, so that a GPU's memory is empty and a crash costs one row."""
+    command = [sys.executable, "-m", "bench.gpu.worker", json.dumps(dataclasses.asdict(case)), "--arms", *arms]
+    command += [
+        "--repeats",
+        str(arguments.repeats),
+        "--steps",
+        str(arguments.steps),
+        "--warm-up",
+        str(arguments.warm_up),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    turns = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("TURN ")]
+    if done.returncode or any("failed" in turn for turn in turns):
+        print(done.stderr[-4000:], file=sys.stderr)
+    told = {turn["arm"] for turn in turns}
+    turns += [
+        {"arm": arm, "repeat": 0, "failed": f"the process ended with {done.returncode}"}
+        for arm in arms
+        if arm not in told
+    ]
+    return turns
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns into figures, and figures into a page."""
+
+import statistics
+from typing import Any
+
+from bench.gpu.cases import Case, recipe_of
+
+NAMES = {"ours": "nemo2", "bare": "bare Megatron-Core", "hf": "HF Trainer"}
+COLUMNS = {
+    "ours / bare": "at least 0.98",
+    "ours / HF": "at least 1.3 for the Llamas",
+    "of the product's peak": "at least 0.70 for llama3_8b at 8,192 tokens in bf16",
+    "fp8 / bf16": "at least 1.35",
+}
+"""The ratios of a case, and what is asked of each."""
+
+
+def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float]) -> dict[str, Any]:
+    """What a case's turns say: medians per arm, ratios per repeat and their median."""
+    flops = {kind: step_flops(case, causal=kind == "causal") for kind in ("causal", "full")}
+    arms = {}
+    for arm in dict.fromkeys(turn["arm"] for turn in turns):
+        own = [turn for turn in turns if turn["arm"] == arm]
+        good = [turn for turn in own if "failed" not in turn]
+        failed = [turn["failed"] for turn in own if "failed" in turn]
+        arms[arm] = {"failed": failed[0]} if not good else summary(case, good, flops)
+    ceiling = peaks.get("fp8" if case.precision.startswith("fp8") else "bf16")
+    row: dict[str, Any] = {"case": case.name, "layers": case.layers, "toy": case.toy, "arms": arms}
+    row["ratios"] = {"ours / bare": ratio(turns, "bare"), "ours / HF": ratio(turns, "hf")}
+    if ceiling and "tflops_causal" in arms.get("ours", {}):
+        row["ratios"]["of the product's peak"] = arms["ours"]["tflops_causal"] * 1e12 / ceiling
+    return row
+
+
+def step_flops(case: Case, *, causal: bool) -> float:
+    """Model FLOPs of one optimizer step (`nemo2.models.flops`)."""
+    import fiddle as fdl
+
+    from nemo2.models.flops import model_flops_per_step
+
+    config: Any = fdl.build(recipe_of(case).model.config)
+    return model_flops_per_step(config, case.seq, case.microbatches, causal=causal)
+
+
+def summary(case: Case, turns: list[dict[str, Any]], flops: dict[str, float]) -> dict[str, Any]:
+    """One arm: medians over its turns of the mean step time of each."""
+    steps = [statistics.mean(turn["seconds"]) for turn in turns]
+    seconds = statistics.median(steps)
+    return {
+        "step_seconds": seconds,
+        "spread": [min(steps), max(steps)],
+        "tokens_per_second": case.tokens_per_step / seconds,
+        "tflops_causal": flops["causal"] / seconds / 1e12,
+        "tflops_full": flops["full"] / seconds / 1e12,
+        "peak_gib": max(turn["peak_bytes"] for turn in turns) / 2**30,
+        "first_and_last_loss": [turns[0]["losses"][0], turns[0]["losses"][-1]],
+    }
+
+
+def ratio(turns: list[dict[str, Any]], other: str) -> float | None:
+    """Tokens per second of ours over another's, the median over repeats in which both ran."""
+    means = {(turn["arm"], turn["repeat"]): statistics.mean(turn["seconds"]) for turn in turns if "failed" not in turn}
+    pairs = [
+        seconds / means[("ours", repeat)]
+        for (arm, repeat), seconds in means.items()
+        if arm == other and ("ours", repeat) in means
+    ]
+    return statistics.median(pairs) if pairs else None
+
+
+def fp8_gains(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Our tokens per second in each fp8 case over those of the same case in bf16."""
+    speed = {row["case"]: row["arms"].get("ours", {}).get("tokens_per_second") for row in rows}
+    gains = {}
+    for name, value in speed.items():
+        base, _, precision = name.rpartition("/")
+        reference = speed.get(f"{base}/bf16")
+        if precision.startswith("fp8") and value and reference:
+            gains[name] = value / reference
+    return gains
+
+
+def page(result: dict[str, Any]) -> str:
+    """The whole result as Markdown."""
+    lines = [f"# {result['device']}, {result['date']}", ""]
+    lines += [", ".join(f"{name} {version}" for name, version in result["versions"].items()) + ".", ""]
+    if result["toy"]:
+        lines += ["Toy sizes: this says that the scripts run, and nothing about speed.", ""]
+    peaks = ", ".join(f"{kind} {rate / 1e12:,.0f}" for kind, rate in result["peaks"].items())
+    lines += [f"Measured matrix products (TFLOP/s): {peaks}.", ""]
+    lines += [
+        "| case | layers | arm | ms a step | tokens/s | TFLOP/s causal / full | peak GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        for arm, values in row["arms"].items():
+            start = f"| {row['case']} | {row['layers'] or 'all'} | {NAMES[arm]} |"
+            if "failed" in values:
+                lines.append(f"{start} {values['failed']} | | | |")
+                continue
+            lines.append(
+                f"{start} {values['step_seconds'] * 1e3:,.1f} | {values['tokens_per_second']:,.0f} | "
+                f"{values['tflops_causal']:,.1f} / {values['tflops_full']:,.1f} | {values['peak_gib']:.1f} |"
+            )
+    lines += ["", "| case | " + " | ".join(COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
+    gains = fp8_gains(result["rows"])
+    for row in result["rows"]:
+        ratios = row["ratios"] | {"fp8 / bf16": gains.get(row["case"])}
+        cells = ["–" if ratios.get(column) is None else f"{ratios[column]:.3f}" for column in COLUMNS]
+        lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
+    lines += ["", "Asked for: " + "; ".join(f"{column} {words}" for column, words in COLUMNS.items()) + ".", ""]
+    lines += [f"Not measured: {reason}." for reason in result["left_out"]]
+    return "\n".join(lines).rstrip() + "\n"

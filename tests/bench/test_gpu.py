@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU benchmark at toy size on a CPU, and what it makes of turns whose times are known."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench.gpu.cases import Case, cases  # noqa: E402
+from bench.gpu.report import figures, fp8_gains, page, step_flops  # noqa: E402
+
+CASE = Case(recipe="llama32_1b", layers=2, seq=64, microbatches=2, toy=True)
+
+
+def turn(arm: str, repeat: int, *seconds: float) -> dict:
+    return {"arm": arm, "repeat": repeat, "seconds": list(seconds), "losses": [6.0, 5.0], "peak_bytes": 2**30}
+
+
+def test_ratios_are_taken_within_a_repeat_and_their_median_counts() -> None:
+    turns = [turn("ours", 0, 2.0, 2.0), turn("bare", 0, 1.0, 1.0)]
+    turns += [turn("ours", 1, 1.0, 1.0), turn("bare", 1, 1.5, 0.5)]
+    turns += [turn("ours", 2, 4.0, 4.0), turn("bare", 2, 6.0, 2.0)]
+    row = figures(CASE, turns, {"bf16": 1e9})
+    assert row["ratios"]["ours / bare"] == 1.0
+    assert row["ratios"]["ours / HF"] is None
+    ours = row["arms"]["ours"]
+    assert (ours["step_seconds"], ours["spread"], ours["tokens_per_second"]) == (2.0, [1.0, 4.0], 64.0)
+    assert row["ratios"]["of the product's peak"] == pytest.approx(step_flops(CASE, causal=True) / 2.0 / 1e9)
+
+
+def test_an_arm_that_fails_is_a_row_with_its_reason() -> None:
+    turns = [turn("ours", 0, 1.0), {"arm": "hf", "repeat": 0, "failed": "OutOfMemoryError: CUDA out of memory"}]
+    row = figures(CASE, turns, {})
+    assert row["arms"]["hf"] == {"failed": "OutOfMemoryError: CUDA out of memory"}
+    result = {
+        "device": "a GPU", "date": "today", "toy": False, "versions": {"torch": "2"}, "peaks": {"bf16": 8e14},
+        "rows": [row], "left_out": ["the rest, for the time was up"],
+    }  # fmt: skip
+    written = page(result)
+    assert "| HF Trainer | OutOfMemoryError: CUDA out of memory |" in written
+    assert "| llama32_1b/64/bf16 | – | – | – | – |" in written
+    assert written.endswith("Not measured: the rest, for the time was up.\n")
+
+
+def test_the_gain_of_fp8_is_over_the_same_case_in_bf16() -> None:
+    rows = [
+        {"case": f"llama3_8b/8192/{precision}", "arms": {"ours": {"tokens_per_second": speed}}}
+        for precision, speed in (("bf16", 100.0), ("fp8-delayed", 140.0))
+    ]
+    assert fp8_gains([*rows, {"case": "x/1/fp8-delayed", "arms": {"ours": {"failed": "no"}}}]) == {
+        "llama3_8b/8192/fp8-delayed": pytest.approx(1.4)
+    }
+
+
+def test_toys_are_told_apart_by_recipe_and_fp8_has_none() -> None:
+    toys = cases(toy=True)
+    assert [case.recipe for case in toys] == ["llama3_8b", "llama32_1b", "mixtral_8x7b", "qwen3_30b_a3b"]
+    assert all(case.toy and case.precision == "bf16" for case in toys)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "bench.gpu", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def test_ours_and_the_bare_loop_run_a_toy_of_experts(tmp_path: Path) -> None:
+    options = ["--repeats", "1", "--steps", "3", "--warm-up", "1", "--arms", "ours", "bare"]
+    done = run("--toy", "--only", "mixtral", *options, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert row["ratios"]["ours / bare"] > 0
+    ours, bare = row["arms"]["ours"], row["arms"]["bare"]
+    # Other random weights, the same model: both start at the uniform distribution over 512 ids.
+    assert ours["first_and_last_loss"][0] == pytest.approx(bare["first_and_last_loss"][0], rel=0.02)
+    assert (tmp_path / "gpu.md").read_text() in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "llama9"], "no such case"),
+        (["--warm-up", "24"], "leaves no two"),
+        (["--only", "llama32_1b"], "This machine has no GPU"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_with_exit_code_2(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training run in a process of its own, on the GPU or without it, and what it leaves to compare as JSON.
+
+A process that has seen the GPU can't train on the CPU any more, so each side of a comparison is one call of this script.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "nemo2"))
+
+# Widths that tensor cores and fp8 take: multiples of 16 everywhere.
+WIDE = {
+    "num_layers": 2,
+    "hidden_size": 128,
+    "ffn_hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "seq_length": 16,
+    "vocab_size": 64,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=["cpu", "gpu"], required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument(
+        "--precision", default="bf16_mixed", help="a factory of nemo2.recipes.precision.mixed_precision"
+    )
+    parser.add_argument("--save", help="folder for a checkpoint of the last step")
+    parser.add_argument("--load", help="checkpoint to go on from")
+    parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    options = parser.parse_args()
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    print("RUN " + json.dumps(run(options)))
+
+
+def run(options: argparse.Namespace) -> dict:
+    import fiddle as fdl
+    import small_runs
+    import torch
+
+    from nemo2 import ModelCheckpoint
+    from nemo2.backend import get_backend
+    from nemo2.recipes.precision import mixed_precision
+
+    if options.device == "gpu" and not torch.cuda.is_available():
+        raise SystemExit("there is no GPU")
+    callbacks = []
+    if options.save:
+        callbacks.append(
+            ModelCheckpoint(
+                dirpath=options.save, every_n_train_steps=options.steps, save_optim_on_train_end=True, filename="{step}",
+                save_last=False, monitor=None,
+            )
+        )  # fmt: skip
+    seen = {}
+
+    def inspect(trainer):
+        module = trainer.strategy.megatron_parallel.module
+        seen["layers"] = sorted({type(part).__module__.split(".")[0] for part in module.modules()})
+        seen["backend"] = torch.distributed.get_backend()
+        return seen
+
+    model = small_runs.build_llama(lr=options.lr, **WIDE)
+    record = small_runs.fit(
+        model,
+        small_runs.TokenData(size=small_runs.GBS * options.steps),
+        max_steps=options.steps,
+        ckpt_path=options.load,
+        precision=fdl.build(getattr(mixed_precision, options.precision)()),
+        callbacks=callbacks,
+        inspect=inspect,
+        ckpt_async_save=options.asynchronous,
+    )
+    return {"losses": record["losses"], "norms": record["grad_norms"], "device": get_backend().name} | seen
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU path against the CPU path, one run per process: Transformer Engine's layers, fp8, NCCL, checkpoints to and fro.
+
+Left out of `make test`; `make test-gpu` runs them and fails where there is no GPU. The runs themselves can be tried without
+one: NEMO2_GPU_TESTS_ON=cpu puts both sides on the CPU.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580)]
+GPU = os.environ.get("NEMO2_GPU_TESTS_ON", "gpu")
+
+
+def train(device: str, steps: int, **options: Any) -> dict[str, Any]:
+    """What `gpu_run.py` says of a run; True stands for a flag."""
+    command = [sys.executable, str(Path(__file__).with_name("gpu_run.py")), "--device", device, "--steps", str(steps)]
+    for name, value in options.items():
+        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    lines = [line[4:] for line in done.stdout.splitlines() if line.startswith("RUN ")]
+    assert done.returncode == 0 and lines, done.stderr[-4000:]
+    return json.loads(lines[0])
+
+
+def checkpoint(folder: Path) -> Path:
+    (found,) = (path for path in folder.iterdir() if path.is_dir())
+    return found
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of one CPU step: the same weights for both sides, which draw theirs from other generators."""
+    folder = tmp_path_factory.mktemp("start")
+    train("cpu", 1, save=folder)
+    return checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(start: Path) -> dict[str, Any]:
+    return train("cpu", 21, load=start)
+
+
+def test_transformer_engines_layers_train_as_the_plain_ones_do(start: Path, on_cpu: dict[str, Any]) -> None:
+    there = train(GPU, 21, load=start)
+    if GPU == "gpu":
+        assert there["device"] == "cuda"
+        assert there["backend"] == "nccl"
+        assert "transformer_engine" in there["layers"]
+    assert there["losses"] == pytest.approx(on_cpu["losses"], rel=1e-2)  # bf16: 8 bits of a number
+    assert there["norms"] == pytest.approx(on_cpu["norms"], rel=5e-2)
+
+
+def test_a_run_goes_from_the_cpu_to_the_gpu_and_back(tmp_path: Path, start: Path, on_cpu: dict[str, Any]) -> None:
+    train(GPU, 11, load=start, save=tmp_path / "half")
+    back = train("cpu", 21, load=checkpoint(tmp_path / "half"))
+    assert len(back["losses"]) == 10
+    assert back["losses"] == pytest.approx(on_cpu["losses"][-10:], rel=1e-2)
+
+
+def test_an_asynchronous_save_is_what_a_synchronous_one_is(tmp_path: Path, start: Path) -> None:
+    there = train(GPU, 6, load=start, save=tmp_path / "background", asynchronous=True)
+    beside = train(GPU, 6, load=start, save=tmp_path / "waiting")
+    assert there["losses"] == beside["losses"]
+    resumed = [train(GPU, 11, load=checkpoint(tmp_path / name))["losses"] for name in ("background", "waiting")]
+    assert resumed[0] == resumed[1]
+
+
+@pytest.mark.parametrize("recipe", ["bf16_with_fp8_mixed", "bf16_with_fp8_current_scaling_mixed"])
+def test_fp8_learns_as_bf16_does_over_two_hundred_steps(start: Path, recipe: str) -> None:
+    plain = train(GPU, 201, load=start)["losses"]
+    eighth = train(GPU, 201, load=start, precision="bf16_mixed" if GPU == "cpu" else recipe)["losses"]
+    assert statistics.mean(plain[-50:]) < 0.9 * plain[0]
+    assert statistics.mean(eighth[-50:]) == pytest.approx(statistics.mean(plain[-50:]), rel=0.02)
