@@ -77,7 +77,7 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
     """
     get = lambda name: getattr(config, name, None)  # noqa: E731
     kinds = _kinds_of_layers(config)
-    layers = _multiple(max(2, len(kinds)) + extra, chunks) - extra
+    layers = _multiple(max(_layers_of_all_kinds(config), len(kinds)) + extra, chunks) - extra
     groups, heads = get("num_query_groups"), get("num_attention_heads")
     grouped = HEADS if groups in (None, heads) else 1 if groups == 1 and tp == 1 else 2
     sizes: dict[str, Any] = {
@@ -97,6 +97,8 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
             "attention_chunk_size": 16,
             "moe_ffn_hidden_size": EXPERT_FFN,
             "moe_shared_expert_intermediate_size": EXPERT_FFN,
+            "interleaved_attn_pattern": (1, 1),
+            "no_rope_freq": 2,
             "mamba_num_groups": 2,
             "mamba_head_dim": 8,
             "mamba_state_dim": 16,
@@ -125,6 +127,13 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
     if get("heterogeneous_layers_config_encoded_json"):
         sizes["heterogeneous_layers_config_encoded_json"] = json.dumps({"block_configs": _blocks(layers, grouped)})
     return {name: value for name, value in sizes.items() if hasattr(config, name)}
+
+
+def _layers_of_all_kinds(config: Any) -> int:
+    """How many layers it takes to have one of each kind, where kinds take turns and are not written out."""
+    turns = [getattr(config, name, None) for name in ("moe_layer_freq", "window_attn_skip_freq")]
+    blocks = 3 if getattr(config, "heterogeneous_layers_config_encoded_json", None) else 2
+    return max([blocks, *(turn for turn in turns if isinstance(turn, int))])
 
 
 def _kinds_of_layers(config: Any) -> str:

@@ -10,6 +10,7 @@ import pytest
 def shrink_all() -> dict[str, dict[str, Any]]:
     """What became of each recipe; nothing is built."""
     from nemo2 import recipes
+    from nemo2.checks import find_problems
     from nemo2.rehearse.job import layout_of
     from nemo2.rehearse.shrink import shrink
 
@@ -25,6 +26,7 @@ def shrink_all() -> dict[str, dict[str, Any]]:
             "processes": small.processes,
             "notes": small.notes,
             "hidden": model.hidden_size,
+            "problems": find_problems(small.recipe, devices=small.processes, local=True),
             "experts": (recipe.model.config.num_moe_experts, model.num_moe_experts),
             "callbacks": [str(c.__fn_or_cls__) for c in recipe.trainer.callbacks]
             == [str(c.__fn_or_cls__) for c in small.recipe.trainer.callbacks],
@@ -41,6 +43,10 @@ def test_every_recipe_becomes_small(shrunk: Any) -> None:
     assert len(shrunk) > 80
     for name, result in shrunk.items():
         assert result["hidden"] <= 64 and result["processes"] <= 8, name
+
+
+def test_no_rule_refuses_a_shrunk_recipe_on_this_machine(shrunk: Any) -> None:
+    assert {name: result["problems"] for name, result in shrunk.items() if result["problems"]} == {}
 
 
 def test_what_is_cut_stays_cut_unless_a_note_says_otherwise(shrunk: Any) -> None:
