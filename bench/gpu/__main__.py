@@ -94,7 +94,7 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
             continue
         # fp8 has no counterpart in the Trainer: its bf16 row is the comparison.
         turns = measure(case, [arm for arm in arms if arm != "hf" or case.precision == "bf16"], arguments)
-        result["rows"].append(figures(case, turns, result["peaks"]))
+        result["rows"].append(figures(case, turns, result["peaks"], device=device))
         print(json.dumps(result["rows"][-1]), flush=True)
         if arguments.output:
             arguments.output.mkdir(parents=True, exist_ok=True)

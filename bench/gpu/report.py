@@ -16,8 +16,8 @@ COLUMNS = {
 """The ratios of a case, and what is asked of each."""
 
 
-def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float]) -> dict[str, Any]:
-    """What a case's turns say: medians per arm, ratios per repeat and their median."""
+def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float], *, device: str = "") -> dict[str, Any]:
+    """What a case's turns say: medians per arm, ratios per repeat and their median; what was predicted for ``device``."""
     flops = {kind: step_flops(case, causal=kind == "causal") for kind in ("causal", "full")}
     arms = {}
     for arm in dict.fromkeys(turn["arm"] for turn in turns):
@@ -25,12 +25,29 @@ def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float]) ->
         good = [turn for turn in own if "failed" not in turn]
         failed = [turn["failed"] for turn in own if "failed" in turn]
         arms[arm] = {"failed": failed[0]} if not good else summary(case, good, flops)
+    if "tokens_per_second" in arms.get("ours", {}):
+        arms["ours"]["predicted_tokens_per_second"] = predicted(case, device)
     ceiling = peaks.get("fp8" if case.precision.startswith("fp8") else "bf16")
     row: dict[str, Any] = {"case": case.name, "layers": case.layers, "toy": case.toy, "arms": arms}
     row["ratios"] = {"ours / bare": ratio(turns, "bare"), "ours / HF": ratio(turns, "hf")}
     if ceiling and "tflops_causal" in arms.get("ours", {}):
         row["ratios"]["of the product's peak"] = arms["ours"]["tflops_causal"] * 1e12 / ceiling
     return row
+
+
+def predicted(case: Case, device: str) -> float | None:
+    """Tokens per second by `nemo2 plan`'s model of time; None on a device that it doesn't know."""
+    from nemo2.planner.hardware import NAMES as CHIPS
+    from nemo2.planner.hardware import gpu
+    from nemo2.planner.recipe import read_recipe
+    from nemo2.planner.step_time import predict
+
+    words = device.upper().replace("-", " ").split()
+    chip = next((name for name in CHIPS if name in words), None)
+    if chip is None:
+        return None
+    subject = read_recipe(recipe_of(case), gpu(chip))
+    return predict(subject.shape, subject.job).tokens_per_second_per_gpu
 
 
 def step_flops(case: Case, *, causal: bool) -> float:
@@ -90,17 +107,19 @@ def page(result: dict[str, Any]) -> str:
     peaks = ", ".join(f"{kind} {rate / 1e12:,.0f}" for kind, rate in result["peaks"].items())
     lines += [f"Measured matrix products (TFLOP/s): {peaks}.", ""]
     lines += [
-        "| case | layers | arm | ms a step | tokens/s | TFLOP/s causal / full | peak GiB |",
-        "|---|---|---|---|---|---|---|",
+        "| case | layers | arm | ms a step | tokens/s | predicted | TFLOP/s causal / full | peak GiB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         for arm, values in row["arms"].items():
             start = f"| {row['case']} | {row['layers'] or 'all'} | {NAMES[arm]} |"
             if "failed" in values:
-                lines.append(f"{start} {values['failed']} | | | |")
+                lines.append(f"{start} {values['failed']} | | | | |")
                 continue
+            guess = values.get("predicted_tokens_per_second")
             lines.append(
                 f"{start} {values['step_seconds'] * 1e3:,.1f} | {values['tokens_per_second']:,.0f} | "
+                f"{'–' if guess is None else format(guess, ',.0f')} | "
                 f"{values['tflops_causal']:,.1f} / {values['tflops_full']:,.1f} | {values['peak_gib']:.1f} |"
             )
     lines += ["", "| case | " + " | ".join(COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]

@@ -34,6 +34,18 @@ def test_ratios_are_taken_within_a_repeat_and_their_median_counts() -> None:
     assert row["ratios"]["of the product's peak"] == pytest.approx(step_flops(CASE, causal=True) / 2.0 / 1e9)
 
 
+def test_the_prediction_stands_beside_the_measurement_on_a_gpu_that_is_known() -> None:
+    case = Case(recipe="llama3_8b", layers=20, seq=8192)
+    row = figures(case, [turn("ours", 0, 1.0)], {}, device="NVIDIA H200")
+    guess = row["arms"]["ours"]["predicted_tokens_per_second"]
+    peak = 989e12 * case.tokens_per_step / step_flops(case, causal=True)
+    assert 0.3 * peak < guess < 0.8 * peak
+    assert (
+        figures(case, [turn("ours", 0, 1.0)], {}, device="x86_64")["arms"]["ours"]["predicted_tokens_per_second"]
+        is None
+    )
+
+
 def test_an_arm_that_fails_is_a_row_with_its_reason() -> None:
     turns = [turn("ours", 0, 1.0), {"arm": "hf", "repeat": 0, "failed": "OutOfMemoryError: CUDA out of memory"}]
     row = figures(CASE, turns, {})
