@@ -13,6 +13,7 @@ import pytest
 
 def commands(page: str) -> list[tuple[int, str]]:
     from nemo2.cli import main
+    from nemo2.cli.plan import PLAN_EXAMPLE
 
     results = []
     for arguments in (
@@ -21,6 +22,7 @@ def commands(page: str) -> list[tuple[int, str]]:
         ["llama_tiny", "--gpus", "H100x8", "--search", "--limit", "2", "--global-batch", "64", "--html", page],
         ["llama_tiny", "--gpus", "H100x2", "--tokens", "-1", "--quick"],
         ["llama_tiny", "strategy.context_parallel_size=3", "--gpus", "H100x2"],
+        [*PLAN_EXAMPLE.removeprefix("Example: nemo2 plan ").split(), "--quick"],
     ):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -60,3 +62,9 @@ def test_a_search_tells_overrides_and_writes_its_page(ran: Any) -> None:
 def test_bad_input_ends_with_2(ran: Any) -> None:
     assert ran[0][3][0] == 2 and "--tokens -1" in ran[0][3][1]
     assert ran[0][4][0] == 2 and "context_parallel_size" in ran[0][4][1]
+
+
+def test_the_example_of_its_help_is_a_plan_with_days_and_cost(ran: Any) -> None:
+    code, text = ran[0][5]
+    assert code == (0 if "\nFITS" in text else 1)
+    assert "on 64 x H100" in text and "1e+12 tokens: " in text and "at 2.5 per GPU hour" in text
