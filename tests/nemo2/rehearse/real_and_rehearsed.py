@@ -159,10 +159,10 @@ def route_evenly() -> None:
 
     gating = TopKRouter.gating
 
-    def evenly(router: Any, tokens: torch.Tensor) -> torch.Tensor:
-        scores = gating(router, tokens)
+    def evenly(self: Any, input: torch.Tensor) -> torch.Tensor:
+        scores = gating(self, input)
         flat = scores.view(-1, scores.size(-1))
-        turns = torch.arange(flat.size(0) * router.topk).view(-1, router.topk) % flat.size(1)
+        turns = torch.arange(flat.size(0) * self.topk).view(-1, self.topk) % flat.size(1)
         return scores * 0 + torch.zeros_like(flat).scatter_(1, turns, 1.0).view_as(scores)
 
     TopKRouter.gating = evenly
