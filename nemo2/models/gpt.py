@@ -19,11 +19,14 @@ from typing import Any, Literal, NamedTuple, Optional, Union
 import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
+from megatron.core import utils as megatron_utils
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from packaging.version import Version
 from torch import Tensor
 
 from nemo2.backend import get_backend
+from nemo2.backend.extras import has
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -330,6 +333,8 @@ def _default_optimizer() -> Any:
 _announced: set[str] = set()
 
 
+TE_ELSEWHERE = Version("2.9.0")
+"""The oldest that Megatron-Core 0.16.1 takes: what it allows, newer ones allow too."""
 _elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 
@@ -339,11 +344,17 @@ def _overrides() -> dict[str, tuple[Any, str]]:
 
 @contextmanager
 def for_another_machine() -> Iterator[None]:
-    """Configurations made inside keep what was asked for, whether or not this machine can do it."""
-    token = _elsewhere.set(True)
+    """Configurations made inside keep what was asked for, whether or not this machine can do it.
+
+    Megatron-Core compares versions of Transformer Engine for some settings: where there is none, it finds `TE_ELSEWHERE`.
+    """
+    token, version_here = _elsewhere.set(True), megatron_utils._te_version
+    if not has("transformer_engine"):
+        megatron_utils._te_version = TE_ELSEWHERE  # a cache, which both ends of our range read before they look
     try:
         yield
     finally:
+        megatron_utils._te_version = version_here
         _elsewhere.reset(token)
 
 

@@ -9,7 +9,8 @@ from nemo2.cli.app import main
 from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
 from nemo2.explain import Explanation, explain, explain_all, settle_recipe
-from nemo2.recipes import deepseek_v3, gpt3_175b, llama3_8b, llama3_70b, llama_tiny
+from nemo2.recipes import deepseek_v3, gpt3_175b, llama3_8b, llama3_70b, llama_tiny, mixtral_8x7b
+from nemo2.recipes.precision import mixed_precision
 
 
 def explained(recipe, field: str, gpu: str | None = "h100") -> dict[str, Explanation]:
@@ -116,3 +117,12 @@ def test_the_command_explains_a_field_and_a_tree(capsys: pytest.CaptureFixture[s
     assert "one field at a time" in capsys.readouterr().err
     assert main(["explain", "llama_tiny", "lr", "--gpu", "H1000"]) == 2
     assert "not a GPU that nemo2 knows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["bf16_with_fp8_mixed", "bf16_with_fp8_current_scaling_mixed"])
+def test_experts_in_fp8_are_explained_where_transformer_engine_is_not_installed(precision: str) -> None:
+    recipe = mixtral_8x7b.pretrain_recipe()
+    recipe.trainer.plugins = getattr(mixed_precision, precision)()
+    effective = settle_recipe(recipe, gpu="h100")
+    assert effective.refusals == []
+    assert effective.value("model.config", "fp8") == (True, "hybrid")
