@@ -103,9 +103,11 @@ class Trainer(pl.Trainer):
                 arguments["enable_checkpointing"] = False
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger
+        # Asked beforehand: Lightning appends its own to the list it is given.
+        has_timer = any(isinstance(item, Timer) for item in _listed(callbacks))
         super().__init__(**arguments)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
-        if max_time is not None and not any(isinstance(item, Timer) for item in _listed(callbacks)):
+        if max_time is not None and not has_timer:
             own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
 
 

@@ -199,6 +199,7 @@ def hung(directory: Path, reference: dict[int, str]) -> str:
 
 def out_of_time(directory: Path, reference: dict[int, str]) -> str:
     run = Run(directory, max_seconds=10.0)
+    assert run.max_seconds is not None
     first = run(faults.at_step(4, 0, lambda: time.sleep(12)))
     done = len(command.curve(run))
     require(first.done and done == 4, f"it ended after {done} steps with {first.codes}: {first.said[-500:]}")
@@ -209,6 +210,8 @@ def out_of_time(directory: Path, reference: dict[int, str]) -> str:
         runs += 1
         require(again.done, f"rerun {runs} failed with {again.codes}: {again.said[-800:]}")
         require(len(command.curve(run)) > before, f"rerun {runs} did no step: {again.said[-500:]}")
+        own = "Time limit reached" not in again.said or again.seconds >= run.max_seconds
+        require(own, f"rerun {runs} ended after {again.seconds:.0f} s: it counted the time of the runs before")
     require(command.curve(run) == reference, "the curve differs")
     return f"exit codes {first.codes} after 4 steps, saved; {runs} reruns did the rest; the curve is equal"
 
