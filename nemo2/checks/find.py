@@ -89,6 +89,8 @@ def judge(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
         if rule.topic == LAST_TOPIC and found:
             continue
         for message in rule.find(facts):
+            if not rule.in_force():
+                break
             found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
     return list(found.values())
 

@@ -82,6 +82,8 @@ class Rule:
     megatron_refuses: bool
     """Whether Megatron-Core itself raises when such a model is built; it may do so late, on the ranks."""
     needs_sizes: bool
+    in_force: Callable[[], bool] = lambda: True
+    """Whether the installed versions need it; where they don't, it finds nothing."""
 
 
 class Topic:
@@ -113,12 +115,14 @@ class Topic:
         mended_environment: Mapping[str, str] | None = None,
         launched: tuple[int, int] | None = None,
         here: bool = False,
+        in_force: Callable[[], bool] = lambda: True,
         gpu: tuple[str, str] | None = None,
         corpus: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None),
         assigned: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
     ) -> Callable[[Finder], Finder]:
         """Adds a rule that the decorated function finds broken.
 
+        ``in_force`` says whether the installed versions need the rule; where they don't, it finds nothing.
         ``broken`` and ``mended`` are changes to ``recipe`` as one types them, separated by blanks; of ``launched`` (devices
         per node), ``gpu``, ``corpus`` and ``assigned`` the first is the broken case's, the second the mended one's.
         """
@@ -150,6 +154,7 @@ class Topic:
                     mended=cases[1],
                     megatron_refuses=megatron_refuses,
                     needs_sizes=self.needs_sizes,
+                    in_force=in_force,
                 )
             )
             return find

@@ -40,6 +40,19 @@ def _attention(facts: Facts) -> Iterator[str]:
             )
 
 
+def _segments_may_not_be_registered() -> bool:
+    """Megatron-Core 0.19 allows it from torch 2.11 on."""
+    import inspect
+
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from packaging.version import Version
+    from torch import __version__ as installed
+
+    if "is_torch_min_version" not in inspect.getsource(DistributedDataParallelConfig.__post_init__):
+        return True
+    return Version(Version(installed).base_version) < Version("2.11.0a0")
+
+
 @ENVIRONMENT.rule(
     "registered-buffers-do-not-move",
     says="Registered communication buffers (`nccl_ub`) are not combined with expandable segments.",
@@ -47,9 +60,10 @@ def _attention(facts: Facts) -> Iterator[str]:
     broken="strategy.ddp.nccl_ub=True",
     mended="strategy.ddp.nccl_ub=True",
     broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    in_force=_segments_may_not_be_registered,
 )
 def _segments(facts: Facts) -> Iterator[str]:
-    if not getattr(facts.ddp, "nccl_ub", False) or _segments_may_be_registered():
+    if not getattr(facts.ddp, "nccl_ub", False):
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
         yield (
@@ -109,16 +123,3 @@ def _deterministic(facts: Facts) -> Iterator[str]:
             f"model.config.deterministic_mode=True with NVTE_ALLOW_NONDETERMINISTIC_ALGO={value}: Transformer Engine would "
             "choose algorithms that differ from run to run. Export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."
         )
-
-
-def _segments_may_be_registered() -> bool:
-    """Megatron-Core 0.19 allows it from torch 2.11 on."""
-    import inspect
-
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from packaging.version import Version
-    from torch import __version__ as installed
-
-    if "is_torch_min_version" not in inspect.getsource(DistributedDataParallelConfig.__post_init__):
-        return False
-    return Version(Version(installed).base_version) >= Version("2.11.0a0")

@@ -19,8 +19,9 @@ def test_the_page_is_written_from_the_rules(problems_once: Any, monkeypatch: pyt
     monkeypatch.setattr(module, "problems_of", problems_once)
     written, made = sections(PAGE.read_text()), sections(module.page())
     assert list(written) == list(made)
+    elsewhere = {rule.name for rule in RULES if not rule.in_force()}
     for name, text in made.items():
-        assert written[name] == text, f"{name}: run python -m tools.rules.page > docs/checks.md"
+        assert name in elsewhere or written[name] == text, f"{name}: run python -m tools.rules.page > docs/checks.md"
     assert {rule.name for rule in RULES} <= set(made)
 
 
