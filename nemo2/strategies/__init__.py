@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `nemo2.strategy.MegatronStrategy` is made of, and the strategies beside it."""
+"""What strategies are made of, lower first; `nemo2.strategy` beside this folder is `MegatronStrategy` itself.
+
+    world                     processes, Megatron-Core's groups, random streams, loaders
+    stepping                  one step under Lightning's loops
+    checkpoints               what saving and loading has in common
+    megatron_checkpoints      Megatron-Core's format                         -> MegatronStrategy
+    piece_checkpoints         rows of parameters that are cut                -> MegatronStrategy(fsdp="megatron"), FSDP
+    megatron_fsdp_checkpoints which of the two `MegatronStrategy` writes
+    megatron_config           what `MegatronStrategy` writes into which configuration
+    torch_sharded             models that torch shards: `fsdp` and `fsdp2` say how
+
+`MegatronStrategy` stands one level up because recipes and checkpoints name it by that path.
+"""

@@ -26,7 +26,7 @@ from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.megatron_parallel import PlainChunk, unwrap
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
-from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy
+from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy, shared_arguments
 
 _SHARDING = {name: ShardingStrategy[name] for name in ("FULL_SHARD", "SHARD_GRAD_OP")}
 
@@ -81,19 +81,7 @@ class FSDPStrategy(TorchShardedStrategy):
             )
         if problems:
             raise ConfigError(" ".join(problems))
-        super().__init__(
-            layout=Layout(),
-            data_sampler=data_sampler,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            process_group_backend=process_group_backend,
-            restore_config=restore_config,
-            ckpt_load_optimizer=ckpt_load_optimizer,
-            ckpt_save_optimizer=ckpt_save_optimizer,
-            replace_progress_bar=replace_progress_bar,
-            progress_interval=progress_interval,
-        )
+        super().__init__(layout=Layout(), **shared_arguments(locals()))
         self.auto_wrap_policy = auto_wrap_policy
         self.state_dict_type = state_dict_type
         self.sharding_strategy = sharding_strategy

@@ -18,7 +18,7 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.parallel.tensor_plan import parallel_styles, plan_of
-from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy
+from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy, shared_arguments
 
 
 def fsdp2_strategy_parallelize(
@@ -125,19 +125,7 @@ class FSDP2Strategy(TorchShardedStrategy):
             )
         if problems:
             raise ConfigError(" ".join(problems))
-        super().__init__(
-            layout=Layout(tp=tp, cp=context_parallel_size),
-            data_sampler=data_sampler,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            process_group_backend=process_group_backend,
-            restore_config=restore_config,
-            ckpt_load_optimizer=ckpt_load_optimizer,
-            ckpt_save_optimizer=ckpt_save_optimizer,
-            replace_progress_bar=replace_progress_bar,
-            progress_interval=progress_interval,
-        )
+        super().__init__(layout=Layout(tp=tp, cp=context_parallel_size), **shared_arguments(locals()))
         self.data_parallel_size = data_parallel_size
         self.offload_policy = offload_policy
         self.mp_policy = mp_policy

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a model that is cut over ranks, in Megatron-Core's format, which any layout can read."""
 
-import importlib.metadata
-import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,9 +10,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
-from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
+from nemo2.checkpoint.directory import ckpt_to_dir, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.optimizer_forms import (
     completed,
@@ -24,24 +20,20 @@ from nemo2.checkpoint.optimizer_forms import (
     torch_optimizers,
     under_saved_names,
 )
-from nemo2.checkpoint.random_state import load_random_state, random_state, say_they_start_anew
-from nemo2.errors import CheckpointError, RuntimeFault
+from nemo2.checkpoint.random_state import random_state, say_they_start_anew
+from nemo2.errors import RuntimeFault
 from nemo2.optim.megatron import MegatronOptimizer
-from nemo2.strategies.stepping import SteppingStrategy
+from nemo2.strategies.checkpoints import Checkpoints
 
-_log = logging.getLogger(__name__)
 _FORM = "optimizer_of_another_form"
 _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 """Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
 
 
-class CheckpointingStrategy(SteppingStrategy):
+class CheckpointingStrategy(Checkpoints):
     """Save and load sharded state through `MegatronCheckpointIO`. Made to be subclassed."""
 
-    restore_config: Optional[RestoreConfig]
     async_save: bool
-    _load_optimizer: bool
-    _save_optimizer: bool
     _load_main_params: bool
     _strictness: Optional[str]
     _fully_reshardable: bool
@@ -61,18 +53,9 @@ class CheckpointingStrategy(SteppingStrategy):
         self._checkpoint_io = io
 
     @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """State is loaded into chunks that are built, wrapped and cut."""
-        return True
-
-    @property
     def lightning_restore_optimizer(self) -> bool:
         """Megatron-Core's optimizer is loaded with the model, in `load_model_state_dict`; a torch optimizer by Lightning."""
         return self._load_optimizer and any(not isinstance(opt, MegatronOptimizer) for opt in self.optimizers)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Lightning's own dump stays free of tensors; `save_checkpoint` adds the sharded ones."""
-        return {}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return (
@@ -98,7 +81,6 @@ class CheckpointingStrategy(SteppingStrategy):
         ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
         """
         assert self.megatron_parallel is not None
-        options = storage_options or {}
         self.megatron_parallel.force_param_sync()
         self._refuse_what_is_not_finite(filepath)
         metadata = self.sharded_state_dict_metadata
@@ -109,25 +91,10 @@ class CheckpointingStrategy(SteppingStrategy):
         if not weights_only:
             state.update(self._optimizer_shards(model_state, metadata, loading=False))
             state["random_state"] = random_state()
-        state["nemo2"] = {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
-        manifest = Manifest(
-            step=self.trainer.global_step,
-            consumed_samples=self.consumed_samples,
-            layout=self._layout_record(),
-            metrics=options.get("metrics") or {},
-            weights_only=weights_only or not self._save_optimizer,
-            versions=versions(),
-        )
-        with_context = options.get("with_context", True)
+        state["nemo2"] = self._position()
+        options = self._storage_options(storage_options, weights_only=weights_only or not self._save_optimizer)
         self.checkpoint_io.save_checkpoint(
-            state,
-            ckpt_to_dir(filepath),
-            storage_options={
-                "manifest": manifest,
-                "content_metadata": metadata,
-                "write_context": (lambda path: write_context(path, self.trainer)) if with_context else None,
-                "published": options.get("published"),
-            },
+            state, ckpt_to_dir(filepath), storage_options=options | {"content_metadata": metadata}
         )
 
     def _refuse_what_is_not_finite(self, filepath: Union[str, Path]) -> None:
@@ -136,10 +103,10 @@ class CheckpointingStrategy(SteppingStrategy):
         Raises:
             RuntimeFault: on every rank, if some parameter of some rank isn't finite.
         """
+        assert self.megatron_parallel is not None
         # By their least and greatest value, which NaN becomes: no memory is needed, and they are read once.
-        extremes = [
-            torch.aminmax(parameter.detach()) for parameter in self.megatron_parallel.parameters() if parameter.numel()
-        ]  # pyright: ignore[reportOptionalMemberAccess]
+        parameters = [parameter.detach() for parameter in self.megatron_parallel.parameters() if parameter.numel()]
+        extremes = [torch.aminmax(parameter) for parameter in parameters]
         flags = [value.isfinite() for pair in extremes for value in pair]
         finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
         worst = finite.to(dtype=torch.int32, device=self.root_device).reshape(1)
@@ -176,8 +143,6 @@ class CheckpointingStrategy(SteppingStrategy):
         return self._read(path, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
 
     def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
-        from nemo2.checkpoint.directory import read_manifest
-
         assert self.megatron_parallel is not None
         io: Any = self.checkpoint_io
         if not isinstance(io, MegatronCheckpointIO):
@@ -241,13 +206,7 @@ class CheckpointingStrategy(SteppingStrategy):
                     group.update({name: value for name, value in before.items() if name not in ("params", "step")})
         elif optimizers:
             optimizers[0].reload_model_params()
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        if "random_state" in checkpoint:
-            load_random_state(checkpoint["random_state"])
-        position = checkpoint.get("nemo2")
-        if position is not None and self.data_sampler is not None and self.trainer.ckpt_path:
-            self.data_sampler.load_state_dict(position)
+        self._take_up_position(checkpoint)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Only called for torch optimizers, see `lightning_restore_optimizer`."""
@@ -255,43 +214,9 @@ class CheckpointingStrategy(SteppingStrategy):
             if not isinstance(optimizer, MegatronOptimizer):
                 optimizer.load_state_dict(state)
 
-    def selective_restore(self) -> None:
-        """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
-
-        Raises:
-            CheckpointError: that checkpoint can't be read.
-        """
-        assert self.restore_config is not None
-        path = Path(self.restore_config.path)
-        if not path.exists():
-            raise CheckpointError(
-                f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
-            )
-        loaded = self._read(
-            path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state
-        )
-        kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
-        self.load_model_state_dict(kept, strict=True)
-        _log.info("Started from the weights of %s.", path)
-
-    def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
-        if self.is_global_zero:
-            self.checkpoint_io.remove_checkpoint(ckpt_to_dir(filepath))
-
     def on_exception(self, exception: BaseException) -> None:
         """Give background saves up: finishing them takes all ranks, and this one may be the only one that failed. What they
         have written carries no checkpoint's name."""
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
             io.abandon()
-
-    def teardown(self) -> None:
-        """Finish background saves. The groups stay, so that the model can be used; another layout replaces them."""
-        self.checkpoint_io.teardown()
-        self.precision_plugin.teardown()
-        assert self.accelerator is not None
-        self.accelerator.teardown()
-
-
-def versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}

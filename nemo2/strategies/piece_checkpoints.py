@@ -5,7 +5,6 @@ Weights stand in the files as Megatron-Core's checkpoints store them, so that th
 and layout. The optimizer's state stands beside them under the same names.
 """
 
-import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,32 +17,25 @@ from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core.dist_checkpointing import load_content_metadata
 from torch import Tensor
 
-from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest
+from nemo2.checkpoint.directory import ckpt_to_dir, read_manifest
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.optimizer_forms import into_pieces, scaler_of, step_of
 from nemo2.checkpoint.pieces import Piece, stored_pieces
-from nemo2.checkpoint.random_state import load_random_state, random_state, say_they_start_anew
+from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.parallel.stored_names import StoredRows
-from nemo2.strategies.megatron_checkpoints import versions
-from nemo2.strategies.stepping import SteppingStrategy
+from nemo2.strategies.checkpoints import Checkpoints
 
-_log = logging.getLogger(__name__)
 Held = tuple[list[StoredRows], Any, Optional[int]]
 """Where a parameter is stored, its tensor (or the optimizer's tensors of it, by their names), and which of its rows the
 local one begins with. None: its DTensor knows."""
 
 
-class PieceCheckpoints(SteppingStrategy):
+class PieceCheckpoints(Checkpoints):
     """Save and load pieces through `TorchCheckpointIO`. Made to be subclassed."""
 
-    restore_config: Optional[RestoreConfig]
-    _load_optimizer: bool
-    _save_optimizer: bool
     _load_main_params: bool = False
 
     @abstractmethod
@@ -72,7 +64,7 @@ class PieceCheckpoints(SteppingStrategy):
 
     @abstractmethod
     def _layout_record(self) -> dict[str, Any]:
-        """What the manifest says of the ranks; "strategy" names who wrote it."""
+        """As for all; "strategy" names who wrote it, for only the same can take the optimizer's state over."""
 
     def _take_up(self, *, model: bool, optimizer: bool) -> None:
         """After reading; for strategies whose state isn't read in place."""
@@ -86,18 +78,9 @@ class PieceCheckpoints(SteppingStrategy):
         self._checkpoint_io = io  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """State is read into parameters that are cut."""
-        return True
-
-    @property
     def lightning_restore_optimizer(self) -> bool:
         """`load_checkpoint` has read it in place."""
         return False
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Lightning's own dump stays free of tensors; `save_checkpoint` adds the pieces."""
-        return {}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return {}
@@ -109,32 +92,15 @@ class PieceCheckpoints(SteppingStrategy):
 
         ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
         """
-        options = storage_options or {}
         with_optimizer = "optimizer_states" in checkpoint and self._save_optimizer
         state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key != "state_dict"}
         state["pieces"], state["objects"] = self._pieces(optimizer=with_optimizer), self._stored_objects()
         if with_optimizer:
             state["random_state"] = random_state().data
             state["optimizer_extras"] = self._optimizer_extras()
-        state["nemo2"] = {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
-        manifest = Manifest(
-            step=self.trainer.global_step,
-            consumed_samples=self.consumed_samples,
-            layout=self._layout_record(),
-            metrics=options.get("metrics") or {},
-            weights_only=not with_optimizer,
-            versions=versions(),
-        )
-        with_context = options.get("with_context", True)
-        self.checkpoint_io.save_checkpoint(
-            state,
-            ckpt_to_dir(filepath),
-            storage_options={
-                "manifest": manifest,
-                "write_context": (lambda path: write_context(path, self.trainer)) if with_context else None,
-                "published": options.get("published"),
-            },
-        )
+        state["nemo2"] = self._position()
+        options = self._storage_options(storage_options, weights_only=not with_optimizer)
+        self.checkpoint_io.save_checkpoint(state, ckpt_to_dir(filepath), storage_options=options)
 
     def _pieces(self, *, model: bool = True, optimizer: bool) -> list[Piece]:
         """This rank's pieces of the model and of the optimizer's state."""
@@ -203,32 +169,7 @@ class PieceCheckpoints(SteppingStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Random streams and the position in the data; the tensors have been read in place."""
-        if self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        if "random_state" in checkpoint:
-            load_random_state(checkpoint["random_state"])
-        position = checkpoint.get("nemo2")
-        if position is not None and self.data_sampler is not None and self.trainer.ckpt_path:
-            self.data_sampler.load_state_dict(position)
+        self._take_up_position(checkpoint)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Nothing: `load_checkpoint` has read it in place."""
-
-    def selective_restore(self) -> None:
-        """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
-
-        Raises:
-            CheckpointError: that checkpoint can't be read.
-        """
-        assert self.restore_config is not None
-        path = Path(self.restore_config.path)
-        if not path.exists():
-            raise CheckpointError(
-                f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
-            )
-        self._read(path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state)
-        _log.info("Started from the weights of %s.", path)
-
-    def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
-        if self.is_global_zero:
-            self.checkpoint_io.remove_checkpoint(ckpt_to_dir(filepath))

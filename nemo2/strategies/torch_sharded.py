@@ -6,6 +6,7 @@ clipping, its precision plugin says in which dtype the forward runs (the sharded
 the directory layout of the others.
 """
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -270,12 +271,12 @@ class TorchShardedStrategy(PieceCheckpoints):
             "world_size": self.num_nodes * self.num_processes
         }
 
-    def teardown(self) -> None:
-        """The groups stay, so that the model can be used; another layout replaces them."""
-        self.checkpoint_io.teardown()
-        self.precision_plugin.teardown()
-        assert self.accelerator is not None
-        self.accelerator.teardown()
+
+def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all that a subclass was given, by name, what it hands on as it is: the arguments of `TorchShardedStrategy` but
+    ``layout``. Each subclass spells them out in its own signature, for a recipe is checked against that."""
+    own = inspect.signature(TorchShardedStrategy.__init__).parameters
+    return {name: given[name] for name in own if name not in ("self", "layout")}
 
 
 def _parallelism(layout: Layout) -> ParallelismConfig:

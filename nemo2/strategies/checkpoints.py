@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What saving and loading has in common under all strategies, whatever the files look like."""
+
+import importlib.metadata
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from lightning.pytorch.trainer.states import TrainerFn
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.context import write_context
+from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
+from nemo2.checkpoint.random_state import load_random_state
+from nemo2.errors import CheckpointError
+from nemo2.strategies.stepping import SteppingStrategy
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints(SteppingStrategy):
+    """Sharded state is read after the model has been cut. Made to be subclassed, by what knows a format."""
+
+    restore_config: Optional[RestoreConfig]
+    _load_optimizer: bool
+    _save_optimizer: bool
+
+    @abstractmethod
+    def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
+        """What `load_model_state_dict` takes: of a checkpoint, the model and the optimizer as asked for, and plain data.
+
+        Raises:
+            CheckpointError: it can't be read into this model.
+        """
+
+    @abstractmethod
+    def _layout_record(self) -> dict[str, Any]:
+        """What the manifest says of the ranks."""
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """State is loaded into chunks that are built, wrapped and cut."""
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Lightning's own dump stays free of tensors; `save_checkpoint` adds the sharded ones."""
+        return {}
+
+    def _position(self) -> dict[str, int]:
+        """Where training stands in its data."""
+        return {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
+
+    def _storage_options(self, options: Optional[dict[str, Any]], *, weights_only: bool) -> dict[str, Any]:
+        """What a checkpoint IO is told beside the state, from what `ModelCheckpoint.save` told the strategy."""
+        options = options or {}
+        manifest = Manifest(
+            step=self.trainer.global_step,
+            consumed_samples=self.consumed_samples,
+            layout=self._layout_record(),
+            metrics=options.get("metrics") or {},
+            weights_only=weights_only,
+            versions=versions(),
+        )
+        with_context = options.get("with_context", True)
+        return {
+            "manifest": manifest,
+            "write_context": (lambda path: write_context(path, self.trainer)) if with_context else None,
+            "published": options.get("published"),
+        }
+
+    def _take_up_position(self, checkpoint: Mapping[str, Any]) -> None:
+        """When fitting: the random streams and the position in the data, where ``checkpoint`` has them."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if "random_state" in checkpoint:
+            load_random_state(checkpoint["random_state"])
+        position = checkpoint.get("nemo2")
+        if position is not None and self.data_sampler is not None and self.trainer.ckpt_path:
+            self.data_sampler.load_state_dict(position)
+
+    def selective_restore(self) -> None:
+        """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
+
+        Raises:
+            CheckpointError: that checkpoint can't be read.
+        """
+        assert self.restore_config is not None
+        path = Path(self.restore_config.path)
+        if not path.exists():
+            raise CheckpointError(
+                f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
+            )
+        loaded = self._read(
+            path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state
+        )
+        # Neither its position in the data nor its random streams: this is another run.
+        kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
+        self.load_model_state_dict(kept, strict=True)
+        _log.info("Started from the weights of %s.", path)
+
+    def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
+        if self.is_global_zero:
+            self.checkpoint_io.remove_checkpoint(ckpt_to_dir(filepath))
+
+    def teardown(self) -> None:
+        """Finish what the checkpoint IO has begun. The groups stay, so that the model can be used; another layout replaces
+        them."""
+        self.checkpoint_io.teardown()
+        self.precision_plugin.teardown()
+        assert self.accelerator is not None
+        self.accelerator.teardown()
+
+
+def versions() -> dict[str, str]:
+    """Of what decides how a checkpoint looks, for its manifest."""
+    return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}
