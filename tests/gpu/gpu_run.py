@@ -52,6 +52,17 @@ def run(options: argparse.Namespace) -> dict:
 
     if options.device == "gpu" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU")
+
+    class Few(small_runs.Tokens):
+        """Sixteen samples again and again, so that there is something to learn."""
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return super().__getitem__(index % 16)
+
+    class FewData(small_runs.TokenData):
+        def train_dataloader(self) -> torch.utils.data.DataLoader:
+            return torch.utils.data.DataLoader(Few(self.size))
+
     callbacks = []
     if options.save:
         callbacks.append(
@@ -71,7 +82,7 @@ def run(options: argparse.Namespace) -> dict:
     model = small_runs.build_llama(lr=options.lr, **WIDE)
     record = small_runs.fit(
         model,
-        small_runs.TokenData(size=small_runs.GBS * options.steps),
+        FewData(size=small_runs.GBS * options.steps),
         max_steps=options.steps,
         ckpt_path=options.load,
         precision=fdl.build(getattr(mixed_precision, options.precision)()),
