@@ -42,7 +42,7 @@ fmt: $(READY) ## format, and fix what ruff can fix
 drill: $(READY) ## kill, fill, flip and interrupt runs, and see that the same command goes on (half an hour)
 	@$(BIN)/python tools/drill
 
-reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 32 pairs
+reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 53 pairs
 	@$(BIN)/python tools/reshard.py
 
 docs: $(READY) ## run every example of the README, the docs and the notebook
