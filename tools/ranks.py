@@ -58,6 +58,31 @@ def prepare() -> None:
 
     for name in ("lightning.pytorch", "lightning.fabric", "megatron"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    _log_once()
+
+
+def _log_once() -> None:
+    """Half of what a rank of a short run spends is Lightning's first `log`: it asks of class after class whether it is a
+    torchmetrics ``Metric``, and Python asks all of the 250 kinds of metric in turn. Ranks inherit the answers.
+
+    Validation only: a process that has run a backward pass may not be forked.
+    """
+    import lightning.pytorch as pl
+    import torch
+
+    class OneMetric(pl.LightningModule):
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.log("metric", batch.sum())
+
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.validate(OneMetric(), torch.utils.data.DataLoader(torch.zeros(1, 1)), verbose=False)  # pyright: ignore[reportArgumentType]
 
 
 def run(function: Callable[..., Any], world: int, *args: Any, timeout: float = 180.0, quiet: bool = True) -> list[Any]:

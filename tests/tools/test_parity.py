@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity table's quick rows hold, and rows can fail."""
 
+import itertools
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tools.parity import gradients, layouts, measure, run, verdict
+from nemo2.checkpoint.pieces import Piece
+from tools.parity import gradients, layouts, measure, moments, reordered, run, verdict
 
 ROWS = {row.name: row for row in layouts.ROWS}
 
@@ -78,11 +82,72 @@ def test_a_row_fails_where_a_figure_exceeds_its_bound_or_is_not_a_number() -> No
 
 
 def test_in_bf16_a_row_may_differ_as_much_as_one_process_does_from_itself() -> None:
-    found = [
-        {"loss": 1e-4, "grad_norm": 3e-3, "gradient": 2e-2, "parameter": "a"},
-        {"loss": 2e-4, "grad_norm": 1e-3, "gradient": 1e-2, "parameter": "b"},
-    ]
-    assert verdict.spread(found) == {"loss": 2e-4, "grad_norm": 3e-3, "gradient": 2e-2}
+    def one_run(loss: float, norm: float, *gradient: float) -> dict[str, Any]:
+        return {"losses": [4.0, loss], "grad_norms": [norm, 2.0], "gradients": whole(*gradient)}
+
+    runs = [one_run(1.0, 1.0, 3.0, 4.0), one_run(1.01, 1.0, 3.0, 4.0), one_run(0.99, 1.2, 3.0, 4.5)]
+    # Not the 1 % of either from the first, but the 2 % between the two.
+    assert verdict.spread(runs) == {
+        "loss": pytest.approx(0.02 / 0.99),
+        "grad_norm": pytest.approx(0.2 / 1.2),
+        "gradient": pytest.approx(0.5 / (3.0**2 + 4.5**2) ** 0.5),
+    }
+
+
+def products_in_another_order() -> dict[str, Any]:
+    """Of one linear layer in fp32 and bf16: what it gives and its gradients, as it is and in parts."""
+    from megatron.core.tensor_parallel import layers
+
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for draw in (None, 0, 1, 2):
+            torch.manual_seed(0)
+            x, weight = (torch.randn(*shape).to(dtype).requires_grad_() for shape in ((3, 5, 16), (12, 16)))
+            with reordered.products(parts=1 if draw is None else 2, draw=draw or 0):
+                multiply = layers.linear_with_grad_accumulation_and_async_allreduce
+                y = multiply(x, weight, None, False, False, False)
+            y.backward(torch.randn(3, 5, 12).to(dtype))
+            found[dtype, draw] = [tensor.detach().float() for tensor in (y, x.grad, weight.grad)]  # pyright: ignore[reportOptionalMemberAccess]
+    return found
+
+
+def test_sums_in_another_order_are_the_same_but_for_rounding(run_on_ranks: Any) -> None:
+    found = run_on_ranks(products_in_another_order, 1)[0]
+    for which in range(3):
+        for draw in (0, 1, 2):
+            exact = found[torch.float32, None][which]
+            assert torch.allclose(found[torch.float32, draw][which], exact, rtol=1e-5, atol=1e-5)
+            assert torch.allclose(found[torch.bfloat16, draw][which], exact, rtol=0.1, atol=0.1)
+        drawn = [found[torch.bfloat16, draw][which] for draw in (None, 0, 1, 2)]
+        assert all(not torch.equal(one, other) for one, other in itertools.combinations(drawn, 2))
+
+
+class OfAdam:
+    """A rank that holds rows 1 and 2 of the second of two layers stacked under one name."""
+
+    def _pieces(self, *, model: bool, optimizer: bool) -> list[Piece]:
+        assert optimizer and not model
+        rows = torch.tensor([[[0.1, 0.2], [0.3, 0.4]]])
+        second = torch.full((1, 2, 2), 9.0)
+        return [
+            Piece(key=f"{moments.KEY}module.layers.w", tensor=rows, offset=(1, 1, 0), global_shape=(2, 4, 2)),
+            Piece(
+                key="optimizer.state.exp_avg_sq.module.layers.w",
+                tensor=second,
+                offset=(1, 1, 0),
+                global_shape=(2, 4, 2),
+            ),
+        ]
+
+
+def test_adams_first_moment_tells_the_gradients_of_models_that_are_cut() -> None:
+    reference = {("layers.w", (layer,)): {"label": f"{layer}.w", "gradient": torch.zeros(4, 2)} for layer in (0, 1)}
+    (found,) = moments.pieces_of(OfAdam(), reference, factor=0.1 * moments.clipped(norm=2.0, limit=0.5))
+    assert (found.name, found.place, found.shape) == (("layers.w", (1,)), (slice(1, 3), slice(0, 2)), (4, 2))
+    assert torch.allclose(found.gradient, torch.tensor([[4.0, 8.0], [12.0, 16.0]]))
+    assert (moments.clipped(norm=0.1, limit=0.5), moments.clipped(norm=9.0, limit=0.0)) == (1.0, 1.0)
+    with pytest.raises(AssertionError, match="no parameter stored as layers.w"):
+        list(moments.pieces_of(OfAdam(), {}, factor=1.0))
 
 
 def whole(*values: float) -> dict[gradients.Name, dict[str, Any]]:
@@ -127,9 +192,34 @@ def test_kept_rows_are_taken_for_what_they_are(tmp_path: Path, capsys: pytest.Ca
     assert run.fingerprint(row) != run.fingerprint(ROWS["llama: TP 2"])
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_rows_run_side_by_side_are_kept_and_come_back_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [ROWS[f"llama: {layout}"] for layout in ("DP 2", "TP 2", "PP 2")]
+
+    def slow_at_first(row: layouts.Row, folder: Path, runner: Any) -> dict[str, Any]:
+        time.sleep(1.5 if row.layout == "DP 2" else 0.0)
+        verdict_of_row = "fails: loss" if row.layout == "PP 2" else "holds"
+        report = {"name": row.name, "ranks": row.ranks, "verdict": verdict_of_row, "fingerprint": run.fingerprint(row)}
+        return report | {"process": os.getpid(), "finished": time.monotonic()}
+
+    monkeypatch.setattr(run, "run_row", slow_at_first)
+    reports = run.run_rows(rows, tmp_path)
+    assert [report["name"] for report in reports] == [row.name for row in rows]
+    assert os.getpid() not in {report["process"] for report in reports}
+    assert max(report["finished"] for report in reports[1:]) < reports[0]["finished"]
+    assert "[  3/3] 2 ranks  llama: DP 2 " in capsys.readouterr().out
+    again = run.run_rows(rows, tmp_path)
+    assert again[:2] == reports[:2] and again[2]["finished"] > reports[2]["finished"], "only what failed runs anew"
+
+
 def test_every_kind_of_parallelism_has_rows_alone_and_mixed() -> None:
     assert len(ROWS) == len(layouts.ROWS), "two rows have one name"
     assert len({run.slug(name) for name in ROWS}) == len(ROWS)
     assert {row.ranks for row in layouts.ROWS} == {2, 4, 8}
+    for name in ("FSDP2", "FSDP", "Megatron-FSDP"):
+        held = {row.run.model for row in layouts.ROWS if row.layout.split(",")[0] == name and not row.refused}
+        assert {"llama", "gpt, tied", "mixtral", "deepseek"} <= held
     for model in ("llama", "gpt, tied", "mixtral", "deepseek"):
         assert len([row for row in layouts.ROWS if row.run.model == model and row.run.precision == "32"]) >= 5

@@ -28,6 +28,9 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("parity_run"), help="where rows are kept (default parity_run)"
     )
+    parser.add_argument(
+        "--at-once", type=int, default=2, metavar="N", help="rows that run at the same time (default 2)"
+    )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take (default 300)")
     parser.add_argument(
         "--write", type=Path, metavar="PAGE", help="keep the figures and make the page's tables from them"
@@ -45,15 +48,18 @@ def main() -> int:
     started = time.monotonic()
     run.prepare()
     folder = arguments.folder.resolve() / f"megatron-core-{version('megatron-core')}"
-    reports = run.run_rows(rows, folder, again=arguments.again, timeout=arguments.timeout)
+    how = {"again": arguments.again, "timeout": arguments.timeout, "at_once": arguments.at_once}
+    reports = run.run_rows(rows, folder, **how)
     failures = [report for report in reports if report["verdict"].startswith("fails")]
     for report in failures:
         print(f"\n{report['name']}\n{report.get('trace') or run.line(report)}")
+    took, cpu = time.monotonic() - started, sum(report["cpu_seconds"] for report in reports)
     print(
-        f"\n{len(reports) - len(failures)} of {len(reports)} rows are as they must be, in {time.monotonic() - started:.0f} s"
+        f"\n{len(reports) - len(failures)} of {len(reports)} rows are as they must be. This call took {took:.0f} s; the rows' "
+        f"ranks took {cpu:.0f} s of CPU, kept ones included."
     )
     if arguments.write:
-        table.keep(reports, seconds=sum(report["seconds"] for report in reports))
+        table.keep(reports)
         arguments.write.write_text(table.written_anew(arguments.write.read_text(), table.records()))
     return 1 if failures else 0
 

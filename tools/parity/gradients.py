@@ -87,6 +87,14 @@ def differences(pieces: Iterable[Piece], whole: dict[Name, dict[str, Any]]) -> l
     return found
 
 
+def between(one: dict[Name, dict[str, Any]], other: dict[Name, dict[str, Any]]) -> dict[str, float]:
+    """Per parameter, the norm of the difference of two processes' gradients over the norm of the second's."""
+    pairs = {
+        entry["label"]: (one[name]["gradient"].double(), entry["gradient"].double()) for name, entry in other.items()
+    }
+    return {label: float((first - second).norm() / second.norm()) for label, (first, second) in pairs.items()}
+
+
 def relative_errors(found: Iterable[Difference], whole: dict[Name, dict[str, Any]]) -> dict[str, float]:
     """Per parameter, the norm of the difference over the norm of the reference; of copies the worst one counts.
 

@@ -51,14 +51,26 @@ OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_si
 OVERLAP_GRADS = {"overlap_grad_reduce": True, "bucket_size": 5000}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "mlp", "layernorm"]}
+# One sample at a time, where samples are packed, or where so many ranks share out a global batch.
+ONE = {"micro_batch_size": 1}
 BF16 = {"precision": "bf16-mixed"}
+FSDP, FSDP2 = {"kind": "FSDPStrategy"}, {"kind": "FSDP2Strategy"}
+
+
+def _megatron_fsdp(sharded: str = "optim_grads_params") -> dict[str, Any]:
+    """Settings of a row of Megatron-FSDP beside its layout: what is sharded, by `nemo2.parallel.fsdp.STRATEGIES`."""
+    return {"zero": True, "ddp": {"data_parallel_sharding_strategy": sharded}}
+
+
+MEGATRON = {"fsdp": "megatron"}
+ALL, GRADS, STATE = (_megatron_fsdp(what) for what in ("optim_grads_params", "optim_grads", "optim"))
 
 TWO = [
     _row(2, "llama", "DP 2"),
     _row(2, "llama", "DP 2, overlapped reduction", ddp=OVERLAP_GRADS),
     _row(2, "llama", "DP 2, ZeRO-1", zero=True),
     _row(2, "llama", "DP 2, ZeRO-1 overlapped", zero=True, ddp=OVERLAP, quick=True),
-    _row(2, "llama", "DP 2, micro-batches of 2", zero=True, micro_batch_size=2),
+    _row(2, "llama", "DP 2, micro-batches of 1", zero=True, micro_batch_size=1),
     _row(2, "llama", "TP 2", cut={"tp": 2}),
     _row(2, "llama", "TP 2 + SP", cut=TP2, quick=True),
     _row(2, "llama", "PP 2", cut={"pp": 2}),
@@ -94,16 +106,20 @@ TWO = [
     _row(2, "llama, sgd", "TP 2 + SP", cut=TP2),
     _row(2, "llama, sgd", "PP 2", cut={"pp": 2}),
     _row(2, "llama, dropout", "TP 2", cut={"tp": 2}),
-    _row(2, "llama, packed", "DP 2, ZeRO-1", zero=True),
-    _row(2, "llama, packed", "TP 2 + SP", cut=TP2),
-    _row(2, "llama, packed", "PP 2", cut={"pp": 2}),
-    _row(2, "llama, packed", "CP 2, all-gather", cut={"cp": 2}, config=GATHER),
-    _row(2, "llama, packed", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "llama, packed", "DP 2, ZeRO-1", zero=True, **ONE),
+    _row(2, "llama, packed", "TP 2 + SP", cut=TP2, **ONE),
+    _row(2, "llama, packed", "PP 2", cut={"pp": 2}, **ONE),
+    _row(2, "llama, packed", "CP 2, all-gather", cut={"cp": 2}, config=GATHER, **ONE),
+    _row(2, "llama, packed", "CP 2, ring", cut={"cp": 2}, config=RING, **ONE),
     _row(2, "gpt, tied", "DP 2, ZeRO-1", zero=True),
     _row(2, "gpt, tied", "TP 2 + SP", cut=TP2),
     _row(2, "gpt, tied", "PP 2", cut={"pp": 2}, quick=True),
     _row(2, "gpt, tied", "PP 2 x VP 2", cut={"pp": 2, "vp": 2}),
     _row(2, "gpt, tied", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "gemma2", "TP 2 + SP", cut=TP2),
+    _row(2, "gemma2", "PP 2", cut={"pp": 2}),
+    _row(2, "gemma2", "CP 2, ring", cut={"cp": 2}, config=RING),
+    _row(2, "gemma2", "CP 2, all-gather", cut={"cp": 2}, config=GATHER),
     _row(2, "mixtral", "DP 2, every expert on every rank", zero=True),
     _row(2, "mixtral", "EP 2, all-to-all", cut={"ep": 2}, quick=True),
     _row(2, "mixtral", "EP 2, all-gather dispatch", cut={"ep": 2}, config={"moe_token_dispatcher_type": "allgather"}),
@@ -138,7 +154,7 @@ TWO = [
     _row(2, "deepseek, multi-token, mean over tokens", "CP 2, ring", cut={"cp": 2}, config=RING),
 ]
 FOUR = [
-    _row(4, "llama", "DP 4, ZeRO-1 overlapped", zero=True, ddp=OVERLAP),
+    _row(4, "llama", "DP 4, ZeRO-1 overlapped", zero=True, ddp=OVERLAP, **ONE),
     _row(
         4,
         "llama",
@@ -166,7 +182,7 @@ FOUR = [
     _row(4, "llama", "CP 2 all-gather, PP 2", cut={"cp": 2, "pp": 2}, config=GATHER),
     _row(4, "llama", "CP 2 ring, DP 2, ZeRO-1", cut={"cp": 2}, config=RING, zero=True),
     _row(4, "llama, sgd", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
-    _row(4, "llama, packed", "CP 2 ring, TP 2 + SP", cut=TP2 | {"cp": 2}, config=RING),
+    _row(4, "llama, packed", "CP 2 ring, TP 2 + SP", cut=TP2 | {"cp": 2}, config=RING, **ONE),
     _row(4, "gpt, tied", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
     _row(4, "gpt, tied", "PP 4", cut={"pp": 4}),
     _row(4, "gpt, tied", "PP 2 x VP 2, DP 2, ZeRO-1 overlapped", cut={"pp": 2, "vp": 2}, zero=True, ddp=OVERLAP),
@@ -177,6 +193,7 @@ FOUR = [
     _row(4, "mixtral", "TP 2 + SP, EP 4, ETP 1, ZeRO-1", cut=TP2 | {"ep": 4, "etp": 1}, zero=True),
     _row(4, "mixtral", "CP 2 ring, TP 2 + SP, EP 4, ETP 1", cut=TP2 | {"cp": 2, "ep": 4, "etp": 1}, config=RING),
     _row(4, "deepseek", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}),
+    _row(4, "deepseek", "TP 2 + SP, EP 2, ETP 1, PP 2", cut=TP2 | {"ep": 2, "etp": 1, "pp": 2}),
     _row(4, "deepseek", "CP 2 ring, TP 2 + SP, EP 2, ETP 1", cut=TP2 | {"cp": 2, "ep": 2, "etp": 1}, config=RING),
     _row(
         4,
@@ -189,7 +206,7 @@ FOUR = [
     _row(4, "deepseek, multi-token", "CP 2 ring, TP 2 + SP", cut=TP2 | {"cp": 2}, config=RING),
 ]
 EIGHT = [
-    _row(8, "llama", "DP 8, ZeRO-1 overlapped", zero=True, ddp=OVERLAP),
+    _row(8, "llama", "DP 8, ZeRO-1 overlapped", zero=True, ddp=OVERLAP, **ONE),
     _row(8, "llama", "TP 2 + SP, PP 2, DP 2, ZeRO-1 overlapped", cut=TP2 | {"pp": 2}, zero=True, ddp=OVERLAP),
     _row(8, "llama", "TP 2 + SP, PP 2 x VP 2, DP 2, ZeRO-1", cut=TP2 | {"pp": 2, "vp": 2}, zero=True),
     _row(8, "llama", "TP 2 + SP, CP 2 ring, PP 2", cut=TP2 | {"cp": 2, "pp": 2}, config=RING),
@@ -216,7 +233,7 @@ EIGHT = [
         cut=TP2 | {"cp": 2, "pp": 2, "ep": 4, "etp": 1},
         config=RING,
     ),
-    _row(8, "deepseek", "EP 4, PP 2 x VP 2", cut={"ep": 4, "pp": 2, "vp": 2}),
+    _row(8, "deepseek", "EP 4, PP 2 x VP 2", cut={"ep": 4, "pp": 2, "vp": 2}, **ONE),
 ]
 IN_BF16 = [
     _row(2, "llama", "DP 2, ZeRO-1 overlapped", zero=True, ddp=OVERLAP, **BF16),
@@ -227,7 +244,65 @@ IN_BF16 = [
     _row(4, "gpt, tied", "TP 2 + SP, PP 2", cut=TP2 | {"pp": 2}, **BF16),
     _row(2, "mixtral", "EP 2", cut={"ep": 2}, **BF16),
     _row(4, "mixtral", "TP 2 + SP, EP 4, ETP 1, ZeRO-1", cut=TP2 | {"ep": 4, "etp": 1}, zero=True, **BF16),
+    _row(2, "deepseek", "TP 2 + SP", cut=TP2, **BF16),
+    _row(2, "deepseek", "EP 2", cut={"ep": 2}, **BF16),
     _row(4, "deepseek", "TP 2 + SP, EP 2, ETP 1, PP 2", cut=TP2 | {"ep": 2, "etp": 1, "pp": 2}, **BF16),
     _row(8, "llama", "TP 2 + SP, PP 2, DP 2, ZeRO-1 overlapped", cut=TP2 | {"pp": 2}, zero=True, ddp=OVERLAP, **BF16),
 ]
-ROWS: list[Row] = TWO + FOUR + EIGHT + IN_BF16
+SHARDED = [
+    _row(2, "llama", "FSDP2", cut=FSDP2),
+    _row(2, "llama", "FSDP2, CP 2 all-gather", cut=FSDP2 | {"cp": 2}, config=GATHER),
+    _row(2, "llama", "FSDP2, full recomputation", cut=FSDP2, config=FULL),
+    _row(2, "llama", "FSDP", cut=FSDP),
+    _row(2, "llama", "Megatron-FSDP", cut=MEGATRON, **ALL),
+    _row(2, "llama", "Megatron-FSDP, ZeRO-2", cut=MEGATRON, **GRADS),
+    _row(2, "llama", "Megatron-FSDP, ZeRO-1", cut=MEGATRON, **STATE),
+    _row(2, "llama", "Megatron-FSDP, CP 2 ring", cut=MEGATRON | {"cp": 2}, config=RING, **ALL),
+    _row(2, "llama", "Megatron-FSDP, full recomputation", cut=MEGATRON, config=FULL, **ALL),
+    _row(
+        2,
+        "llama",
+        "Megatron-FSDP, PP 2",
+        cut=MEGATRON | {"pp": 2},
+        refused="lays its mesh over tensor-, context- and data-parallel ranks only",
+        **ALL,
+    ),
+    _row(2, "llama, mean over tokens", "FSDP2", cut=FSDP2),
+    _row(2, "llama, mean over tokens", "FSDP", cut=FSDP),
+    _row(2, "llama, mean over tokens", "Megatron-FSDP", cut=MEGATRON, **ALL),
+    _row(2, "llama, packed", "FSDP2", cut=FSDP2, **ONE),
+    _row(2, "llama, packed", "Megatron-FSDP", cut=MEGATRON, **ALL, **ONE),
+    _row(2, "gpt, tied", "FSDP2", cut=FSDP2),
+    _row(2, "gpt, tied", "FSDP", cut=FSDP),
+    _row(2, "gpt, tied", "Megatron-FSDP", cut=MEGATRON, **ALL),
+    _row(2, "mixtral", "FSDP2", cut=FSDP2),
+    _row(2, "mixtral", "FSDP", cut=FSDP),
+    _row(2, "mixtral", "Megatron-FSDP", cut=MEGATRON, **ALL),
+    _row(
+        2, "mixtral", "Megatron-FSDP, EP 2", cut=MEGATRON | {"ep": 2}, refused="leaves one rank for each expert", **ALL
+    ),
+    _row(2, "deepseek", "FSDP2", cut=FSDP2),
+    _row(2, "deepseek", "FSDP", cut=FSDP),
+    _row(2, "deepseek", "Megatron-FSDP", cut=MEGATRON, **ALL),
+    _row(2, "deepseek, multi-token", "FSDP2", cut=FSDP2),
+    _row(2, "deepseek, multi-token", "Megatron-FSDP", cut=MEGATRON, **ALL),
+    _row(4, "llama", "FSDP2, DP 4", cut=FSDP2),
+    _row(4, "llama", "FSDP2, CP 2 ring, DP 2", cut=FSDP2 | {"cp": 2}, config=RING),
+    _row(4, "llama", "Megatron-FSDP, TP 2 + SP, DP 2", cut=MEGATRON | TP2, **ALL),
+    _row(4, "llama", "Megatron-FSDP, ZeRO-2, TP 2 + SP, DP 2", cut=MEGATRON | TP2, **GRADS),
+    _row(4, "llama", "Megatron-FSDP, ZeRO-1, TP 2 + SP, DP 2", cut=MEGATRON | TP2, **STATE),
+    _row(4, "gpt, tied", "Megatron-FSDP, TP 2 + SP, DP 2", cut=MEGATRON | TP2, **ALL),
+    _row(4, "mixtral", "Megatron-FSDP, EP 2, DP 2 of experts", cut=MEGATRON | {"ep": 2}, **ALL),
+    _row(4, "mixtral", "Megatron-FSDP, TP 2 + SP, EP 2, ETP 1", cut=MEGATRON | TP2 | {"ep": 2, "etp": 1}, **ALL),
+    _row(4, "deepseek", "Megatron-FSDP, TP 2 + SP, DP 2", cut=MEGATRON | TP2, **ALL),
+    _row(4, "deepseek", "Megatron-FSDP, EP 2, DP 2 of experts", cut=MEGATRON | {"ep": 2}, **ALL),
+    _row(8, "llama", "FSDP2, DP 8", cut=FSDP2, **ONE),
+    _row(8, "llama", "Megatron-FSDP, DP 8", cut=MEGATRON, **ALL, **ONE),
+    _row(8, "llama", "Megatron-FSDP, TP 2 + SP, CP 2 ring, DP 2", cut=MEGATRON | TP2 | {"cp": 2}, config=RING, **ALL),
+]
+SHARDED_IN_BF16 = [
+    _row(2, "llama", "FSDP2", cut=FSDP2, **BF16),
+    _row(2, "llama", "FSDP", cut=FSDP, **BF16),
+    _row(2, "llama", "Megatron-FSDP", cut=MEGATRON, **ALL, **BF16),
+]
+ROWS: list[Row] = TWO + FOUR + EIGHT + SHARDED + IN_BF16 + SHARDED_IN_BF16

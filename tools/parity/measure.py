@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training run of the table, through the stack that users have: what a rank of `ranks.run_on_ranks` does.
+"""One training run of the table, through the stack that users have: what a rank of `tools.ranks.run` does.
 
 `reference` trains the whole model in one process and leaves its first weights and gradients; `layout` starts from those
 weights, cut its own way, and compares its gradients with them.
 """
 
-import dataclasses
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tools.parity import gradients, models, reordered
+from tools.parity import gradients, models, moments, reordered
 
 WEIGHTS, GRADIENTS = "weights", "gradients.pt"
 
@@ -32,22 +31,19 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     """The layout's own settings of the model."""
     strategy: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `MegatronStrategy`; ``kind`` names another strategy of `nemo2`."""
+    """Arguments of `nemo2.MegatronStrategy`, or of the strategy that ``kind`` names."""
     ddp: dict[str, Any] = field(default_factory=dict)
     zero: bool = False
     """The distributed optimizer (ZeRO-1)."""
     precision: str = "32"
-    micro_batch_size: int = 1
+    micro_batch_size: int = 2
     steps: int = models.STEPS
     variation: dict[str, Any] = field(default_factory=dict)
-    """What `reordered` changes about one process, to see how much rounding alone does."""
+    """Arguments of `reordered.products`, to see how much rounding alone does to one process."""
 
 
-def reference(run: Run, folder: str, *, initial: str | None = None) -> dict[str, Any]:
-    """Train in one process. Writes weights and gradients into ``folder``; with ``initial``, the folder of another reference,
-    starts from its weights and compares with it instead."""
-    if initial is not None:
-        return layout(run, initial)
+def reference(run: Run, folder: str) -> dict[str, Any]:
+    """Train in one process. Writes first weights and gradients into ``folder``."""
 
     def before(trainer: Any) -> None:
         path = Path(folder) / WEIGHTS
@@ -70,13 +66,27 @@ def layout(run: Run, reference_folder: str) -> dict[str, Any]:
     parameter's gradient at the first step, the same on every rank."""
 
     def first_gradients(trainer: Any) -> dict[str, Any]:
-        whole = torch.load(Path(reference_folder) / GRADIENTS)
-        found = gradients.differences(gradients.pieces_of(trainer.strategy.megatron_parallel), whole)
+        whole = gradients_in(Path(reference_folder))
+        found = gradients.differences(_pieces(trainer, whole), whole)
         everybodys: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everybodys, found)
         return {"errors": gradients.relative_errors([item for rank in everybodys for item in rank], whole)}
 
     return _train(run, weights=str(Path(reference_folder) / WEIGHTS), first_gradients=first_gradients)
+
+
+def in_another_order(run: Run, reference_folder: str) -> dict[str, Any]:
+    """Train in one process from the reference's weights; ``gradients`` are those of the first step, by name."""
+
+    def first_gradients(trainer: Any) -> dict[str, Any]:
+        return {"gradients": gradients.whole_gradients(gradients.pieces_of(trainer.strategy.megatron_parallel))}
+
+    return _train(run, weights=str(Path(reference_folder) / WEIGHTS), first_gradients=first_gradients)
+
+
+def gradients_in(reference_folder: Path) -> dict[gradients.Name, dict[str, Any]]:
+    """Those of the first step that `reference` wrote, by name."""
+    return torch.load(reference_folder / GRADIENTS)
 
 
 def _train(
@@ -92,19 +102,20 @@ def _train(
     import nemo2 as nl
     from nemo2.checkpoint.auto_resume import RestoreConfig
 
-    ddp: dict[str, Any] = {"check_for_nan_in_grad": True} | run.ddp
+    options: dict[str, Any] = {"kind": "MegatronStrategy"} | run.strategy
+    kind = options.pop("kind")
+    if weights is not None:
+        options["restore_config"] = RestoreConfig(path=weights)
+    if kind == "MegatronStrategy":
+        ddp: dict[str, Any] = {"check_for_nan_in_grad": True} | run.ddp
+        options["ddp"] = DistributedDataParallelConfig(**ddp)
+        options["ckpt_async_save"] = False
     model = models.build_model(run.model, run.config, optimizer={"use_distributed_optimizer": run.zero})
     recorder = Recorder(first_gradients, before)
-    strategy = nl.MegatronStrategy(
-        **run.strategy,
-        ddp=DistributedDataParallelConfig(**ddp),
-        restore_config=RestoreConfig(path=weights) if weights else None,
-        ckpt_async_save=False,
-    )
     trainer = nl.Trainer(
         devices=torch.distributed.get_world_size(),
         max_steps=run.steps,
-        strategy=strategy,
+        strategy=getattr(nl, kind)(**options),
         plugins=nl.MegatronMixedPrecision(run.precision),
         callbacks=[recorder],
         log_every_n_steps=1,
@@ -112,10 +123,19 @@ def _train(
         enable_progress_bar=False,
         default_root_dir=tempfile.gettempdir(),
     )
-    with reordered.contractions(run.variation.get("parts", 1)):
+    with reordered.products(**run.variation):
         trainer.fit(model, Data(run))
     assert len(recorder.losses) == run.steps, f"{len(recorder.losses)} of {run.steps} steps were done"
     return {"losses": recorder.losses, "grad_norms": recorder.grad_norms} | recorder.first
+
+
+def _pieces(trainer: Any, whole: dict[gradients.Name, dict[str, Any]]) -> Iterable[gradients.Piece]:
+    """This rank's gradients of the first step, before clipping."""
+    if moments.holds_gradients(trainer.strategy):
+        return gradients.pieces_of(trainer.strategy.megatron_parallel)
+    optimizer = trainer.lightning_module.optim.config
+    clipping = moments.clipped(float(trainer.callback_metrics["grad_norm"]), optimizer.clip_grad)
+    return moments.pieces_of(trainer.strategy, whole, factor=(1 - optimizer.adam_beta1) * clipping)
 
 
 class Recorder(pl.Callback):
@@ -133,10 +153,12 @@ class Recorder(pl.Callback):
             self.before(trainer)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if not self.losses:
+        if not self.first and moments.holds_gradients(trainer.strategy):
             self.first = self.first_gradients(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self.first:
+            self.first = self.first_gradients(trainer)
         self.losses.append(float(trainer.callback_metrics["reduced_train_loss"]))
         self.grad_norms.append(float(trainer.callback_metrics["grad_norm"]))
 
@@ -147,15 +169,11 @@ class Samples(Dataset):
     def __init__(self, run: Run) -> None:
         self.size = run.steps * models.GLOBAL_BATCH
         self.packed = models.MODELS[run.model].packed
-        self.backwards = run.variation.get("order") == "backwards"
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if self.backwards:  # within each global batch
-            step, place = divmod(index, models.GLOBAL_BATCH)
-            index = step * models.GLOBAL_BATCH + models.GLOBAL_BATCH - 1 - place
         return models.sample(index, packed=self.packed)
 
 
@@ -179,8 +197,3 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric", "megatron", "nemo2"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def varied(run: Run, variation: dict[str, Any]) -> Run:
-    """The same run of one process with its sums in another order."""
-    return dataclasses.replace(run, variation=variation, micro_batch_size=variation.get("micro_batch_size", 1))

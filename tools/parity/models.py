@@ -98,6 +98,18 @@ MODELS: dict[str, Model] = {
         about="GPT-3-like: LayerNorm, biases, GELU, learned positions; the output layer is the embedding",
         config={"num_query_groups": 8, "hidden_dropout": 0.0, "attention_dropout": 0.0},
     ),
+    "gemma2": Model(
+        family="gemma2:Gemma2Config",
+        about="Gemma-2-like: every other layer sees 8 tokens back, scores and logits are soft-capped, embeddings tied",
+        config={
+            "kv_channels": 8,
+            "query_pre_attn_scalar": 8,
+            "window_size": (7, 0),
+            # Low enough to bend the scores and logits of a model that hasn't learned anything.
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "mixtral": Model(
         family=MIXTRAL,
         about="Mixtral-like: 8 experts of which a token visits 2, load-balancing and z-loss",

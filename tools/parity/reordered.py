@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process whose sums are taken in another order: what rounding alone does to a run in bf16.
 
-A layout changes two kinds of sums. Gradients of micro-batches and replicas are added in another order; and with tensor
-parallelism a matrix product whose inner dimension is shared out becomes a sum of partial products, each rounded to bf16
-before it is added. The first is another micro-batch size or order of samples, the second is `contractions`.
+Layouts share out what a matrix product sums over: tensor parallelism the inner dimension, and sequence, context and expert
+parallelism the tokens that a weight's gradient is a sum over. Each share is rounded to bf16 before they are added. One
+process can do the same, and which elements fall into which share is a draw: another draw is another rounding of the same
+sums.
+
+The order in which gradients of micro-batches are added is not among this: those sums are fp32, and another order changed
+the losses by less than 1e-7.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +21,10 @@ from torch import Tensor
 
 
 @contextmanager
-def contractions(parts: int) -> Iterator[None]:
-    """Within it, linear layers form their products (forward, and the gradient of their input) as sums of ``parts`` partial
-    ones, each rounded to the dtype of the model. One part changes nothing."""
+def products(*, parts: int = 1, draw: int = 0) -> Iterator[None]:
+    """Within it, linear layers form their products, forward and backward, as sums of ``parts`` partial ones, each rounded to
+    the dtype of the model. One part changes nothing. ``draw`` 0 cuts what is summed over where tensor parallelism cuts it;
+    other numbers deal it out at random."""
     if parts == 1:
         yield
         return
@@ -27,7 +33,7 @@ def contractions(parts: int) -> Iterator[None]:
     original = layers.linear_with_grad_accumulation_and_async_allreduce
 
     def in_parts(input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        output = _InParts.apply(input, weight, parts)
+        output = _InParts.apply(input, weight, parts, draw)
         return output if bias is None else output + bias
 
     # One process only: nothing is gathered or reduced around the product.
@@ -43,23 +49,30 @@ class _InParts(torch.autograd.Function):
     """``x @ weight.T``; x ``[..., in]``, weight ``[out, in]``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, parts: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, parts: int, draw: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.parts = parts
-        pairs = zip(x.chunk(parts, -1), weight.chunk(parts, 1), strict=True)
-        return _total([F.linear(share, columns) for share, columns in pairs])
+        ctx.drawn = parts, draw
+        return _total(F.linear(x[..., share], weight[:, share]) for share in _shares(x.shape[-1], parts, draw))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        pairs = zip(gradient.chunk(ctx.parts, -1), weight.chunk(ctx.parts, 0), strict=True)
-        of_input = _total([share @ rows for share, rows in pairs])
-        of_weight = gradient.reshape(-1, gradient.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
-        return of_input, of_weight, None
+        of_input = _total(gradient[..., share] @ weight[share] for share in _shares(weight.shape[0], *ctx.drawn))
+        g, tokens = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        of_weight = _total(g[share].t() @ tokens[share] for share in _shares(len(tokens), *ctx.drawn))
+        return of_input, of_weight, None, None
 
 
-def _total(partial: list[Tensor]) -> Tensor:
-    total = partial[0]
-    for one in partial[1:]:
+@functools.cache
+def _shares(size: int, parts: int, draw: int) -> tuple[Tensor, ...]:
+    """The numbers below ``size`` in at most ``parts`` shares."""
+    generator = torch.Generator().manual_seed(7919 * draw + size)
+    order = torch.randperm(size, generator=generator) if draw else torch.arange(size)
+    return tuple(share.sort().values for share in order.chunk(parts))
+
+
+def _total(partial: Iterator[Tensor]) -> Tensor:
+    total = next(partial)
+    for one in partial:
         total = total + one
     return total

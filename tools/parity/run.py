@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs rows one after the other, keeps what each showed in a file, and goes on from there when it is started again."""
+"""Runs rows, keeps what each showed in a file, and goes on from there when it is started again.
+
+Two rows at once: the ranks of one wait for each other's messages much of the time, and leave the processors to the other's.
+"""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
+import multiprocessing
 import re
+import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,29 +36,50 @@ def prepare() -> None:
     import nemo2.trainer  # noqa: F401
 
 
-def run_rows(rows: list[Row], folder: Path, *, again: bool = False, timeout: float = 300.0) -> list[Report]:
-    """Every row's report, in order, and a line each. One that ``folder`` has already is not run anew unless it failed, or
-    ``again``."""
+def run_rows(
+    rows: list[Row], folder: Path, *, again: bool = False, timeout: float = 300.0, at_once: int = 2
+) -> list[Report]:
+    """Every row's report, in order; a line for each as soon as it is done. One that ``folder`` has already is not run anew
+    unless it failed, or ``again``."""
+    reports: dict[str, Report] = {}
 
+    def done(report: Report) -> None:
+        reports[report["name"]] = report
+        print(f"[{len(reports):3}/{len(rows)}] {line(report)}", flush=True)
+
+    left = []
+    for row in rows:
+        report = None if again else _kept(_path(folder, row), row)
+        if report is None or report["verdict"].startswith("fails"):
+            left.append(row)
+        else:
+            done(report)
+    if left:
+        # Forked, so that what this process has imported is the workers', and their ranks'.
+        with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("fork")) as workers:
+            for finished in as_completed([workers.submit(_run_and_keep, row, folder, timeout) for row in left]):
+                done(finished.result())
+    return [reports[row.name] for row in rows]
+
+
+def _run_and_keep(row: Row, folder: Path, timeout: float) -> Report:
     def runner(function: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
         return ranks.run(function, world, *arguments, timeout=timeout)
 
-    reports = []
-    for number, row in enumerate(rows, 1):
-        path = folder / f"{slug(row.name)}.json"
-        report = None if again else _kept(path, row)
-        if report is None or report["verdict"].startswith("fails"):
-            report = run_row(row, folder, runner)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(report, indent=1) + "\n")
-        reports.append(report)
-        print(f"[{number:3}/{len(rows)}] {line(report)}", flush=True)
-    return reports
+    report = run_row(row, folder, runner)
+    path = _path(folder, row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _path(folder: Path, row: Row) -> Path:
+    return folder / f"{slug(row.name)}.json"
 
 
 def run_row(row: Row, folder: Path, runner: Runner) -> Report:
     """One process where it hasn't run yet, then the row's ranks; never raises for what a row does wrong."""
-    started = time.monotonic()
+    started, cpu = time.monotonic(), _cpu_seconds()
     report: Report = {
         "name": row.name,
         "model": row.run.model,
@@ -66,6 +94,11 @@ def run_row(row: Row, folder: Path, runner: Runner) -> Report:
         answer = runner(measure.layout, row.ranks, row.run, str(_reference_folder(row, folder)))[0]
         found = verdict.differences(answer, reference)
         report |= found | {"bounds": reference["bounds"], "parameters": len(answer["errors"])}
+        if "fp32_losses" in reference:
+            losses = {"of_layout": answer["losses"], "of_one_process": reference["losses"]}
+            report["from_fp32"] = {
+                whose: verdict.largest(these, reference["fp32_losses"]) for whose, these in losses.items()
+            }
         exceeded = verdict.broken(found, reference["bounds"])
         report["verdict"] = f"fails: {', '.join(exceeded)}" if exceeded else "holds"
         if row.refused:
@@ -76,25 +109,34 @@ def run_row(row: Row, folder: Path, runner: Runner) -> Report:
         report |= {"verdict": "refused" if refused else "fails: error", "error": _last_line(text)}
         if not refused:
             report["trace"] = text
-    return report | {"seconds": round(time.monotonic() - started, 1)}
+    return report | {
+        "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(_cpu_seconds() - cpu, 1),
+    }
 
 
 def reference_of(row: Row, folder: Path, runner: Runner) -> Report:
     """What one process does from the weights it leaves in the folder, and the bounds for those who start from them."""
     home = _reference_folder(row, folder)
     run = _reference_run(row)
-    stored = _kept(home / "reference.json", run)
-    if stored is not None:
-        return stored
     home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever needs it at the same time waits
+        stored = _kept(home / "reference.json", run)
+        return stored if stored is not None else _make_reference(run, home, runner)
+
+
+def _make_reference(run: measure.Run, home: Path, runner: Runner) -> Report:
     report = runner(measure.reference, 1, run, str(home))[0]
     weak = [norm for norm in report["grad_norms"] if norm <= models.CLIP]
     assert not weak, f"clipping is not active where the gradient norm is {weak}"
     bounds: dict[str, float] = verdict.BOUNDS
     if run.precision != "32":
-        varied = [measure.varied(run, variation) for variation in verdict.VARIATIONS]
-        answers = [runner(measure.layout, 1, one, str(home))[0] for one in varied]
-        bounds = verdict.spread([verdict.differences(answer, report) for answer in answers])
+        varied = [dataclasses.replace(run, variation=variation) for variation in verdict.VARIATIONS]
+        answers = [runner(measure.in_another_order, 1, one, str(home))[0] for one in varied]
+        bounds = verdict.spread([report | {"gradients": measure.gradients_in(home)}, *answers])
+        in_fp32 = runner(measure.in_another_order, 1, dataclasses.replace(run, precision="32"), str(home))[0]
+        report["fp32_losses"] = in_fp32["losses"]
     report |= {"bounds": bounds, "fingerprint": fingerprint(run)}
     (home / "reference.json").write_text(json.dumps(report, indent=1) + "\n")
     return report
@@ -123,6 +165,12 @@ def fingerprint(what: Row | measure.Run) -> str:
     more = [what.ranks, what.refused] if isinstance(what, Row) else []
     whole = [dataclasses.asdict(this_run), dataclasses.asdict(models.MODELS[this_run.model]), models.STEPS, models.CLIP]
     return hashlib.sha256(json.dumps(whole + more, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _cpu_seconds() -> float:
+    """That ranks which have ended spent, user and system; what the machine did meanwhile doesn't count."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def _kept(path: Path, what: Any) -> Report | None:

@@ -10,23 +10,25 @@ from typing import Any
 
 from tools.parity.layouts import ROWS, Row
 from tools.parity.models import MODELS
-from tools.parity.run import Report
+from tools.parity.run import Report, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "parity.md"
 RESULTS = ROOT / "bench" / "results" / "parity"
 
 
-def keep(reports: list[Report], *, seconds: float) -> Path:
-    """Write what is known of this version into its file under bench/results/; rows that were not run stay as they were."""
+def keep(reports: list[Report]) -> Path:
+    """Write what is known of this version into its file under bench/results/. Rows that were not run stay as they were, but
+    for those that have become others since."""
     path = RESULTS / f"megatron-core-{version('megatron-core')}.json"
     known = {report["name"]: report for report in json.loads(path.read_text())["rows"]} if path.is_file() else {}
     known |= {report["name"]: {k: v for k, v in report.items() if k != "trace"} for report in reports}
+    rows = [known[row.name] for row in ROWS if known.get(row.name, {}).get("fingerprint") == fingerprint(row)]
     record = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "versions": {name: version(name) for name in ("megatron-core", "torch", "lightning")},
-        "seconds": round(seconds),
-        "rows": [known[row.name] for row in ROWS if row.name in known],
+        "cpu_seconds": round(sum(row["cpu_seconds"] for row in rows)),
+        "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
@@ -67,6 +69,7 @@ def runs(kept: list[dict[str, Any]]) -> str:
         "refused, as they must be",
         "fail",
         "not measured",
+        "minutes of CPU",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for record in kept:
@@ -77,6 +80,7 @@ def runs(kept: list[dict[str, Any]]) -> str:
             *(record["versions"][name] for name in ("megatron-core", "torch", "lightning")),
             record["date"],
             *counts,
+            f"{record['cpu_seconds'] / 60:.0f}",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
@@ -91,7 +95,9 @@ def models_table() -> str:
 def table(kept: list[dict[str, Any]], *, bf16: bool) -> str:
     """A line per row and version."""
     last = "worst gradient of a parameter (allowed)" if bf16 else "worst gradient of a parameter"
-    head = ["model", "layout", "ranks", "Megatron-Core", "loss", "gradient norm", last, "verdict"]
+    head = ["model", "layout", "ranks", "Megatron-Core", "loss", "gradient norm", last]
+    head += ["loss from fp32 (one process's)"] if bf16 else []
+    head += ["verdict"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in ROWS:
         if (row.run.precision != "32") != bf16:
@@ -110,6 +116,8 @@ def _line(row: Row, report: Report, *, bounds: bool) -> str:
         allowed = {name: f" ({report['bounds'][name]:.1e})" if bounds else "" for name in report["bounds"]}
         cells += [f"{report[name]:.1e}{allowed[name]}" for name in ("loss", "grad_norm")]
         cells.append(f"{report['gradient']:.1e}{allowed['gradient']} `{report['parameter']}`")
+        if bounds:
+            cells.append("{of_layout:.1e} ({of_one_process:.1e})".format(**report["from_fp32"]))
     else:
-        cells += ["", "", ""]
+        cells += [""] * (4 if bounds else 3)
     return f"| {' | '.join([*cells, report['verdict']])} |"

@@ -10,6 +10,8 @@ import small_runs
 import torch
 from torch import Tensor
 
+from tools.parity import moments
+
 Pieces = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
 """Name, place, shape of the whole, and the part itself."""
 BETA1 = 0.9
@@ -46,32 +48,23 @@ class FirstGradients(pl.Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Of a model that isn't sharded: from Megatron-Core's gradient buffers."""
         from nemo2.checkpoint.pieces import stored_pieces
-        from nemo2.parallel.fsdp import MegatronFSDPChunk
         from nemo2.parallel.stored_names import stored_names
-        from nemo2.strategy import MegatronStrategy
 
-        chunks = trainer.strategy.megatron_parallel
-        if (
-            self.pieces
-            or not isinstance(trainer.strategy, MegatronStrategy)
-            or isinstance(chunks[0], MegatronFSDPChunk)
-        ):
+        if self.pieces or not moments.holds_gradients(trainer.strategy):
             return
-        core = chunks.unwrapped[0]
+        core = trainer.strategy.megatron_parallel.unwrapped[0]
         names = stored_names(core)
         for name, parameter in core.named_parameters():
             moment = parameter.main_grad.float() * (1 - BETA1)
-            self._add(stored_pieces(names[name], moment, prefix="optimizer.state.exp_avg."))
+            self._add(stored_pieces(names[name], moment, prefix=moments.KEY))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self.pieces:
-            self._add(trainer.strategy._pieces(model=False, optimizer=True))
+            self._add(moments.first_moments(trainer.strategy))
 
     def _add(self, pieces: Any) -> None:
         self.pieces += [
-            (piece.key, tuple(piece.offset), tuple(piece.global_shape), piece.tensor.clone())
-            for piece in pieces
-            if ".exp_avg." in piece.key
+            (piece.key, tuple(piece.offset), tuple(piece.global_shape), piece.tensor.clone()) for piece in pieces
         ]
 
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First-step gradients of strategies that shard parameters, out of the optimizer's state.
+
+Torch's and Megatron-Core's FSDP each keep gradients their own way, and drop them. What all leave behind is Adam's first
+moment: after one step it is the clipped gradient times ``1 - beta1``, in fp32, and the strategies' checkpoints know where in
+the model each rank's rows of it stand.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nemo2.checkpoint.pieces import Piece as StoredPiece
+from tools.parity.gradients import Name, Piece
+
+KEY = "optimizer.state.exp_avg."
+"""In front of the stored name of a parameter."""
+
+
+def holds_gradients(strategy: Any) -> bool:
+    """Whether gradients stand in Megatron-Core's buffers before the optimizer's step, so that no moments are needed."""
+    from nemo2.strategy import MegatronStrategy
+
+    return isinstance(strategy, MegatronStrategy) and not strategy.fsdp
+
+
+def first_moments(strategy: Any) -> list[StoredPiece]:
+    """This rank's rows of Adam's first moment. Every rank calls it."""
+    return [piece for piece in strategy._pieces(model=False, optimizer=True) if piece.key.startswith(KEY)]
+
+
+def clipped(norm: float, limit: float) -> float:
+    """What clipping by the global norm multiplies gradients with (Megatron-Core ``clip_grad_by_total_norm_fp32``)."""
+    return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+
+
+def pieces_of(strategy: Any, whole: dict[Name, dict[str, Any]], *, factor: float) -> Iterator[Piece]:
+    """This rank's pieces of the gradients before clipping, as `gradients.pieces_of` gives them. Call it after the first step.
+
+    Args:
+        whole: The parameters that one process has, by name.
+        factor: What the moments are of the gradients: ``(1 - beta1)`` times what clipping multiplied with.
+
+    Raises:
+        AssertionError: one process has no such parameter.
+    """
+    names = _names(whole)
+    for moment in first_moments(strategy):
+        key = moment.key.removeprefix(KEY).removeprefix("module.")
+        assert key in names, f"one process has no parameter stored as {key}"
+        stacked = names[key]
+        name = (key, tuple(moment.offset[:stacked]))
+        sizes = tuple(moment.tensor.shape[stacked:])
+        place = tuple(slice(at, at + size) for at, size in zip(moment.offset[stacked:], sizes, strict=True))
+        gradient = moment.tensor.reshape(sizes) / factor
+        yield Piece(name, key, place, tuple(moment.global_shape[stacked:]), gradient)
+
+
+def _names(whole: Iterable[Name]) -> dict[str, int]:
+    """How many leading dimensions of a stored tensor number layers and experts, by its key."""
+    return {key: len(places) for key, places in whole}
