@@ -9,8 +9,8 @@ import resharding
 import small_runs
 
 STOP = 3
-HALF = {"precision": "bf16-mixed"}
-FP32_ONLY = {"ckpt_load_optimizer": False, "ckpt_load_main_params": True}
+HALF: dict[str, Any] = {"precision": "bf16-mixed"}
+FP32_ONLY: dict[str, Any] = {"ckpt_load_optimizer": False, "ckpt_load_main_params": True}
 INTO = [("half", "distributed"), ("distributed", "half")]
 """The optimizer that has saved, and the one that loads."""
 
