@@ -14,12 +14,10 @@ RECIPE = gpt3(
     nodes=64,
     seq_length=2048,
     global_batch_size=2048,
-    micro_batch_size=2,
     max_lr=9e-5,
     performance=partial(
         overlap_and_collect,
         tp_comm_overlap=True,
-        # Tuned for this width and layout at a micro-batch of 1; none was for 2, so it isn't taken by itself.
         tp_comm_overlap_cfg="userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048",
         wgrad_deferral_limit=50,
         **DEFERRED,

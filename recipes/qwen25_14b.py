@@ -4,7 +4,11 @@
 from nemo2.recipes._families import Layout, qwen25
 
 RECIPE = qwen25(
-    name="qwen25_14b", config_class="Qwen25Config14B", parameters=14.8e9, layout=Layout(tp=4), vocabulary=152_064
+    name="qwen25_14b",
+    config_class="Qwen25Config14B",
+    parameters=14.8e9,
+    layout=Layout(tp=4, sp=True),
+    vocabulary=152_064,
 )
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -7,7 +7,7 @@ RECIPE = qwen25(
     name="qwen25_32b",
     config_class="Qwen25Config32B",
     parameters=32.8e9,
-    layout=Layout(tp=8, pp=2),
+    layout=Layout(tp=8, pp=2, sp=True),
     nodes=2,
     vocabulary=152_064,
 )

@@ -7,7 +7,7 @@ RECIPE = qwen25(
     name="qwen25_72b",
     config_class="Qwen25Config72B",
     parameters=72.7e9,
-    layout=Layout(tp=8, pp=4),
+    layout=Layout(tp=8, pp=4, sp=True),
     nodes=4,
     vocabulary=152_064,
 )

@@ -3,7 +3,13 @@
 
 from nemo2.recipes._families import Layout, starcoder
 
-RECIPE = starcoder(name="starcoder_15b", config_class="StarcoderConfig15B", parameters=15.5e9, layout=Layout(pp=8))
+RECIPE = starcoder(
+    name="starcoder_15b",
+    config_class="StarcoderConfig15B",
+    parameters=15.5e9,
+    layout=Layout(pp=8),
+    micro_batch_size=1,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
 starcoder_trainer = trainer
