@@ -69,7 +69,7 @@ class NsysCallback(pl.Callback):
 
         if self._ranges is None and self.start_step <= trainer.global_step < self.end_step:
             torch.cuda.synchronize()  # what earlier steps still do is not of this recording
-            torch.cuda.cudart().cudaProfilerStart()
+            _profiler().cudaProfilerStart()
             self._ranges = torch.autograd.profiler.emit_nvtx(record_shapes=self.gen_shape)
             self._ranges.__enter__()
         if self._ranges is not None:
@@ -103,10 +103,16 @@ class NsysCallback(pl.Callback):
         ranges, self._ranges = self._ranges, None
         torch.cuda.synchronize()
         ranges.__exit__(None, None, None)
-        torch.cuda.cudart().cudaProfilerStop()
+        _profiler().cudaProfilerStop()
 
 
 def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _profiler() -> Any:
+    import torch
+
+    return torch.cuda.cudart()

@@ -79,7 +79,7 @@ def recipe_of(case: Case, *, steps: int = 10) -> Any:
     from nemo2.data import NullTokenizer
     from nemo2.recipes.precision import mixed_precision
 
-    shipped = recipes.get(case.recipe)
+    shipped: Any = recipes.get(case.recipe)
     recipe = shipped.pretrain_recipe(num_nodes=1, num_gpus_per_node=1)
     recipe.trainer.plugins = getattr(mixed_precision, PRECISIONS[case.precision])()
     _on_one_device(recipe.trainer.strategy)

@@ -25,7 +25,9 @@ def matrix_product_peaks(*, toy: bool = False, repeats: int = 30) -> dict[str, f
         left, right = a.to(torch.float8_e4m3fn), b.t().contiguous().to(torch.float8_e4m3fn).t()
         one = torch.ones((), device=device)
         peaks["fp8"] = _rate(
-            lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16), size, repeats
+            lambda: torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16),  # pyright: ignore[reportPrivateImportUsage]
+            size,
+            repeats,
         )
     return peaks
 

@@ -134,7 +134,9 @@ def steps_done(optimizers: Iterable[Any]) -> Optional[int]:
 
 def set_steps(optimizers: Iterable[Any], step: Optional[int]) -> None:
     """Have torch's optimizers go on counting from ``step``; None: they don't count."""
-    for optimizer in optimizers if step is not None else ():
+    if step is None:
+        return
+    for optimizer in optimizers:
         for holder in list(_counting(optimizer)) or optimizer.param_groups:
             count = holder.get("step")
             if isinstance(count, Tensor):

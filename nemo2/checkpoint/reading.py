@@ -305,7 +305,8 @@ def _read_rows(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...
 
 
 def _read_into(path: str, place: int, target: Tensor) -> None:
-    view = memoryview(target.view(-1).view(torch.uint8).numpy())
+    array: Any = target.view(-1).view(torch.uint8).numpy()
+    view = memoryview(array)
     if not view:
         return
     descriptor = os.open(path, os.O_RDONLY)
