@@ -103,6 +103,7 @@ def _rank_server() -> Any:
     context.set_forkserver_preload(
         [
             "torch.distributed",
+            "torch._dynamo",  # torch imports it when the first optimizer is made: a second and more per rank
             "lightning.pytorch",
             "megatron.core.distributed",
             "megatron.core.dist_checkpointing",

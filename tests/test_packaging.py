@@ -95,8 +95,9 @@ def test_a_bare_import_from_a_checkout_fails_with_the_right_import(folder: str) 
 
 
 def sources(folder: Path) -> list[Path]:
-    """Python files below `folder`, links to other folders aside."""
-    return [file for file in folder.rglob("*.py") if not any(parent.is_symlink() for parent in file.parents)]
+    """Python files below `folder`, and the figures that one of them reads, links to other folders aside."""
+    files = [*folder.rglob("*.py"), *folder.rglob("*.json")]
+    return [file for file in files if not any(parent.is_symlink() for parent in file.parents)]
 
 
 def environment(**variables: str) -> dict[str, str]:
