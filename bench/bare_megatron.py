@@ -11,6 +11,7 @@ The model is a Llama-like GPT (RMSNorm, SwiGLU, rotary positions, grouped querie
 import argparse
 import dataclasses
 import functools
+import gc
 import hashlib
 import inspect
 import json
@@ -164,9 +165,24 @@ def train(
     }
 
 
+def stop_parallel() -> None:
+    """Take Megatron-Core's groups down, and torch's with them.
+
+    Megatron-Core only forgets its groups. Their gloo threads, some sixty for each layout, would slow every later one.
+    """
+    groups = [group for group in parallel_state._global_process_group_list or [] if group is not None]
+    parallel_state.destroy_model_parallel()
+    gc.collect()
+    torch.distributed.barrier()
+    for group in groups:
+        # A few are destroyed by Megatron-Core itself.
+        if group in torch.distributed.distributed_c10d._world.pg_map:
+            torch.distributed.destroy_process_group(group)
+
+
 def start_parallel(settings: Settings) -> None:
     """Process groups and the generators that weights are drawn from."""
-    parallel_state.destroy_model_parallel()
+    stop_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=settings.tp,
         pipeline_model_parallel_size=settings.pp,

@@ -106,7 +106,7 @@ def bare(case: Case, *, steps: int, warm_up: int) -> Turn:
     )
     result = bare_megatron.train(settings, build_model=_builder(config))
     peak = get_backend().memory_figures()["peak_bytes"]
-    bare_megatron.parallel_state.destroy_model_parallel()
+    bare_megatron.stop_parallel()
     return Turn(result["step_times"][warm_up:], result["losses"], peak)
 
 

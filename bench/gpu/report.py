@@ -37,8 +37,8 @@ def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float], *,
 
 def predicted(case: Case, device: str) -> float | None:
     """Tokens per second by `nemo2 plan`'s model of time; None on a device that it doesn't know."""
-    from nemo2.planner.hardware import NAMES as CHIPS
-    from nemo2.planner.hardware import gpu
+    from nemo2.gpus import NAMES as CHIPS
+    from nemo2.gpus import gpu
     from nemo2.planner.recipe import read_recipe
     from nemo2.planner.step_time import predict
 

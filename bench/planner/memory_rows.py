@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from bench.planner.rows import EXTRA, HERE, SOFTWARE, family, number, shapes
-from nemo2.planner.hardware import gpu
+from nemo2.gpus import gpu
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 

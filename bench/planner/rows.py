@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.planner.hardware import gpu
+from nemo2.gpus import gpu
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 

@@ -10,6 +10,7 @@ from nemo2.checks.rule import Problem, Rule
 from nemo2.checks.rules.launching import too_many_for_this_machine
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
 from nemo2.errors import ConfigError
+from nemo2.gpus import capability_here
 
 
 def check_recipe(
@@ -71,9 +72,7 @@ def find(
             for message in too_many_for_this_machine(devices)
         ]
     if local and gpu is None:
-        from nemo2.checks.gpus import here
-
-        gpu = here()
+        gpu = capability_here()
     if local and environment is None:
         environment = os.environ
     facts = read_facts(recipe, devices=devices, nodes=nodes, here=local, gpu=gpu, environment=environment)

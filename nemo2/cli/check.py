@@ -65,13 +65,14 @@ def judgement(
     """What the rules say of a recipe, as plain data; `chosen`: somebody asked for these devices."""
     from nemo2.checks import RULES, find, nearest_layouts
     from nemo2.checks.facts import number, read_facts
-    from nemo2.checks.gpus import capability
     from nemo2.checks.table import LAYOUT_TOPICS
+    from nemo2.gpus import parse_gpus
 
     trainer = recipe.trainer
     # On this machine somebody launches what the trainer asks for.
     launched = number(trainer, "devices") if here else None
-    problems = find(recipe, devices=launched, local=here, chosen=chosen, gpu=None if gpu is None else capability(gpu))
+    capability = None if gpu is None else parse_gpus(gpu, option="--gpu")[0].capability
+    problems = find(recipe, devices=launched, local=here, chosen=chosen, gpu=capability)
     facts = read_facts(recipe)
     near = nearest_layouts(facts) if any(problem.topic in LAYOUT_TOPICS for problem in problems) else []
     return {

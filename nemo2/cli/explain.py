@@ -66,7 +66,7 @@ def _recipe(name: str, overrides: list[str], *, performance: bool) -> Any:
 def _model(gpu: Optional[str]) -> Optional[str]:
     if gpu is None:
         return None
-    from nemo2.checks.gpus import capability
+    from nemo2.gpus import parse_gpus
 
-    capability(gpu)  # refuses unknown names, with the nearest
-    return gpu.lower()
+    # Presets are by model: an A100 of 40 GB takes those of the A100.
+    return parse_gpus(gpu, option="--gpu")[0].name.partition("-")[0].lower()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.inspection import Overrides, RecipeName, configured
-from nemo2.rehearse.gpus import DEFAULT, HEADROOM
+from nemo2.gpus import DEFAULT, HEADROOM
 
 PLAN_EXAMPLE = "Example: nemo2 plan llama3_70b --gpus H100x64 --tokens 1e12 --cost-per-gpu-hour 2.5"
 
@@ -101,12 +101,11 @@ def plan(
 def _search(
     recipe: Any, *, name: str, gpus: str, limit: int, headroom: float, html: Optional[Path], as_json: bool
 ) -> None:
-    from nemo2.planner.hardware import gpu
+    from nemo2.gpus import gpu, parse_gpus
     from nemo2.planner.recipe import read_recipe, with_gpus
     from nemo2.planner.search import as_dict
     from nemo2.planner.search import search as look
     from nemo2.planner.text import render_search
-    from nemo2.rehearse.gpus import parse_gpus
 
     subject = read_recipe(with_gpus(recipe, parse_gpus(gpus)[1]), gpu(gpus))
     found = look(subject, limit=limit, headroom=headroom)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.inspection import Overrides, RecipeName, configured
-from nemo2.rehearse.gpus import DEFAULT, HEADROOM
+from nemo2.gpus import DEFAULT, HEADROOM
 
 REHEARSE_EXAMPLE = "Example: nemo2 rehearse llama31_405b --gpus H100x1152 strategy.pipeline_model_parallel_size=9"
 
@@ -78,7 +78,7 @@ REACHED = 0.5
 
 
 def _rates(gpu: str) -> Any:
-    from nemo2.planner.hardware import gpu as data_sheet
+    from nemo2.gpus import gpu as data_sheet
     from nemo2.rehearse.step_timeline import Rates
 
     sheet = data_sheet(gpu)

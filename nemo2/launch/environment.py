@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
+from nemo2.gpus import capability_here, parse_gpus
+
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _HOPPER, _BLACKWELL = (9, 0), (10, 0)
 _SM_MARGIN = "16"
@@ -152,14 +154,10 @@ def capability_of(gpu: Optional[str], *, local: bool) -> Optional[tuple[int, int
         ConfigError: an unknown model.
     """
     if gpu is not None:
-        from nemo2.checks.gpus import capability
-
-        return capability(gpu)
+        return parse_gpus(gpu, option="--gpu")[0].capability
     if not local:
         return _HOPPER
-    import torch
-
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return capability_here()
 
 
 def _reason(name: str, variable: Variable, known: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@
 Nothing here imports torch until a recipe is read.
 """
 
-from nemo2.planner.hardware import GPU, gpu
+from nemo2.gpus import GPU, gpu
 from nemo2.planner.job import Job
 from nemo2.planner.memory import Memory, predict_memory
 from nemo2.planner.shape import ModelShape

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nemo2.planner.hardware import GENERATIONS
+from nemo2.gpus import GENERATIONS
 
 CALIBRATED = Path(__file__).with_name("calibrated.json")
 

@@ -4,7 +4,7 @@
 import dataclasses
 from typing import Optional
 
-from nemo2.planner.hardware import GPU
+from nemo2.gpus import GPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

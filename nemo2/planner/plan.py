@@ -5,15 +5,14 @@ import dataclasses
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, gpu, parse_gpus
 from nemo2.planner.error_band import Band, band
 from nemo2.planner.goodput import Failures, Goodput, goodput
-from nemo2.planner.hardware import GPU, gpu
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject, read_recipe, with_gpus
 from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import StepTime, predict
-from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, parse_gpus
 
 HOUR = 3600.0
 

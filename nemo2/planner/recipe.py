@@ -7,7 +7,7 @@ from typing import Any, Optional
 from nemo2.checks.facts import Facts, number, read_facts
 from nemo2.checks.rules.shape import tokenizer_size
 from nemo2.errors import ConfigError
-from nemo2.planner.hardware import GPU
+from nemo2.gpus import GPU
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 
@@ -251,7 +251,7 @@ def with_gpus(recipe: Any, count: Optional[int]) -> Any:
     """
     import copy
 
-    from nemo2.rehearse.gpus import spread_over
+    from nemo2.gpus import spread_over
 
     recipe = copy.deepcopy(recipe)
     if count is not None:

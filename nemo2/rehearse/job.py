@@ -12,10 +12,10 @@ from typing import Any, Optional
 
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, parse_gpus, spread_over
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.advice import smallest_change
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
-from nemo2.rehearse.gpus import DEFAULT, HEADROOM, OUTSIDE_TORCH, Gpu, parse_gpus, spread_over
 from nemo2.rehearse.kernels import plain_kernels, te_kernels
 from nemo2.rehearse.rank import run_rank
 from nemo2.rehearse.summary import summarise
@@ -120,15 +120,15 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
     )
 
 
-def judge(ranks: tuple[RankRehearsal, ...], gpu: Gpu, headroom: float) -> Verdict:
+def judge(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:
     """The fullest of ``ranks`` against ``gpu``."""
     fullest = max(ranks, key=lambda rank: rank.memory.total)
     needed = fullest.memory.total + OUTSIDE_TORCH
-    reserve = round(gpu.capacity * headroom)
+    reserve = round(gpu.memory * headroom)
     return Verdict(
-        fits=needed + reserve <= gpu.capacity,
+        fits=needed + reserve <= gpu.memory,
         gpu=gpu.name,
-        capacity=gpu.capacity,
+        capacity=gpu.memory,
         outside_torch=OUTSIDE_TORCH,
         headroom=reserve,
         needed=needed,

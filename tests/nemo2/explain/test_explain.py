@@ -116,7 +116,7 @@ def test_the_command_explains_a_field_and_a_tree(capsys: pytest.CaptureFixture[s
     assert main(["explain", "llama_tiny", "lr", "max_steps"]) == 2
     assert "one field at a time" in capsys.readouterr().err
     assert main(["explain", "llama_tiny", "lr", "--gpu", "H1000"]) == 2
-    assert "not a GPU that nemo2 knows" in capsys.readouterr().err
+    assert "--gpu 'H1000': must be one of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("precision", ["bf16_with_fp8_mixed", "bf16_with_fp8_current_scaling_mixed"])

@@ -49,7 +49,7 @@ def counted() -> dict[str, dict[str, float]]:
     """Of each run, per step and summed over its pipeline stages: what the rehearsal counted and what the planner has."""
     from nemo2 import recipes
     from nemo2.config import apply_overrides
-    from nemo2.planner.hardware import gpu
+    from nemo2.gpus import gpu
     from nemo2.planner.memory import predict_memory
     from nemo2.planner.recipe import read_recipe, with_gpus
     from nemo2.rehearse.job import on_gpus, quietly, rehearse_rank
@@ -90,14 +90,15 @@ def rehearsed(ranks: list[Any]) -> dict[str, float]:
 
 
 def unit_gpu(**rates: float) -> Any:
-    from nemo2.planner.hardware import GPU
+    from nemo2.gpus import GPU
 
     # What large products reach is held below 95 %.
     flops = {"bf16": rates.get("flops", math.inf) / 0.95, "fp8": math.inf}
     nvlink = rates.get("nvlink", math.inf)
     return GPU(
         name="unit",
-        memory=1.0,
+        memory=1,
+        capability=(9, 0),
         hbm=math.inf,
         flops=flops,
         nvlink=nvlink,

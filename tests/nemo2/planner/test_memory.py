@@ -5,7 +5,7 @@ import dataclasses
 import math
 from typing import Any
 
-from nemo2.planner.hardware import gpu
+from nemo2.gpus import gpu
 from nemo2.planner.job import Job
 from nemo2.planner.memory import in_flight, layer_activations, predict_memory
 from nemo2.planner.shape import ModelShape

@@ -9,9 +9,9 @@ import pytest
 from nemo2 import recipes
 from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
+from nemo2.gpus import gpu
 from nemo2.models.flops import model_flops_per_token
 from nemo2.models.parameters import count_parameters
-from nemo2.planner.hardware import gpu
 from nemo2.planner.recipe import Subject, read_recipe, with_gpus
 
 

@@ -7,7 +7,7 @@ from nemo2 import recipes
 from nemo2.checks import find_problems
 from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
-from nemo2.planner.hardware import gpu
+from nemo2.gpus import gpu
 from nemo2.planner.page import render_page
 from nemo2.planner.recipe import read_recipe, with_gpus
 from nemo2.planner.search import Found, search

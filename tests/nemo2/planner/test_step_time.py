@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nemo2.errors import ConfigError
+from nemo2.gpus import NAMES, gpu
 from nemo2.planner.constants import GUESSED, PRIORS, calibrated, calibration
 from nemo2.planner.error_band import band
-from nemo2.planner.hardware import NAMES, gpu
 from nemo2.planner.job import Job
 from nemo2.planner.links import bandwidth, exchange_seconds
 from nemo2.planner.shape import ModelShape

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from nemo2.errors import ConfigError
+from nemo2.gpus import GIB
 from nemo2.rehearse.counts import Memory
-from nemo2.rehearse.gpus import GIB, parse_gpus
 
 LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB = 4, 256, 768, 8, 4, 8192
 SEQ, MBS, GBS = 128, 8, 16
@@ -49,8 +48,8 @@ def rehearse_all() -> dict[str, Any]:
     import dataclasses
 
     from nemo2.config import apply_overrides
+    from nemo2.gpus import gpu
     from nemo2.rehearse.advice import smallest_change
-    from nemo2.rehearse.gpus import Gpu
     from nemo2.rehearse.job import judge, on_gpus, rehearse, rehearse_rank
     from nemo2.rehearse.page import render_page
     from nemo2.rehearse.step_timeline import Rates, step_timeline
@@ -76,7 +75,7 @@ def rehearse_all() -> dict[str, Any]:
     results["every"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage, microbatches=12)) for stage in (0, 1)]
     one = on_gpus(small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), 1)
     rank = rehearse_rank(one, stage=0)
-    toy = Gpu("toy", 2 * GIB + rank.memory.total * 9 // 10)
+    toy = dataclasses.replace(gpu("H100"), name="toy", memory=2 * GIB + rank.memory.total * 9 // 10)
     verdict = judge((rank,), toy, 0.0)
     advised = smallest_change(one, (rank,), verdict, kernels="te")
     changed = apply_overrides(one, advised.change or ()) or one
@@ -206,17 +205,3 @@ def test_memory_terms_are_all_of_the_total() -> None:
     )
     assert sum(memory.terms().values()) == memory.total == 109
     assert next(iter(memory.terms())) == "activations"
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "number"), [("H100x1152", "H100", 1152), ("h200", "H200", None), ("A100-80GBx8", "A100", 8)]
-)
-def test_gpus_are_named_with_or_without_their_number(text: str, name: str, number: Any) -> None:
-    gpu, count = parse_gpus(text)
-    assert (gpu.name, count) == (name, number) and gpu.capacity > 70 * GIB
-
-
-@pytest.mark.parametrize("text", ["H1000x8", "H100x0", "8", "H100x", ""])
-def test_unknown_gpus_are_refused_with_those_there_are(text: str) -> None:
-    with pytest.raises(ConfigError, match="must be one of A100-40"):
-        parse_gpus(text)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs by name: what their generation can compute, what of their memory a job can use, and their data sheets' rates.
+
+What kernels reach of these rates is not here but in `nemo2.planner.constants`.
+"""
+
+import dataclasses
+import re
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+GIB = 2**30
+
+OUTSIDE_TORCH = 2 * GIB
+"""CUDA context, NCCL's buffers and libraries' workspaces: 1.5 to 2.5 GB above torch's count in published runs."""
+HEADROOM = 0.05
+"""Share of a GPU that is left free by default: fragmentation of torch's allocator, and what is not modelled."""
+DEFAULT = "H100"
+"""The GPU that recipes are laid out for."""
+GPUS_PER_NODE = 8
+
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
+_WATTS_PER_TERAFLOP = {"volta": 300 / 125, "ampere": 400 / 312, "hopper": 700 / 989, "blackwell": 1000 / 2250}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPU:
+    """One GPU and the machine that it usually sits in.
+
+    Attributes:
+        memory: bytes that torch reports as ``total_memory`` (in its out-of-memory messages: "GPU 0 has a total capacity of
+            ..."), which is less than the name says: 80 GB are 74.5 GiB by the decimal count of vendors, and 79.1 GiB on an
+            H100 of "80 GB".
+        capability: CUDA compute capability.
+        hbm: bytes per second of the memory.
+        flops: dense FLOP/s of the matrix units by precision: "bf16" (and fp16), "fp8", "fp4" where there is one.
+        nvlink: bytes per second and direction between GPUs of one NVLink domain; PCIe's where there is no NVLink.
+        domain: GPUs of one NVLink domain.
+        network: bytes per second and direction of the network adapter that a GPU has to itself.
+        power: watts per 16-bit FLOP/s, over that of its generation's first data-centre GPU: a chip with more runs its matrix
+            units at a higher clock.
+        generation: whose kernels it runs, one of `GENERATIONS`.
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+    hbm: float
+    flops: dict[str, float]
+    nvlink: float
+    domain: int
+    network: float
+    power: float
+    generation: str
+
+    def rate(self, precision: str) -> float:
+        """Dense FLOP/s in ``precision``. One that the GPU lacks runs in bf16; fp32 in TF32, at half of bf16's rate."""
+        return self.flops["bf16"] / 2 if precision == "fp32" else self.flops.get(precision, self.flops["bf16"])
+
+
+# GiB that torch sees, compute capability, TB/s of the memory, dense TFLOP/s, GB/s of NVLink and its domain, GB/s of the network,
+# watts, generation.
+# Sources: messages of torch for the memory; NVIDIA's list of CUDA GPUs for the capability; for the rest NVIDIA's data sheets of
+# each product (rates without sparsity; NVLink: half of the printed bidirectional figure) and of the DGX, HGX or NVL machine it is
+# sold in (V100: 4 x 100 Gb/s for 8 GPUs, A100: 8 x 200 Gb/s, H100 and later: 8 x 400 Gb/s, B300 and GB300: 800 Gb/s each; GH200:
+# the board of four with 200 Gb/s each). A40, L4, L40S and RTX 4090: PCIe 4.0 x16; T4: PCIe 3.0 x16. Turing's kernels are taken as
+# Volta's, Ada's as Ampere's. H100 PCIe and NVL are other chips than these.
+_Sheet = tuple[float, tuple[int, int], float, dict[str, float], float, int, float, int, str]
+_SHEETS: dict[str, _Sheet] = {
+    "V100-16": (15.77, (7, 0), 0.9, {"bf16": 125}, 150, 8, 6.25, 300, "volta"),
+    "V100": (31.73, (7, 0), 0.9, {"bf16": 125}, 150, 8, 6.25, 300, "volta"),
+    "T4": (14.56, (7, 5), 0.32, {"bf16": 65}, 16, 8, 6.25, 70, "volta"),
+    "A100-40": (39.39, (8, 0), 1.555, {"bf16": 312}, 300, 8, 25, 400, "ampere"),
+    "A100": (79.15, (8, 0), 2.039, {"bf16": 312}, 300, 8, 25, 400, "ampere"),
+    "A800": (79.15, (8, 0), 2.039, {"bf16": 312}, 200, 8, 25, 400, "ampere"),
+    "A40": (44.35, (8, 6), 0.696, {"bf16": 149.7}, 32, 8, 25, 300, "ampere"),
+    "L4": (22.03, (8, 9), 0.3, {"bf16": 121, "fp8": 242.5}, 32, 8, 12.5, 72, "ampere"),
+    "L40S": (44.40, (8, 9), 0.864, {"bf16": 362, "fp8": 733}, 32, 8, 25, 350, "ampere"),
+    "RTX4090": (23.52, (8, 9), 1.008, {"bf16": 165, "fp8": 330}, 32, 8, 12.5, 450, "ampere"),
+    "H20": (95.00, (9, 0), 4.0, {"bf16": 148, "fp8": 296}, 450, 8, 50, 400, "hopper"),
+    "H800": (79.10, (9, 0), 3.35, {"bf16": 989, "fp8": 1979}, 200, 8, 50, 700, "hopper"),
+    "H100": (79.10, (9, 0), 3.35, {"bf16": 989, "fp8": 1979}, 450, 8, 50, 700, "hopper"),
+    "H200": (139.72, (9, 0), 4.8, {"bf16": 989, "fp8": 1979}, 450, 8, 50, 700, "hopper"),
+    "GH200": (94.88, (9, 0), 4.0, {"bf16": 989, "fp8": 1979}, 450, 4, 25, 700, "hopper"),
+    "B200": (178.35, (10, 0), 8.0, {"bf16": 2250, "fp8": 4500, "fp4": 9000}, 900, 8, 50, 1000, "blackwell"),
+    "GB200": (184.00, (10, 0), 8.0, {"bf16": 2500, "fp8": 5000, "fp4": 10000}, 900, 72, 50, 1200, "blackwell"),
+    "B300": (267.69, (10, 3), 8.0, {"bf16": 2250, "fp8": 4500, "fp4": 13500}, 900, 8, 100, 1200, "blackwell"),
+    "GB300": (276.60, (10, 3), 8.0, {"bf16": 2500, "fp8": 5000, "fp4": 15000}, 900, 72, 100, 1400, "blackwell"),
+}
+NAMES = tuple(_SHEETS)
+_ALSO = {
+    "V100-16GB": "V100-16",
+    "V100-32": "V100",
+    "V100-32GB": "V100",
+    "A100-80": "A100",
+    "A100-80GB": "A100",
+    "A100-40GB": "A100-40",
+    "H100-80": "H100",
+    "H100-80GB": "H100",
+}
+
+
+def gpu(name: str) -> GPU:
+    """The GPU called ``name``, whatever its case; of ``H100x1152`` its first part.
+
+    Raises:
+        ConfigError: it is not in the table.
+    """
+    return parse_gpus(name)[0]
+
+
+def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]]:
+    """``"H100x1152"`` as the GPU and the number; ``"H100"`` leaves the number to the recipe (None).
+
+    ``option`` is what an error says is wrong.
+
+    Raises:
+        ConfigError: an unknown GPU, or a number that is none.
+    """
+    name, number = text.strip().upper(), None
+    # As a whole first: "RTX4090" is a name, and not 4,090 of "RT".
+    if _ALSO.get(name, name) not in _SHEETS and (match := re.fullmatch(r"([A-Z0-9-]+?)[X*](\d+)", name)):
+        name, number = match[1], int(match[2])
+    name = _ALSO.get(name, name)
+    if name not in _SHEETS or number == 0:
+        raise ConfigError(
+            f"{option} {text!r}: must be one of {', '.join(NAMES)}, with a number such as H100x1152{did_you_mean(name, NAMES)}"
+        )
+    return _gpu(name), number
+
+
+def capability_here() -> Optional[tuple[int, int]]:
+    """Compute capability of this machine's first GPU; None without one."""
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def spread_over(trainer: Any, number: int) -> None:
+    """Set the nodes and devices of a trainer to so many GPUs: nodes of 8, or of its devices where those divide the number.
+
+    Raises:
+        ConfigError: they are no whole nodes.
+    """
+    per_node = trainer.devices if isinstance(trainer.devices, int) else GPUS_PER_NODE
+    if number % per_node:
+        per_node = number if number < GPUS_PER_NODE else GPUS_PER_NODE
+    if number % per_node:
+        raise ConfigError(f"--gpus: {number} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}.")
+    trainer.num_nodes, trainer.devices = number // per_node, per_node
+
+
+def _gpu(name: str) -> GPU:
+    memory, capability, hbm, flops, nvlink, domain, network, watts, generation = _SHEETS[name]
+    return GPU(
+        name=name,
+        memory=round(memory * GIB),
+        capability=capability,
+        hbm=hbm * 1e12,
+        flops={kind: rate * 1e12 for kind, rate in flops.items()},
+        nvlink=nvlink * 1e9,
+        domain=domain,
+        network=network * 1e9,
+        power=watts / flops["bf16"] / _WATTS_PER_TERAFLOP[generation],
+        generation=generation,
+    )
