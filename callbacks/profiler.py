@@ -7,10 +7,13 @@ from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
 
+from nemo2.callbacks.steps import count_problems, step_range_problems
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.run_dir.directory import directory_of
 from nemo2.trace.report import TRACES
+
+_OWNER = "PytorchProfilerCallback"
 
 
 @configurable
@@ -43,18 +46,13 @@ class PytorchProfilerCallback(pl.Callback):
         profiler_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
         problems = [
-            f"PytorchProfilerCallback.{name}={value!r}: must be a whole number of at least {least}."
-            for name, value, least in (
-                ("start_step", start_step, 0),
-                ("end_step", end_step, 1),
-                ("warmup_steps", warmup_steps, 0),
-                ("active_steps", active_steps, 1),
-            )
-            if not isinstance(value, int) or isinstance(value, bool) or value < least
+            *step_range_problems(_OWNER, start_step, end_step),
+            *count_problems(_OWNER, "warmup_steps", warmup_steps, least=0),
+            *count_problems(_OWNER, "active_steps", active_steps, least=1),
         ]
-        if not problems and end_step < start_step + warmup_steps + 1:
+        if not problems and end_step <= start_step + warmup_steps:
             problems.append(
-                f"PytorchProfilerCallback.end_step={end_step} leaves no step to keep after start_step={start_step} and "
+                f"{_OWNER}.end_step={end_step} leaves no step to keep after start_step={start_step} and "
                 f"warmup_steps={warmup_steps}; use at least {start_step + warmup_steps + 1}."
             )
         if problems:
@@ -101,6 +99,10 @@ class PytorchProfilerCallback(pl.Callback):
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
             self._recorder = None
+        if self._profiler is not None:
+            # torch's profiler is one per process: the next run of this one could not start its own.
+            self._profiler.stop()
+            self._profiler = None
 
     def _start(self) -> None:
         import torch

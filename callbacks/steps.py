@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 
+def count_problems(owner: str, name: str, value: Any, *, least: int) -> list[str]:
+    """Why ``value`` is no whole number from ``least`` on; empty where it is one."""
+    if _is_whole(value) and value >= least:
+        return []
+    return [f"{owner}.{name}={value!r} must be a whole number of at least {least}."]
+
+
 def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:
     """Why ``[start_step, end_step)`` is no range of steps, counted from 0; empty where it is one."""
     problems = [
-        f"{owner}.{name}={value!r} must be a whole number of at least {least}."
-        for name, value, least in (("start_step", start_step, 0), ("end_step", end_step, 1))
-        if not _is_whole(value) or value < least
+        *count_problems(owner, "start_step", start_step, least=0),
+        *count_problems(owner, "end_step", end_step, least=1),
     ]
     if not problems and end_step <= start_step:
         problems.append(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.errors import DataError
-from nemo2.trace.events import COMPUTE, RankTrace, Span, difference, kind_of, union
+from nemo2.trace.events import COMPUTE, Interval, RankTrace, Span, difference, kind_of, union
 
 CATEGORY = "nemo2_communication"
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -82,7 +82,10 @@ def add_communication(path: Path, communications: Iterable[Any]) -> None:
                 "args": {
                     "Process Group Description": one.group,
                     "bytes": one.size_bytes,
-                    "held": (one.returned - one.issued) / 1000,
+                    "held": [
+                        [(start - base) / 1000, (end - base) / 1000]
+                        for start, end in ((one.issued, one.returned), *one.waits)
+                    ],
                 },
             }
         )
@@ -108,12 +111,16 @@ def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
 
 
 def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
-    held = []
+    held: list[Interval] = []
+    # gloo's own threads cut and copy what they send; that is communication too. Where it works in the caller's thread, the
+    # caller is held.
+    senders = {(event.get("pid"), event.get("tid")) for event in events if str(event["name"]).startswith("gloo:")}
+    senders -= {(event.get("pid"), event.get("tid")) for event in events if str(event["name"]).startswith("c10d::")}
     for event in events:
         if event.get("cat") != CATEGORY:
             continue
         start, arguments = float(event["ts"]), event.get("args") or {}
-        held.append((start, start + float(arguments.get("held", 0))))
+        held += [(float(begin), float(end)) for begin, end in arguments.get("held", ())]
         yield Span(
             kind=kind_of(str(event["name"]), str(arguments.get("Process Group Description", ""))),
             name=str(event["name"]),
@@ -124,9 +131,11 @@ def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
     operators = (
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in events
-        if event.get("cat") == "cpu_op" and str(event["name"]).startswith("aten::")
+        if event.get("cat") == "cpu_op"
+        and str(event["name"]).startswith("aten::")
+        and (event.get("pid"), event.get("tid")) not in senders
     )
-    # While the rank is inside a call of torch.distributed, copies it makes there are communication.
+    # While the rank is inside a call of torch.distributed, or waits for one, copies it makes there are communication.
     for start, end in difference(union(operators), union(held)):
         yield Span(kind=COMPUTE, name="operators", start=start, end=end)
 

@@ -10,7 +10,7 @@ somebody has waited for them.
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
@@ -54,6 +54,8 @@ class Communication:
     issued: int
     returned: int = 0
     """When the call came back; between ``issued`` and this the caller was held."""
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    """From when to when somebody waited for it."""
     done: Optional[int] = None
 
     @property
@@ -136,7 +138,9 @@ class _Watched:
             work.get_future().add_done_callback(self._done)
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
+        begin = time.time_ns()
         result = self._work.wait(*args, **kwargs)
+        self._entry.waits.append((begin, time.time_ns()))
         self._done()
         return result
 

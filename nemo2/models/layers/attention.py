@@ -9,7 +9,7 @@ Context parallelism, by `cp_comm_type` (`chunks.py` says which rank holds which 
 
 - `"all_gather"`, and where nothing is asked for: queries stay where they are, keys and values are gathered; their
   gradients are reduce-scattered by Megatron-Core's own autograd function.
-- `"p2p"`: ring attention (`ring.py`), which never holds more than one share of keys and values.
+- `"p2p"`: ring attention (`ring.py`), which never holds more than two shares of keys and values.
 - `"a2a"`: ranks exchange sequence for heads, attend over whole sequences with some of the heads, and change back
   (DeepSpeed-Ulysses, arXiv:2309.14509).
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ring attention: keys and values travel from rank to rank, and no rank ever holds more than one share of them.
+"""Ring attention: keys and values travel from rank to rank, and no rank ever holds more than two shares of them.
 
 Liu et al., arXiv:2310.01889. Each rank keeps its queries and, cp times, attends over the keys that are visiting, merging
-the partial results by their log-sum-exp (the online softmax of arXiv:1805.02867). The backward pass recomputes the
-weights from the log-sum-exp, as FlashAttention does (arXiv:2205.14135, appendix B), while the gradients of keys and
-values travel with them and arrive home in the end. Chunks that cannot see each other are skipped, so causal attention is
-the same work on every rank (`chunks.py`).
+the partial results by their log-sum-exp (the online softmax of arXiv:1805.02867). Meanwhile these keys are on their way to
+the next rank already, and those of the rank before arrive. The backward pass recomputes the weights from the log-sum-exp, as
+FlashAttention does (arXiv:2205.14135, appendix B); the gradients of keys and values follow them once a rank has added its
+part, and arrive home in the end. Chunks that cannot see each other are skipped, so causal attention is the same work on every
+rank (`chunks.py`).
 
 Tensors are heads first: `[B, N, S, D]` queries, `[B, G, S, D]` keys, `[B, G, S, E]` values, with S this rank's tokens.
 """
@@ -53,15 +54,16 @@ class _Ring(torch.autograd.Function):
         out = q.new_zeros(*q.shape[:3], v.size(3), dtype=exact)
         log_sum = q.new_full(q.shape[:3], float("-inf"), dtype=exact)
         visitors = [k.contiguous(), v.contiguous()]
-        for home in _homes(group):
+        for step, home in enumerate(_homes(group)):
             k_now, v_now = visitors
+            on_their_way = _Passing(visitors if step < group.size() - 1 else [], group)
             for mine, theirs, allowed in _meetings(rule, sequences, group, home, q.device):
                 scores = _masked(scores_of(q[:, :, mine], k_now[:, :, theirs], rule), allowed)
                 block_sum = scores.logsumexp(dim=-1)
                 weights = _safe_exp(scores - block_sum[..., None])
                 block = torch.einsum("bgrst,bgte->bgrse", weights, v_now[:, :, theirs].to(exact)).flatten(1, 2)
                 _merge(out[:, :, mine], log_sum[:, :, mine], block, block_sum.flatten(1, 2))
-            visitors = _pass_on(visitors, group)
+            visitors = on_their_way.arrived()
         ctx.save_for_backward(q, k, v, out, log_sum)
         return out, log_sum
 
@@ -73,9 +75,10 @@ class _Ring(torch.autograd.Function):
         # d loss / d score = weight * (d loss / d weight - what all weights of the row have in common).
         common = (grad_out * out).sum(dim=-1) - grad_log_sum
         visitors = [k.contiguous(), v.contiguous()]
-        visitors += [torch.zeros_like(x, dtype=out.dtype) for x in visitors]
-        for home in _homes(group):
-            k_now, v_now, grad_k, grad_v = visitors
+        grad_k, grad_v = (torch.zeros_like(x, dtype=out.dtype) for x in visitors)
+        for step, home in enumerate(_homes(group)):
+            k_now, v_now = visitors
+            on_their_way = _Passing(visitors if step < group.size() - 1 else [], group)
             for mine, theirs, allowed in _meetings(rule, sequences, group, home, q.device):
                 groups = k.size(1)
                 rows = [x[:, :, mine].unflatten(1, (groups, -1)) for x in (q, grad_out, log_sum, common)]
@@ -90,8 +93,8 @@ class _Ring(torch.autograd.Function):
                 k_block = k_now[:, :, theirs].to(out.dtype)
                 grad_q[:, :, mine] += torch.einsum("bgrst,bgtd->bgrsd", grad_scores, k_block).flatten(1, 2)
                 grad_k[:, :, theirs] += torch.einsum("bgrst,bgrsd->bgtd", grad_scores, q_rows.to(out.dtype))
-            visitors = _pass_on(visitors, group)
-        _, _, grad_k, grad_v = visitors  # after cp steps they are home
+            visitors = on_their_way.arrived()
+            grad_k, grad_v = _Passing([grad_k, grad_v], group).arrived()  # after cp steps they are home
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
 
 
@@ -134,15 +137,23 @@ def _merge(out: Tensor, log_sum: Tensor, block: Tensor, block_sum: Tensor) -> No
     log_sum.copy_(total)
 
 
-def _pass_on(tensors: list[Tensor], group: ProcessGroup) -> list[Tensor]:
-    """Sends each to the next rank of the ring and returns what the previous one sent."""
-    size, rank = group.size(), group.rank()
-    after = get_global_rank(group, (rank + 1) % size)
-    before = get_global_rank(group, (rank - 1) % size)
-    received = [torch.empty_like(x) for x in tensors]
-    for mine, theirs in zip(tensors, received, strict=True):
-        # One tensor at a time: with two ranks both neighbours are the same peer, and messages match by their order.
-        operations = [P2POp(isend, mine, after, group), P2POp(irecv, theirs, before, group)]
-        for work in batch_isend_irecv(operations):
+class _Passing:
+    """Tensors on their way to the next rank of the ring, and those of the rank before on theirs to this one. What is sent may
+    be read meanwhile, not written."""
+
+    def __init__(self, tensors: list[Tensor], group: ProcessGroup) -> None:
+        size, rank = group.size(), group.rank()
+        after = get_global_rank(group, (rank + 1) % size)
+        before = get_global_rank(group, (rank - 1) % size)
+        self._received = [torch.empty_like(x) for x in tensors]
+        self._work = []
+        for mine, theirs in zip(tensors, self._received, strict=True):
+            # One tensor at a time: with two ranks both neighbours are the same peer, and messages match by their order.
+            operations = [P2POp(isend, mine, after, group), P2POp(irecv, theirs, before, group)]
+            self._work += batch_isend_irecv(operations)
+
+    def arrived(self) -> list[Tensor]:
+        """What the rank before has sent, once it is here and this rank's own has left."""
+        for work in self._work:
             work.wait()
-    return received
+        return self._received

@@ -107,6 +107,9 @@ def test_a_cpu_trace_takes_what_was_recorded_and_not_what_runs_inside_a_collecti
         operator | {"name": "aten::mm", "ts": 1000.0, "dur": 100.0},
         operator | {"name": "aten::copy_", "ts": 1110.0, "dur": 5.0},
         operator | {"name": "c10d::allreduce_", "ts": 1105.0, "dur": 500.0},
+        operator | {"name": "aten::chunk", "ts": 1210.0, "dur": 5.0},
+        operator | {"name": "gloo:all_reduce", "ts": 1130.0, "dur": 100.0, "tid": 9, "cat": "user_annotation"},
+        operator | {"name": "aten::copy_", "ts": 1140.0, "dur": 20.0, "tid": 9},
     ]
     path.write_text(json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}))
     communication = SimpleNamespace(
@@ -116,12 +119,14 @@ def test_a_cpu_trace_takes_what_was_recorded_and_not_what_runs_inside_a_collecti
         size_bytes=64,
         issued=base + 1_050_000,
         returned=base + 1_120_000,
+        waits=[(base + 1_200_000, base + 1_250_000)],
         done=base + 1_250_000,
     )
     add_communication(path, [communication, SimpleNamespace(done=None)])
     (dp,) = read_trace(path).hidden()
     assert (dp.total, dp.count, dp.size_bytes) == (200, 1, 64)
-    # The product is cut where the rank went into the call; the copy inside it doesn't count.
+    # The product is cut where the rank went into the call; the copies inside it, in waiting and on gloo's thread
+    # don't count.
     assert dp.hidden == 0 and length(read_trace(path).busy) == 50
 
 

@@ -2,6 +2,7 @@
 """Overlap as it happens on gloo ranks: when collectives are issued and done against when layers run."""
 
 import math
+import time
 from typing import Any
 
 import lightning.pytorch as pl
@@ -39,8 +40,6 @@ class Watch(pl.Callback):
                     self._watch(module, module.layer_number - 1)
 
     def _watch(self, module: Any, layer: int) -> None:
-        import time
-
         def begin(kind: str) -> Any:
             return lambda *_: self._started.__setitem__((kind, layer), time.time_ns())
 
@@ -69,7 +68,9 @@ class Watch(pl.Callback):
 
 def run(**options: Any) -> dict[str, Any]:
     watch = Watch()
-    model = small_runs.build_llama(distributed=options.pop("distributed", False), num_layers=4)
+    model = small_runs.build_llama(
+        distributed=options.pop("distributed", False), num_layers=4, **options.pop("model", {})
+    )
     record = small_runs.fit(model, max_steps=STEPS, callbacks=[watch], **options)
     small_runs.release()
     return {
@@ -89,7 +90,26 @@ def run_all() -> dict[str, dict[str, Any]]:
         found[name] = run(ddp=ddp, distributed=True)
     for name, vp in PP.items():
         found[name] = run(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=vp)
-    return found
+    return found | {"ring": run_ring()}
+
+
+def run_ring() -> dict[str, Any]:
+    """Two context-parallel ranks; beside what `run` gives, when each product of queries and keys begins."""
+    from nemo2.models.layers import ring
+
+    begins: list[int] = []
+    scores_of = ring.scores_of
+
+    def noted(*args: Any) -> Any:
+        begins.append(time.time_ns())
+        return scores_of(*args)
+
+    ring.scores_of = noted
+    try:
+        found = run(context_parallel_size=2, model={"cp_comm_type": "p2p"})
+    finally:
+        ring.scores_of = scores_of
+    return found | {"attends": begins}
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +195,14 @@ def test_interleaved_stages_compute_while_their_messages_are_under_way_and_1f1b_
         assert in_flight_during_compute(case["interleaved"]) > 0
         assert in_flight_during_compute(case["1F1B"]) == 0
         assert case["interleaved"]["losses"] != [] and len(case["1F1B"]["losses"]) == STEPS
+
+
+def test_keys_and_values_go_round_the_ring_while_a_rank_attends(ranks):
+    for case in (case["ring"] for case in ranks):
+        sends = [one for one in case["found"] if one["kind"] == "cp" and one["name"] == "send"]
+        passes = [one for one in case["passes"] if one[0] == "forward"]
+        # Of two ranks each sends its keys and values once forward and once backward, and gradients of both twice.
+        assert len(sends) == 8 * len(passes)
+        beside = [any(one["returned"] < begin < one["done"] for begin in case["attends"]) for one in sends]
+        assert sum(beside) == 4 * len(passes), "gradients are waited for: there is nothing to add to them before"
+        assert len(set(case["losses"])) == STEPS

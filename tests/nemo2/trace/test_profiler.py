@@ -2,6 +2,7 @@
 """The profiler callback writes a trace per rank that `nemo2 trace` can read, of the steps it was asked for."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 import small_runs
 
 from nemo2.callbacks import PytorchProfilerCallback
+from nemo2.cli.app import main
 from nemo2.config.capture import captured_arguments
 from nemo2.errors import ConfigError
 from nemo2.trace.report import render, traces_of
+
+CONTEXT = ("p2p", "all_gather", "a2a")
 
 
 def profile_a_run(folder: str) -> dict[str, Any]:
@@ -20,7 +24,14 @@ def profile_a_run(folder: str) -> dict[str, Any]:
     small_runs.release()
     profiled = small_runs.fit(small_runs.build_llama(), max_steps=4, callbacks=[callback])
     small_runs.release()
-    return {"plain": plain["losses"], "profiled": profiled["losses"]}
+    losses = {"plain": plain["losses"], "profiled": profiled["losses"]}
+    for kind in CONTEXT:
+        callback = PytorchProfilerCallback(start_step=1, end_step=2, trace_dir=f"{folder}/{kind}")
+        model = small_runs.build_llama(cp_comm_type=kind)
+        record = small_runs.fit(model, max_steps=2, callbacks=[callback], context_parallel_size=2)
+        small_runs.release()
+        losses[kind] = record["losses"]
+    return losses
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +60,35 @@ def test_each_rank_has_a_trace_with_two_steps_of_computation_and_gradient_reduct
     assert len(steps) >= 2
 
 
+@pytest.mark.parametrize("kind", CONTEXT)
+def test_context_parallel_messages_are_told_from_others_with_their_hidden_share(profiled, capsys, kind):
+    folder, answers = profiled
+    traces = traces_of(folder / kind)
+    assert [trace.rank for trace in traces] == [0, 1]
+    for trace in traces:
+        hidden = {one.kind: one for one in trace.hidden()}
+        assert hidden["cp"].count > 0 and hidden["cp"].total > 0 and hidden["cp"].size_bytes > 0
+        # The ring sends keys on before it attends to them; the other two wait for what they gather or exchange.
+        assert hidden["cp"].hidden > 0 if kind == "p2p" else hidden["cp"].hidden == 0
+    for answer in answers:
+        assert answer[kind] == pytest.approx(answer["plain"][:2], rel=1e-6), "the same batches and the same numbers"
+    assert main(["trace", str(folder / kind)]) == 0
+    assert re.search(r"^ +1  context parallel +\d", capsys.readouterr().out, re.MULTILINE)
+    assert "context parallel" in (folder / kind / "overlap.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start_step": 3, "end_step": 3}, "end_step=3 leaves no step to keep .* use at least 4"),
+        ({"start_step": 3, "end_step": 3}, "end_step=3 must be above start_step=3: the step it names is not in"),
         ({"start_step": 1, "end_step": 3, "warmup_steps": 2}, "use at least 4"),
-        ({"start_step": -1, "end_step": 2}, "start_step=-1: must be a whole number of at least 0"),
+        (
+            {"start_step": -1, "end_step": 2},
+            "PytorchProfilerCallback.start_step=-1 must be a whole number of at least 0",
+        ),
         ({"start_step": 1.5, "end_step": 2}, "start_step=1.5"),
+        ({"start_step": 0, "end_step": 2, "warmup_steps": True}, "warmup_steps=True must be a whole number"),
+        ({"start_step": -1, "end_step": 0, "active_steps": 0}, "start_step=-1.*\n.*end_step=0.*\n.*active_steps=0"),
         ({"start_step": 0, "end_step": 2, "active_steps": 0}, "active_steps=0"),
     ],
 )

@@ -42,6 +42,9 @@ def test_collectives_and_messages_are_recorded_with_their_groups(run_on_ranks):
             ("send" if rank == 0 else "recv", "pp", 4000),
         ]
         assert all(one["issued"] <= one["returned"] and one["done"] >= one["issued"] for one in found)
+        # Each was waited for once, after its call came back; the gather a while after.
+        assert all(len(one["waits"]) == 1 and one["returned"] <= one["waits"][0][0] for one in found)
+        assert found[1]["waits"][0][0] - found[1]["returned"] > 40e6
 
 
 @pytest.mark.parametrize(
