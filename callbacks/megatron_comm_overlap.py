@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap
-from nemo2.overlap.facts import machine
+from nemo2.overlap.facts import machine, settings_of_run
 from nemo2.overlap.settings import CALLBACK, Decision
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.overlap.userbuffers import start_userbuffers
@@ -90,7 +90,10 @@ class MegatronCommOverlapCallback(pl.Callback):
         if not hasattr(strategy, "ddp_config"):
             # Torch shards the model: it overlaps what it gathers and reduces by itself, and nobody cuts tensors.
             if trainer.is_global_zero:
-                _log.info("%s has nothing to do under %s.", CALLBACK, type(strategy).__name__)
+                name = type(strategy).__name__
+                _log.info("%s has nothing to do under %s.", CALLBACK, name)
+                for setting in settings_of_run([self], model_config=None, optimizer_config=None, ddp_config=None):
+                    _log.warning("%s does not take effect: %s overlaps by itself.", setting, name)
             return
         siblings = [
             one for one in getattr(trainer, "callbacks", [self]) if isinstance(one, MegatronCommOverlapCallback)

@@ -2,26 +2,29 @@
 """Precision as one value: it sets the model's, the gradient buffers' and the optimizer's dtypes together.
 
 `MegatronMixedPrecision` is a Lightning precision plugin. Before anything is built the strategy lays its fields over those
-of the same name in the model, optimizer and DDP configurations. What the user set in one of them explicitly stays; where
-that contradicts what the user set here, it is an error that names both.
+of the same name in the model, optimizer and DDP configurations. What the user set in one of them explicitly stays, and holds for
+the others too; where that contradicts what the user set here, or in another, it is an error that names both.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, NamedTuple, Optional, Union
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from nemo2.backend.extras import has, why_missing
-from nemo2.config.adjust import adjust
+from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.config.adjust import adjust, adjusting, adjustments
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import explicit_fields, where_set
+from nemo2.config.explicit import explicit_fields, explicit_values, where_set
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
+_log = logging.getLogger(__name__)
 _PRECISIONS: dict[str, torch.dtype] = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _SPELLINGS = {
     "32-true": "32",
@@ -31,6 +34,16 @@ _SPELLINGS = {
     "fp16": "16-mixed",
 }
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+_OF_FP8 = (
+    "fp8_recipe",
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_wgrad",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+)
+_LAYERS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
 @dataclass
@@ -76,7 +89,7 @@ class MegatronMixedPrecision(Precision):
 
     Args:
         precision: "32", "bf16-mixed" or "16-mixed" ("bf16", "16", "fp16", "fp32" and the number 32 or 16 mean the same).
-        params_dtype: Of the model's parameters. None: what ``precision`` says.
+        params_dtype: Of the model's parameters: what ``precision`` says, and None means the same. NeMo's scripts name both.
         pipeline_dtype: Of what pipeline stages send each other. None: ``params_dtype``.
         autocast_dtype: For torch autocast. None: ``params_dtype``.
         autocast_enabled: Run the forward under torch autocast. Not needed: the model is converted as a whole.
@@ -92,7 +105,7 @@ class MegatronMixedPrecision(Precision):
     The other arguments are Megatron-Core's ``TransformerConfig`` fields of the same name.
 
     Raises:
-        ConfigError: an unknown precision, fp8 format or recipe.
+        ConfigError: an unknown precision, fp8 format or recipe; parameters of another dtype than the precision's.
     """
 
     def __init__(
@@ -150,7 +163,12 @@ class MegatronMixedPrecision(Precision):
             )
         dtype = _PRECISIONS[name]
         self.precision = name  # pyright: ignore[reportAttributeAccessIssue]
-        params_dtype = params_dtype or dtype
+        if params_dtype not in (None, dtype):
+            raise ConfigError(
+                f"trainer.plugins.params_dtype={params_dtype} contradicts trainer.plugins.precision={name!r}, with which the "
+                f"model's parameters are {dtype}: leave params_dtype unset, or choose another precision."
+            )
+        params_dtype = dtype
         self.dtype_config = DtypeConfig(
             fp32=dtype is torch.float32,
             fp16=dtype is torch.float16,
@@ -189,6 +207,7 @@ class MegatronMixedPrecision(Precision):
         "fp32": "precision",
         "fp16": "precision",
         "bf16": "precision",
+        "params_dtype": "precision",
         "enable_autocast": "autocast_enabled",
         "fp8_param": "fp8_param_gather",
         **{
@@ -198,39 +217,74 @@ class MegatronMixedPrecision(Precision):
     }
 
     def apply_to(self, config: Any, *, path: str) -> dict[str, tuple[Any, Any]]:
-        """Lay the dtype fields over those of the same name in a Megatron-Core configuration.
+        """`apply_to_all` of one configuration."""
+        return self.apply_to_all({path: config})[path]
+
+    def apply_to_all(self, configs: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+        """Lay the dtype fields over those of the same name in a run's configurations, all of them at once: what the user set
+        in one of them holds for the others too.
 
         Args:
-            config: A model, optimizer or DDP configuration; changed in place.
-            path: How the user knows it ("strategy.ddp_config"), for errors.
+            configs: Megatron-Core's configurations by what the user knows them as ("strategy.ddp_config"), for errors; changed
+                in place.
 
         Returns:
-            ``{field: (before, after)}`` of what changed.
+            ``{path: {field: (before, after)}}`` of what changed.
 
         Raises:
-            ConfigError: the user set a field there and its argument here, to different values.
+            ConfigError: the user set one value in two places, differently; each sentence names both.
         """
+        self._follow(configs)
+        return {path: self._write(config) for path, config in configs.items()}
+
+    def _follow(self, configs: Mapping[str, Any]) -> None:
+        """Take up what was set in the configurations where it isn't set here."""
+        ours = {
+            name for name, value in explicit_values(self).items() if value is not None or name not in _NONE_IS_UNSET
+        }
+        if "fp8_params" in ours:
+            ours.add("fp8_param_gather")
+        claims: dict[str, _Claim] = {}
+        problems = []
+        for claim in _claims(configs, self.dtype_config):
+            name = claim.names[0]
+            first = claims.setdefault(name, claim)
+            if first.value != claim.value:
+                problems.append(f"{first} contradicts {claim}: {_ONE_THING}")
+            asked, argument = getattr(self.dtype_config, name), self._ARGUMENT_OF.get(name, name)
+            if first is not claim or asked == claim.value:
+                continue
+            if argument in ours:
+                problems.append(
+                    f"{claim} contradicts trainer.plugins.{argument}{_at(self, argument)}, which makes it {asked}: {_ONE_THING}"
+                )
+            elif name in _DECIDED_BY_PRECISION:
+                # Following one of these alone would leave parameters in one dtype and their optimizer in another.
+                problems.append(
+                    f"{claim} contradicts trainer.plugins.precision={self.precision!r}, its default, which makes it {asked}: set "
+                    "trainer.plugins.precision, which decides for the model, the optimizer and the buffers, and remove this."
+                )
+        if problems:
+            raise ConfigError("\n".join(problems))
+        for claim in claims.values():
+            for name in claim.names:
+                adjust(self.dtype_config, name, claim.value, why=f"{claim.place} was set")
+
+    def _write(self, config: Any) -> dict[str, tuple[Any, Any]]:
         changed: dict[str, tuple[Any, Any]] = {}
-        theirs = explicit_fields(config)
-        ours = explicit_fields(self)
+        followed = adjustments(self.dtype_config)
         for field in fields(self.dtype_config):
             if not hasattr(config, field.name):
                 continue
             before, after = getattr(config, field.name), getattr(self.dtype_config, field.name)
             if before == after:
                 continue
+            steps = followed.get(field.name)
             argument = self._ARGUMENT_OF.get(field.name, field.name)
-            if field.name in theirs:
-                if argument in ours:
-                    raise ConfigError(
-                        f"{path}.{field.name}={before}{_at(config, field.name)} contradicts trainer.plugins.{argument}"
-                        f"{_at(self, argument)}, which makes it {after}: both were set, and they govern one thing. Remove one of "
-                        "them, or make them agree."
-                    )
-                adjust(self.dtype_config, field.name, before, why=f"{path}.{field.name} was set")
-                continue
-            adjust(config, field.name, after, why=f"trainer.plugins.{argument}")
+            adjust(config, field.name, after, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
             changed[field.name] = (before, after)
+        if self.dtype_config.fp8 and changed.keys() & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
+            _derive_again(config)
         return changed
 
     def convert_module(self, module: nn.Module) -> nn.Module:
@@ -266,6 +320,25 @@ class MegatronMixedPrecision(Precision):
             "MegatronMixedPrecision works with MegatronStrategy, which steps Megatron-Core's optimizer itself."
         )
 
+    def ineffective(self) -> list[str]:
+        """A sentence for each argument that was set and takes no effect, because what it belongs to is off."""
+        config, ours = self.dtype_config, explicit_fields(self)
+        found = [
+            f"trainer.plugins.{name}={getattr(config, name)!r}{_at(self, name)} does not take effect: {owner} is off."
+            for owner, on, names in (
+                ("trainer.plugins.fp8", config.fp8, (*_OF_FP8, "first_last_layers_bf16")),
+                ("trainer.plugins.fp4", config.fp4, ("fp4_recipe",)),
+                ("trainer.plugins.first_last_layers_bf16", config.first_last_layers_bf16, _LAYERS_IN_BF16),
+            )
+            for name in names
+            if not on and name in ours and getattr(config, name) != getattr(DtypeConfig, name)
+        ]
+        if config.fp8 and config.first_last_layers_bf16 and not any(getattr(config, name) for name in _LAYERS_IN_BF16):
+            found.append(
+                f"trainer.plugins.first_last_layers_bf16=True does not take effect: {' and '.join(_LAYERS_IN_BF16)} are 0."
+            )
+        return found
+
     def check_hardware(self) -> None:
         """Whether this machine can run what was asked for; the strategy calls it before any process group exists.
 
@@ -273,6 +346,8 @@ class MegatronMixedPrecision(Precision):
             ConfigError: fp8 or fp4 without a GPU that has it, or without Transformer Engine.
         """
         config = self.dtype_config
+        for sentence in self.ineffective():
+            _warn(sentence)
         wanted, value = ("fp8", config.fp8) if config.fp8 else ("fp4", config.fp4)
         if value is None:
             return
@@ -291,6 +366,57 @@ class MegatronMixedPrecision(Precision):
                 f"trainer.plugins.{wanted}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
                 f"{needed[0]}.{needed[1]} or newer; this one has {have[0]}.{have[1]}."
             )
+
+
+class _Claim(NamedTuple):
+    """A value that the user set in a configuration, the fields of `DtypeConfig` that it decides, and where it was set."""
+
+    names: tuple[str, ...]
+    value: Any
+    place: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.place}={self.value!r}{self.line}"
+
+
+_ONE_THING = "both were set, and they govern one thing. Remove one of them, or make them agree."
+_ONE_VALUE = (("fp8_param_gather", "fp8_param"), ("autocast_enabled", "enable_autocast"))
+"""Fields that are one value under the names of different configurations."""
+_NONE_IS_UNSET = ("pipeline_dtype", "autocast_dtype", "fp8_params", "fp8_param_gather")
+_DECIDED_BY_PRECISION = ("fp32", "fp16", "bf16", "params_dtype")
+
+
+def _claims(configs: Mapping[str, Any], dtypes: DtypeConfig) -> Iterator[_Claim]:
+    together = {name: names for names in _ONE_VALUE for name in names}
+    for path, config in configs.items():
+        theirs = explicit_fields(config)
+        for field in fields(dtypes):
+            if field.name not in theirs or not hasattr(config, field.name):
+                continue
+            value = getattr(config, field.name)
+            if value is not None or field.name not in _NONE_IS_UNSET:
+                names = together.get(field.name, (field.name,))
+                yield _Claim(names, value, f"{path}.{field.name}", _at(config, field.name))
+
+
+def _derive_again(config: Any) -> None:
+    """Megatron-Core's optimizer looks for gradients in one of two places, by an fp8 recipe that it asks for when its
+    configuration is made, which is before it gets ours."""
+    if not hasattr(config, "use_precision_aware_optimizer"):
+        return
+    if config.use_precision_aware_optimizer and not have_te():
+        return  # explained here, run elsewhere: Megatron-Core would refuse it
+    try:
+        with adjusting(config, why="derived by Megatron-Core from the fp8 recipe"):
+            config.__post_init__()
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"Megatron-Core refuses optim.config with trainer.plugins' fp8: {error}") from error
+
+
+@rank_zero_only
+def _warn(sentence: str) -> None:
+    _log.warning(sentence)
 
 
 def _at(obj: Any, name: str) -> str:

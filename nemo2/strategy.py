@@ -14,6 +14,7 @@ This file holds what is the strategy's own, its arguments and the building; `nem
 groups, data), `stepping` (steps, metrics), `megatron_checkpoints`, and `megatron_config` (what is written where).
 """
 
+import logging
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
@@ -28,22 +29,25 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
-from nemo2.config.adjust import adjust, adjusting
+from nemo2.config.adjust import adjusting
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import explicit_fields
+from nemo2.config.explicit import explicit_fields, note_explicit_fields
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.overlap.apply import leave_one_bucket
 from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategies.megatron_config import ddp_config_of, refuse_what_is_gone, settle
+from nemo2.strategies.megatron_config import ddp_config_of, one_number_of_instances, refuse_what_is_gone, settle
 from nemo2.strategies.megatron_fsdp_checkpoints import MegatronFSDPCheckpoints
 from nemo2.strategies.world import collective_timeout
+
+_log = logging.getLogger(__name__)
 
 
 @configurable(ddp_config="ddp")
@@ -208,6 +212,9 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             pipeline_model_parallel_comm_backend=pipeline_model_parallel_comm_backend,
             use_te_rng_tracker=use_te_rng_tracker,
         )
+        if pipeline_dtype is not None:
+            # The precision plugin follows it; a dataclass without defaults doesn't tell what was set.
+            note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
         self.ddp_config = ddp_config_of(ddp)
         self.explicit_ddp_fields: frozenset[str] = explicit_fields(self.ddp_config)
         """What the user set in ``ddp_config``; callbacks and precision leave these alone."""
@@ -226,11 +233,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
                 f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. For torch's fully_shard use FSDP2Strategy in place of "
                 "MegatronStrategy."
             )
-        adjust(
-            self.ddp_config,
-            "num_distributed_optimizer_instances",
-            num_distributed_optimizer_instances,
-            why="strategy.num_distributed_optimizer_instances",
+        num_distributed_optimizer_instances = one_number_of_instances(
+            num_distributed_optimizer_instances, self.ddp_config, self.explicit_ddp_fields
         )
         self._compared = False
         self.data_sampler = data_sampler
@@ -349,6 +353,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         """Chunks → precision wrapper → DDP buffers; parameters of replica 0 everywhere."""
         assert self.lightning_module is not None
         precision = self.precision_plugin
+        if wrap:
+            leave_one_bucket(self.ddp_config, say=_log.warning if trainer.is_global_zero else None)
         with adjusting(self.ddp_config, why="Megatron-Core's rule when it makes the buffers"):
             self.megatron_parallel = MegatronParallel(
                 self.lightning_module,

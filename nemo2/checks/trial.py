@@ -6,7 +6,7 @@ which passes is not refused on the ranks.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -40,24 +40,31 @@ def try_settings(facts: Facts) -> Trial:
     optimizer, ddp = copy.copy(facts.built.get("optim.config")), copy.copy(strategy.ddp_config)
     switch = _refusal(facts, lambda: align_distributed_optimizer(optimizer, ddp, strategy.explicit_ddp_fields))
 
-    def connect(target: Any, path: str) -> Any:
-        """A copy of a configuration with the precision's fields."""
-        target, precision = copy.copy(target), copy.copy(facts.built.get("trainer.plugins"))
-        if target is not None and isinstance(precision, MegatronMixedPrecision):
+    def connect(configs: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of configurations with the precision's fields."""
+        copies = {path: copy.copy(config) for path, config in configs.items() if config is not None}
+        precision = copy.copy(facts.built.get("trainer.plugins"))
+        if isinstance(precision, MegatronMixedPrecision):
             precision.dtype_config = copy.copy(precision.dtype_config)
-            precision.apply_to(target, path=path)
-        return target
+            precision.apply_to_all(copies)
+        return copies
 
-    parts = {"strategy.ddp_config": ddp, "optim.config": optimizer, "model.config": facts.built.get("model.config")}
-    contradictions = [_refusal(facts, lambda p=path, t=target: connect(t, p)) for path, target in parts.items()]
+    model = {"model.config": facts.built.get("model.config")}
+    parts = {
+        "strategy": copy.copy(strategy.parallelism),
+        "strategy.ddp_config": ddp,
+        "optim.config": optimizer,
+        **model,
+    }
+    contradictions = _refusal(facts, lambda: connect(parts))
     written = stages = None
-    if isinstance(parts["model.config"], TransformerConfig) and contradictions[-1] is None:
+    if isinstance(model["model.config"], TransformerConfig) and _refusal(facts, lambda: connect(model)) is None:
         parallelism = replace(strategy.parallelism, **_sizes(facts))
         if parallelism.pipeline_dtype is None and facts.precision is not None:
             parallelism.pipeline_dtype = facts.precision.pipeline_dtype
 
         def finished() -> Any:
-            config = connect(parts["model.config"], "model.config")
+            config = connect(model)["model.config"]
             write_parallelism(config, parallelism, facts.layout)
             return config
 
@@ -67,7 +74,7 @@ def try_settings(facts: Facts) -> Trial:
     by_hand = written is not None and "contradicts strategy." in written
     return Trial(
         switch=_told(switch),
-        precision=_told(*contradictions),
+        precision=_told(*(contradictions or "").splitlines()),
         sizes=_told(written) if by_hand else (),
         megatron=_told(None if by_hand else written, stages),
     )

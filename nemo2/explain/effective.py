@@ -56,31 +56,36 @@ def settle_recipe(recipe: Any, *, gpu: Optional[str] = None) -> Effective:
 
     found = Effective()
     strategy_node = getattr(getattr(recipe, "trainer", None), "strategy", None)
+    precision_at, precision = _precision_at(getattr(recipe.trainer, "plugins", None))
     model, missing = (gpu, None) if gpu is not None else machine()
     with for_another_machine() if gpu is not None else contextlib.nullcontext():
         parts = {
             "trainer.strategy": _build(strategy_node, found, "trainer.strategy"),
-            "trainer.plugins": _build(getattr(recipe.trainer, "plugins", None), found, "trainer.plugins"),
+            "trainer.plugins": _build(precision, found, precision_at),
             "model.config": _build_model(getattr(recipe.model, "config", None), found, elsewhere=gpu is not None),
             "optim.config": _build_optimizer(_at(recipe, "optim", "config"), found, elsewhere=gpu is not None),
         }
         strategy: Any = parts["trainer.strategy"]
         if strategy is not None and hasattr(strategy, "ddp_config"):
-            found = _settled(recipe, parts, found, model, missing)
+            found = _settled(recipe, parts, found, model, missing, precision_at)
             if gpu is not None:
                 _put_back(parts["model.config"], found.decisions)
     return found
 
 
 def _settled(
-    recipe: Any, parts: dict[str, Any], found: Effective, gpu: Optional[str], missing: Optional[str]
+    recipe: Any,
+    parts: dict[str, Any],
+    found: Effective,
+    gpu: Optional[str],
+    missing: Optional[str],
+    precision_at: str,
 ) -> Effective:
-    from nemo2.overlap.apply import overlap, overlap_callbacks
+    from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
     from nemo2.strategies.megatron_config import settle
 
     strategy, config, optimizer = parts["trainer.strategy"], parts["model.config"], parts["optim.config"]
     precision = parts["trainer.plugins"]
-    precision = precision[0] if isinstance(precision, list) and precision else precision
     seq_length = getattr(recipe.data, "seq_length", None)
     if seq_length and hasattr(config, "seq_length") and "seq_length" not in explicit_fields(config):
         adjust(config, "seq_length", seq_length, why="data.seq_length")
@@ -114,6 +119,7 @@ def _settled(
                 gpu=gpu,
                 transformer_engine_missing=missing,
             )
+        leave_one_bucket(strategy.ddp_config)
     except ConfigError as error:
         found.refusals.append(str(error))
     objects = {
@@ -121,7 +127,7 @@ def _settled(
         "trainer.strategy.ddp": strategy.ddp_config,
         "optim.config": optimizer,
         "model.config": config,
-        "trainer.plugins": getattr(precision, "dtype_config", None),
+        precision_at: getattr(precision, "dtype_config", None),
     }
     return Effective(
         objects={path: value for path, value in objects.items() if value is not None},
@@ -184,6 +190,17 @@ def _build_optimizer(node: Any, found: Effective, *, elsewhere: bool) -> Any:
             setattr(built, name, value)
         note_explicit_fields(built, {**explicit_values(built), **kept})
     return built
+
+
+def _precision_at(plugins: Any) -> tuple[str, Any]:
+    """The precision among a trainer's plugins, one or a list of them, configured or live, and its path."""
+    from nemo2.precision import MegatronMixedPrecision
+
+    several = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    for index, one in enumerate(several):
+        if isinstance(one, MegatronMixedPrecision):
+            return (f"trainer.plugins[{index}]" if isinstance(plugins, list | tuple) else "trainer.plugins"), one
+    return "trainer.plugins", None
 
 
 def _devices(recipe: Any, layout: Any) -> int:

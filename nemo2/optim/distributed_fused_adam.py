@@ -89,12 +89,13 @@ def distributed_fused_adam(
             the precision plugin's ``grad_reduce_in_fp32``.
         overlap_grad_sync: Reduce a bucket's gradients while backward goes on.
         overlap_param_sync: Gather a bucket's parameters while forward goes on. Needs ``overlap_grad_sync``.
-        bucket_cap_mb: Size of a gradient bucket in MiB, in ``grad_sync_dtype`` (fp32 where that is None). None:
-            Megatron-Core's choice.
+        bucket_cap_mb: Size of a gradient bucket in MiB, in ``grad_sync_dtype`` (fp32 where that is None). None: what the recipe
+            has, else Megatron-Core's choice.
         contiguous_param_buffer, contiguous_grad_buffer: True or None; Megatron-Core's buffers always are.
-        average_grad_sync: Let the collective average; None: Megatron-Core's default, which divides first.
-        nccl_ub: Register the buffers with NCCL; None: no.
-        store_param_remainders: Keep of the main parameters only what bf16 parameters lack. None: Megatron-Core's default.
+        average_grad_sync: Let the collective average. None: what the recipe has; Megatron-Core's default divides first.
+        nccl_ub: Register the buffers with NCCL. None: what the recipe has.
+        store_param_remainders: Keep of the main parameters only what bf16 parameters lack. None: what the recipe has, else
+            Megatron-Core's default.
         betas, eps, weight_decay, clip_grad: Of Adam. None: what the recipe has.
 
     Raises:
@@ -134,11 +135,13 @@ def distributed_fused_adam(
     config = Config(
         OptimizerConfig, optimizer="adam", use_distributed_optimizer=True, overlap_param_gather=overlap_param_sync
     )
-    if state != torch.float32:
-        config.use_precision_aware_optimizer = True
-        config.exp_avg_dtype = config.exp_avg_sq_dtype = state
-        if gradients is not None:
-            config.main_grads_dtype = gradients
+    # Moments in fp32 are said too: the recipe that gets these options may have had others.
+    config.use_precision_aware_optimizer = state != torch.float32
+    config.exp_avg_dtype = config.exp_avg_sq_dtype = state
+    if state == torch.float32:
+        config.main_grads_dtype = config.main_params_dtype = torch.float32
+    elif gradients is not None:
+        config.main_grads_dtype = gradients
     first, second = betas or (None, None)
     _set(
         config,

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
 from nemo2.config.adjust import adjust
+from nemo2.config.explicit import explicit_values, where_set
 from nemo2.overlap.facts import facts_of_run, settings_of_run
-from nemo2.overlap.rules import decide, ineffective
-from nemo2.overlap.settings import CALLBACK, DDP_FIELDS, MODEL_FIELDS, OPTIMIZER_FIELDS, Decision
+from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
+from nemo2.overlap.settings import CALLBACK, DDP_FIELDS, MODEL_FIELDS, OPTIMIZER_FIELDS, Decision, Setting
 from nemo2.parallel.layout import Layout
 
 
@@ -41,6 +42,7 @@ def overlap(
         world_size=world_size,
         model_config=model_config,
         optimizer_config=optimizer_config,
+        ddp_config=ddp_config,
         data_sampler=data_sampler,
         gpu=gpu,
         transformer_engine_missing=transformer_engine_missing,
@@ -55,6 +57,19 @@ def overlap(
             if name in decisions and hasattr(target, name):
                 adjust(target, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")
     return decisions
+
+
+def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = None) -> None:
+    """What Megatron-Core does to ``bucket_size`` when it makes buffers whose reduction isn't overlapped, and where that passes
+    over what somebody set, ``say`` is told."""
+    if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp or ddp_config.bucket_size is None:
+        return
+    asked = explicit_values(ddp_config).get("bucket_size")
+    if say is not None and asked is not None and asked == ddp_config.bucket_size:
+        line = where_set(ddp_config, "bucket_size")
+        setting = Setting("bucket_size", "strategy.ddp_config", asked, line)
+        say("%s does not take effect: %s.", setting, ONE_BUCKET)
+    adjust(ddp_config, "bucket_size", None, why=ONE_BUCKET)
 
 
 def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:

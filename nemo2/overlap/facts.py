@@ -26,6 +26,7 @@ def facts_of_run(
     model_config: Any,
     optimizer_config: Any,
     data_sampler: Any,
+    ddp_config: Any = None,
     gpu: Optional[str] = None,
     transformer_engine_missing: Optional[str] = None,
 ) -> OverlapFacts:
@@ -33,6 +34,8 @@ def facts_of_run(
 
     ``gpu`` and ``transformer_engine_missing`` describe the machine that trains; `machine` says them of this one.
     """
+    # Asked for nothing, Transformer Engine's attention goes round the ring, and the plain one gathers.
+    messages = "p2p" if transformer_engine_missing is None else "all_gather"
     return OverlapFacts(
         tensor_parallel=layout.tp,
         pipeline_parallel=layout.pp,
@@ -42,7 +45,8 @@ def facts_of_run(
         sequence_parallel=layout.sp,
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
         fused_weight_gradients=bool(getattr(model_config, "gradient_accumulation_fusion", False)),
-        context_messages=str(getattr(model_config, "cp_comm_type", None) or "p2p"),
+        context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
+        always_overlapped=_always_overlapped(ddp_config),
         transformer_engine_missing=transformer_engine_missing,
         gpu=gpu,
         quantized=getattr(model_config, "fp8", None),
@@ -84,6 +88,14 @@ def gpu_model(device_name: str) -> Optional[str]:
     """ "h100" of "NVIDIA H100 80GB HBM3"; None of a name without a model."""
     match = re.search(r"\b(G?[A-Z]\d{2,4}S?)\b", device_name.upper())
     return match[1].lower() if match else None
+
+
+def _always_overlapped(ddp_config: Any) -> tuple[str, ...]:
+    if not getattr(ddp_config, "use_megatron_fsdp", False):
+        return ()
+    from nemo2.parallel.fsdp import always_overlapped
+
+    return always_overlapped(ddp_config.data_parallel_sharding_strategy)
 
 
 def _settings(target: Any, owner: str, names: tuple[str, ...]) -> Iterator[Setting]:

@@ -24,6 +24,8 @@ from nemo2.overlap.settings import Decision, OverlapFacts, Setting, Settings
 DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
 """Elements per bucket of the gradient reduction: large enough to fill the links, small enough to start early."""
 
+ONE_BUCKET = "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
+
 
 def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Decision]:
     """Every field of the callback that gets a value, with the reason. A field without a decision is left as it is.
@@ -107,6 +109,10 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
             f"{overlapped} needs virtual pipeline stages, and strategy.pipeline_model_parallel_size={facts.pipeline_parallel} "
             "has none: set strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
         )
+    for name in facts.always_overlapped:
+        off = settings.get(name)
+        if off is not None and off.value is False:
+            found.append(f"{off} contradicts strategy.fsdp='megatron', which always overlaps it. Remove it.")
     bucket_size, num_buckets = settings.get("bucket_size"), settings.get("num_buckets")
     if bucket_size is not None and num_buckets is not None and None not in (bucket_size.value, num_buckets.value):
         found.append(f"{bucket_size} contradicts {num_buckets}: one follows from the other. Remove one of them.")
@@ -181,16 +187,18 @@ def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
 
 def _gradients(facts: OverlapFacts, decided: Decisions) -> None:
     if not facts.distributed_optimizer:
-        return  # NeMo's callback leaves such a DDP config alone too
+        # NeMo's callback leaves such a DDP config alone too.
+        asked = decided.get("overlap_grad_reduce")
+        if asked is None or not asked.value:
+            _leave_out(decided, "bucket_size", ONE_BUCKET)
+        return
     alone = facts.gradient_ranks == 1
     why = "one rank reduces alone" if alone else f"{facts.gradient_ranks} ranks reduce gradients together"
     if alone:
         _turn_off(decided, "overlap_grad_reduce", why)
     reduced = decided.setdefault("overlap_grad_reduce", Decision(not alone, why)).value
     if not reduced:
-        _leave_out(
-            decided, "bucket_size", "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
-        )
+        _leave_out(decided, "bucket_size", ONE_BUCKET)
     if not alone and decided.get("num_buckets") is None:
         decided.setdefault("bucket_size", Decision(DEFAULT_BUCKET_SIZE, why))
 

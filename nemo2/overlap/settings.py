@@ -41,6 +41,8 @@ class OverlapFacts:
     """Why Transformer Engine cannot be used; None where it can."""
     context_messages: str = "p2p"
     """``model.config.cp_comm_type``: how context-parallel ranks exchange keys and values."""
+    always_overlapped: tuple[str, ...] = ()
+    """Fields of the gradient buffers that Megatron-FSDP switches on by itself; none without it."""
     gpu: Optional[str] = None
     """"h100", "b200" and so on (`nemo2.overlap.facts.gpu_model`); None without a known GPU."""
     quantized: Optional[str] = None

@@ -121,6 +121,14 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
     return None
 
 
+def always_overlapped(sharding_strategy: str) -> tuple[str, ...]:
+    """The fields of the gradient buffers that Megatron-FSDP switches on with this sharding, whatever they were."""
+    return {
+        "optim_grads": ("overlap_grad_reduce",),
+        "optim_grads_params": ("overlap_grad_reduce", "overlap_param_gather"),
+    }.get(sharding_strategy, ())
+
+
 def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str], *, why: str) -> None:
     """Switch Megatron-FSDP on, sharding everything where the user hasn't said what.
 
@@ -140,13 +148,16 @@ def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str],
             "strategy.ddp_config.use_distributed_optimizer=False with strategy.fsdp='megatron': its optimizer is the "
             "distributed one. Set it to True, or leave it unset."
         )
+    settings = {"use_megatron_fsdp": True, "use_distributed_optimizer": True}
+    # Megatron-Core switches these on by itself, when it wraps the model.
+    settings |= dict.fromkeys(always_overlapped(ddp_config.data_parallel_sharding_strategy), True)
+    problems += [
+        f"strategy.ddp_config.{name}=False with strategy.fsdp='megatron', which always overlaps it where "
+        f"data_parallel_sharding_strategy is {ddp_config.data_parallel_sharding_strategy!r}: leave it unset."
+        for name in settings
+        if name.startswith("overlap_") and name in explicit and not getattr(ddp_config, name)
+    ]
     if problems:
         raise ConfigError(" ".join(problems))
-    settings: dict[str, Any] = {"use_megatron_fsdp": True, "use_distributed_optimizer": True}
-    if ddp_config.data_parallel_sharding_strategy == "optim_grads_params":
-        settings["overlap_param_gather"] = True
-    if ddp_config.data_parallel_sharding_strategy in ("optim_grads", "optim_grads_params"):
-        # Megatron-Core switches these on by itself, when it wraps the model.
-        settings["overlap_grad_reduce"] = True
     for name, value in settings.items():
         adjust(ddp_config, name, value, why=why)

@@ -13,7 +13,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.config.adjust import adjust, adjusting
-from nemo2.config.explicit import explicit_fields
+from nemo2.config.explicit import explicit_fields, where_set
 from nemo2.errors import ConfigError
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.parallel.layout import Layout, ParallelismConfig
@@ -59,16 +59,13 @@ def settle(
     """
     align_distributed_optimizer(optimizer_config, ddp_config, explicit_ddp)
     if isinstance(precision, MegatronMixedPrecision):
-        precision.apply_to(ddp_config, path="strategy.ddp_config")
-        if optimizer_config is not None:
-            precision.apply_to(optimizer_config, path="optim.config")
-        if parallelism.pipeline_dtype is None:
-            parallelism.pipeline_dtype = precision.dtype_config.pipeline_dtype
+        configs = {"strategy": parallelism, "strategy.ddp_config": ddp_config, "optim.config": optimizer_config}
+        if isinstance(model_config, TransformerConfig):
+            configs["model.config"] = model_config
+        precision.apply_to_all({path: config for path, config in configs.items() if config is not None})
         leave_overflows_to_the_scaler(ddp_config, precision)
     if isinstance(model_config, TransformerConfig):
-        if isinstance(precision, MegatronMixedPrecision):
-            precision.apply_to(model_config, path="model.config")
-        elif parallelism.pipeline_dtype is None:
+        if parallelism.pipeline_dtype is None:
             parallelism.pipeline_dtype = model_config.params_dtype  # what a layer of one's own puts out
         write_parallelism(model_config, parallelism, layout)
         keep_gradients_in_fp32(model_config)
@@ -96,8 +93,8 @@ def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig,
         current = getattr(config, field.name)
         if field.name in explicit and current not in (value, None):
             raise ConfigError(
-                f"model.config.{field.name}={current} contradicts strategy.{field.name}={value}: parallel sizes are set on "
-                "the strategy, which writes them into the model. Remove model.config's."
+                f"model.config.{field.name}={current}{_at(config, field.name)} contradicts strategy.{field.name}={value}: "
+                "parallel sizes are set on the strategy, which writes them into the model. Remove model.config's."
             )
         adjust(config, field.name, value, why=f"strategy.{field.name}")
     if config.pipeline_model_parallel_size == 1:
@@ -129,9 +126,10 @@ def align_distributed_optimizer(
     ours = "use_distributed_optimizer" in explicit_ddp
     optimizer, ddp = optimizer_config.use_distributed_optimizer, ddp_config.use_distributed_optimizer
     if theirs and ours and optimizer != ddp:
+        one, other = (_at(config, "use_distributed_optimizer") for config in (optimizer_config, ddp_config))
         raise ConfigError(
-            f"optim.config.use_distributed_optimizer={optimizer} contradicts strategy.ddp_config.use_distributed_optimizer="
-            f"{ddp}: it is one switch. Remove one of them, or make them agree."
+            f"optim.config.use_distributed_optimizer={optimizer}{one} contradicts strategy.ddp_config.use_distributed_optimizer="
+            f"{ddp}{other}: it is one switch. Remove one of them, or make them agree."
         )
     value = ddp if ours and not theirs else optimizer
     source = "strategy.ddp_config" if ours and not theirs else "optim.config"
@@ -144,6 +142,24 @@ def align_distributed_optimizer(
                 "set optim.config.use_distributed_optimizer=True, or overlap_param_gather=False."
             )
         adjust(ddp_config, "overlap_param_gather", False, why="optim.config.use_distributed_optimizer is off")
+
+
+def one_number_of_instances(
+    instances: int, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
+) -> int:
+    """The strategy's and the buffers' count of optimizer instances, which is one: the groups are made by it. 1, the strategy's
+    default, is what ``ddp_config`` says."""
+    name = "num_distributed_optimizer_instances"
+    theirs = ddp_config.num_distributed_optimizer_instances
+    if name in explicit_ddp and theirs != instances:
+        if instances != 1:
+            raise ConfigError(
+                f"strategy.{name}={instances} contradicts strategy.ddp_config.{name}={theirs}: both were set, and they govern "
+                "one thing. Remove one of them, or make them agree."
+            )
+        return theirs
+    adjust(ddp_config, name, instances, why=f"strategy.{name}")
+    return instances
 
 
 def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, precision: MegatronMixedPrecision) -> None:
@@ -197,3 +213,9 @@ def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozens
     why = "two interleaved stages keep their messages in order only where these overlap"
     adjust(config, "overlap_p2p_comm", True, why=why)
     adjust(config, "batch_p2p_comm", False, why=why)
+
+
+def _at(obj: Any, name: str) -> str:
+    """ " (file:line)" of whoever set a field; nothing where that isn't known."""
+    place = where_set(obj, name)
+    return f" ({place})" if place else ""

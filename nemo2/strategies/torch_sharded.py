@@ -105,11 +105,11 @@ class TorchShardedStrategy(PieceCheckpoints):
         precision = self.precision_plugin
         if isinstance(precision, MegatronMixedPrecision):
             self._refuse_what_torch_does_not_shard(precision)
-            if getattr(optim, "config", None) is not None:
-                precision.apply_to(optim.config, path="optim.config")  # pyright: ignore[reportOptionalMemberAccess]
+            configs = {"optim.config": getattr(optim, "config", None)}
+            if isinstance(config, TransformerConfig):
+                configs["model.config"] = config
+            precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
         if isinstance(config, TransformerConfig):
-            if isinstance(precision, MegatronMixedPrecision):
-                precision.apply_to(config, path="model.config")
             write_parallelism(config, _parallelism(self.layout), self.layout)
             keep_gradients_in_fp32(config)
         if isinstance(optim, OptimizerModule):

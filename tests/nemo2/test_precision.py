@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precision as one value: who wins where two settings govern one thing, and what 16 bits do to training."""
 
+import dataclasses
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
+from nemo2.config.adjust import adjustments
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
@@ -53,6 +56,124 @@ def test_two_explicit_settings_that_differ_are_an_error_naming_both():
     ):
         plugin.apply_to(ddp(grad_reduce_in_fp32=False), path="strategy.ddp_config")
     plugin.apply_to(ddp(grad_reduce_in_fp32=True), path="strategy.ddp_config")
+
+
+def set_in(config: Any, **fields: Any) -> Any:
+    """A configuration as a recipe builds it, with the lines of what its user set."""
+    note_explicit_fields(config, fields, {name: f"mine.py:{line}" for line, name in enumerate(fields, 1)})
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+def test_what_is_set_in_one_configuration_holds_for_the_others() -> None:
+    plugin = MegatronMixedPrecision("bf16-mixed", fp8="hybrid")
+    model, buffers = Model(), set_in(DistributedDataParallelConfig(), fp8_param_gather=True)
+    optimizer = set_in(OptimizerConfig(), fp8_recipe="tensorwise")
+    plugin.apply_to_all({"strategy.ddp_config": buffers, "optim.config": optimizer, "model.config": model})
+    assert (model.fp8_param, model.fp8_recipe, model.fp8) == (True, "tensorwise", "hybrid")
+    assert (buffers.fp8_param_gather, optimizer.fp8_recipe) == (True, "tensorwise")
+    assert plugin.dtype_config.fp8_recipe == "tensorwise", "what is reported is what is used"
+    [step] = adjustments(model)["fp8_param"]
+    assert step.why == "strategy.ddp_config.fp8_param_gather was set"
+
+
+@dataclasses.dataclass
+class Model:
+    """The fields of Megatron-Core's TransformerConfig that precision decides, and nothing of its checks."""
+
+    bf16: bool = False
+    params_dtype: torch.dtype = torch.float32
+    pipeline_dtype: Any = None
+    enable_autocast: bool = False
+    fp8: Any = None
+    fp8_recipe: str = "delayed"
+    fp8_param: bool = False
+
+
+@pytest.mark.parametrize(
+    ("buffers", "optimizer", "model", "sentence"),
+    [
+        (
+            {"fp8_param_gather": True},
+            {},
+            {"fp8_param": False},
+            r"strategy\.ddp_config\.fp8_param_gather=True \(mine\.py:1\) contradicts model\.config\.fp8_param=False "
+            r"\(mine\.py:1\)",
+        ),
+        (
+            {},
+            {"fp8_recipe": "tensorwise"},
+            {"fp8_recipe": "mxfp8"},
+            r"optim\.config\.fp8_recipe='tensorwise' \(.*\) contradicts model\.config\.fp8_recipe='mxfp8' \(",
+        ),
+        (
+            {},
+            {"params_dtype": torch.bfloat16},
+            {"params_dtype": torch.float32},
+            r"optim\.config\.params_dtype=torch\.bfloat16 \(.*\) contradicts model\.config\.params_dtype=torch\.float32 \(",
+        ),
+    ],
+)
+def test_two_configurations_that_contradict_each_other_are_refused_with_both_lines(
+    buffers: dict[str, Any], optimizer: dict[str, Any], model: dict[str, Any], sentence: str
+) -> None:
+    configs = {
+        "strategy.ddp_config": set_in(DistributedDataParallelConfig(), **buffers),
+        "optim.config": set_in(OptimizerConfig(), **optimizer),
+        "model.config": set_in(Model(), **model),
+    }
+    with pytest.raises(ConfigError, match=sentence):
+        MegatronMixedPrecision(fp8="hybrid").apply_to_all(configs)
+
+
+@pytest.mark.parametrize("given", [{"bf16": False}, {"params_dtype": torch.float32}])
+@pytest.mark.parametrize("plugin", [{}, {"precision": "bf16-mixed"}])
+def test_the_models_dtype_alone_cannot_leave_the_precision(given: dict[str, Any], plugin: dict[str, Any]) -> None:
+    """Its parameters would be cast all the same, or its optimizer would take them for others."""
+    name = next(iter(given))
+    with pytest.raises(ConfigError, match=rf"model\.config\.{name}=.* contradicts trainer\.plugins\.precision"):
+        MegatronMixedPrecision(**plugin).apply_to_all({"model.config": set_in(Model(), **given)})
+
+
+def test_parameters_of_another_dtype_than_the_precisions_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"params_dtype=torch\.float32 contradicts .*precision='bf16-mixed'"):
+        MegatronMixedPrecision("bf16-mixed", params_dtype=torch.float32)
+    assert MegatronMixedPrecision("16", params_dtype=torch.float16).dtype_config.pipeline_dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentences"),
+    [
+        ({"fp8_recipe": "mxfp8"}, ["fp8_recipe='mxfp8' .*: trainer.plugins.fp8 is off"]),
+        ({"fp8_recipe": "delayed"}, []),
+        ({"fp8": "hybrid", "fp8_recipe": "mxfp8"}, []),
+        ({"fp8_amax_history_len": 1024, "fp8_margin": 0}, ["fp8_amax_history_len=1024 .*: trainer.plugins.fp8 is off"]),
+        (
+            {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1},
+            ["first_last_layers_bf16=True .*: trainer.plugins.fp8 is off"],
+        ),
+        (
+            {"fp8": "hybrid", "fp8_recipe": "tensorwise", "num_layers_at_end_in_bf16": 2},
+            ["num_layers_at_end_in_bf16=2 .*: trainer.plugins.first_last_layers_bf16 is off"],
+        ),
+        (
+            {"fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": True},
+            ["first_last_layers_bf16=True does not take effect: num_layers_at_start_in_bf16 and .* are 0"],
+        ),
+    ],
+)
+def test_what_takes_no_effect_is_said(arguments: dict[str, Any], sentences: list[str]) -> None:
+    found = MegatronMixedPrecision("bf16-mixed", **arguments).ineffective()
+    assert len(found) == len(sentences)
+    for said, expected in zip(found, sentences, strict=True):
+        assert re.search(expected, said) and "does not take effect" in said
+
+
+def test_it_is_said_as_the_run_starts(caplog: pytest.LogCaptureFixture) -> None:
+    MegatronMixedPrecision("bf16-mixed", fp8_recipe="mxfp8").check_hardware()
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and "fp8_recipe='mxfp8'" in record.getMessage()
 
 
 def test_a_contradicting_optimizer_dtype_is_named_by_the_argument_that_causes_it():

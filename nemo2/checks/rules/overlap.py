@@ -138,6 +138,7 @@ def _callback(facts: Facts) -> Iterator[str]:
         world_size=facts.world_size,
         model_config=model,
         optimizer_config=optimizer,
+        ddp_config=facts.ddp,
         data_sampler=None,
     )
     yield from contradictions(run, given)

@@ -4,9 +4,11 @@
 import re
 
 import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from nemo2.cli.app import main
-from nemo2.config import apply_overrides
+from nemo2.config import Config, apply_overrides
 from nemo2.errors import ConfigError
 from nemo2.explain import Explanation, explain, explain_all, settle_recipe
 from nemo2.recipes import deepseek_v3, gpt3_175b, llama3_8b, llama3_70b, llama_tiny, mixtral_8x7b
@@ -83,6 +85,58 @@ def test_contradictions_are_told_as_the_run_would_tell_them() -> None:
     [refusal] = settle_recipe(recipe, gpu="h100").refusals
     line = rf"\({re.escape(__file__)}:\d+\)"
     assert re.search(rf"bucket_size=6\) {line} contradicts strategy\.ddp_config\.bucket_size=5 {line}", refusal)
+
+
+def test_a_value_of_two_names_is_what_was_set_under_either() -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    recipe.strategy.ddp_config.num_distributed_optimizer_instances = 2
+    effective = settle_recipe(recipe, gpu="h100")
+    assert effective.value("trainer.strategy.ddp", "num_distributed_optimizer_instances") == (True, 2)
+    recipe.strategy.num_distributed_optimizer_instances = 4
+    [refusal] = settle_recipe(recipe, gpu="h100").refusals
+    assert "instances=4 contradicts strategy.ddp_config.num_distributed_optimizer_instances=2" in refusal
+
+
+def test_the_dtype_of_the_pipeline_is_the_strategys_and_the_plugins() -> None:
+    recipe = llama3_70b.pretrain_recipe()
+    recipe.strategy.pipeline_dtype = torch.float32
+    effective = settle_recipe(recipe, gpu="h100")
+    assert effective.refusals == []
+    for path in ("model.config", "trainer.plugins"):
+        assert effective.value(path, "pipeline_dtype") == (True, torch.float32)
+    recipe.trainer.plugins.pipeline_dtype = torch.bfloat16
+    [refusal] = settle_recipe(recipe, gpu="h100").refusals
+    assert "strategy.pipeline_dtype=torch.float32 contradicts trainer.plugins.pipeline_dtype" in refusal
+
+
+def test_one_switch_set_in_two_places_is_refused_with_both_lines() -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    recipe.optim.config.use_distributed_optimizer = True
+    recipe.strategy.ddp_config.use_distributed_optimizer = False
+    [refusal] = settle_recipe(recipe, gpu="h100").refusals
+    line = rf"\({re.escape(__file__)}:\d+\)"
+    assert re.search(
+        rf"optim\.config\.use_distributed_optimizer=True {line} contradicts .*=False {line}: it is one switch", refusal
+    )
+
+
+def test_the_precision_is_found_among_several_plugins() -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    recipe.trainer.plugins = [Config(LightningEnvironment), mixed_precision.fp16_mixed()]
+    effective = settle_recipe(recipe, gpu="h100")
+    assert effective.value("model.config", "fp16") == (True, True)
+    assert "trainer.plugins[1].grad_reduce_in_fp32" in {
+        one.path for one in explain(recipe, effective, "grad_reduce_in_fp32")
+    }
+
+
+def test_a_bucket_size_without_overlap_is_explained() -> None:
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.strategy.ddp_config.bucket_size = 1000
+    recipe.strategy.ddp_config.overlap_grad_reduce = False
+    [found] = explained(recipe, "strategy.ddp_config.bucket_size").values()
+    assert found.effective is None
+    assert found.layers[-1].who == "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
 
 
 def test_the_recipe_is_not_changed() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from nemo2.errors import ConfigError
 from nemo2.optim.distributed_fused_adam import distributed_fused_adam
-from nemo2.recipes import llama3_8b, llama_tiny
+from nemo2.recipes import deepseek_v3, llama3_8b, llama_tiny
 
 
 def test_the_defaults_are_the_documents() -> None:
@@ -59,7 +59,7 @@ def test_each_option_sets_its_fields(option: dict[str, Any], owner: str, expecte
 
 def test_what_is_left_out_is_left_to_megatron_core_and_the_precision() -> None:
     config, ddp = distributed_fused_adam(bucket_cap_mb=None)
-    assert not {"lr", "adam_beta1", "weight_decay", "main_grads_dtype"} & config.__arguments__.keys()
+    assert not {"lr", "adam_beta1", "weight_decay", "store_param_remainders"} & config.__arguments__.keys()
     assert not {"bucket_size", "grad_reduce_in_fp32", "average_in_collective"} & ddp.__arguments__.keys()
 
 
@@ -101,6 +101,15 @@ def test_a_recipe_gets_the_options_and_keeps_the_rest() -> None:
     ddp = recipe.strategy.ddp_config
     assert (ddp.overlap_grad_sync, ddp.overlap_param_sync, ddp.bucket_size) == (True, False, 2 * 2**20)
     assert recipe.optim.config.overlap_param_gather is False
+
+
+def test_moments_in_fp32_are_so_in_a_recipe_that_had_others() -> None:
+    recipe = deepseek_v3.pretrain_recipe()
+    assert recipe.optim.config.use_precision_aware_optimizer is True
+    distributed_fused_adam(dtype="fp32").apply_to(recipe)
+    config = fdl.build(recipe.optim.config)
+    assert config.use_precision_aware_optimizer is False
+    assert {config.exp_avg_dtype, config.exp_avg_sq_dtype, config.main_grads_dtype} == {torch.float32}
 
 
 def test_a_recipe_that_leaves_its_buffers_to_the_strategy_keeps_the_strategys_checks() -> None:

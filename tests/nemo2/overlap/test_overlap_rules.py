@@ -14,10 +14,12 @@ from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
+from nemo2.overlap.facts import facts_of_run
 from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide
 from nemo2.overlap.settings import OverlapFacts, Setting
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.parallel.layout import Layout
+from nemo2.strategy import MegatronStrategy
 
 M = DEFAULT_BUCKET_SIZE
 
@@ -99,6 +101,9 @@ dp8                     | bucket_size=7                            | ddp.bucket_
 dp8                     | bucket_size=7 overlap_grad_reduce=0      |                            |      | -
 dp1                     | bucket_size=7                            |                            |      | -
 dp8 plain               | bucket_size=7 overlap_grad_reduce=1      |                            | R    | 7
+dp8 plain               | bucket_size=7                            |                            |      | -
+dp8 plain               |                                          | ddp.bucket_size=7          |      | -
+dp8 plain               |                                          | ddp.bucket_size=7 ddp.overlap_grad_reduce=1 | R | 7
 dp8                     | align_param_gather=1                     |                            | RG   | M
 dp8 pp4                 | align_param_gather=1                     |                            | BRG  | M
 dp8 pp4 vp2             | align_param_gather=1                     |                            | PRGA | M
@@ -286,6 +291,63 @@ def test_context_parallel_messages_overlap_wherever_there_is_a_ring(
 ) -> None:
     decision = decide(facts(**sizes))["cp_comm_overlap"]
     assert decision.value is on and words in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("missing", "given", "messages"),
+    [
+        (None, {}, "p2p"),
+        ("not here", {}, "all_gather"),
+        ("not here", {"cp_comm_type": "p2p"}, "p2p"),
+        (None, {"cp_comm_type": "a2a"}, "a2a"),
+    ],
+)
+def test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers(
+    missing: Optional[str], given: dict[str, Any], messages: str
+) -> None:
+    found = facts_of_run(
+        layout=Layout(cp=2),
+        world_size=2,
+        model_config=LlamaConfig(num_layers=2, hidden_size=32, num_attention_heads=4, **given),
+        optimizer_config=None,
+        data_sampler=None,
+        transformer_engine_missing=missing,
+    )
+    assert found.context_messages == messages
+
+
+SHARDED = ("overlap_grad_reduce", "overlap_param_gather")
+
+
+@pytest.mark.parametrize(
+    ("sharding", "name"),
+    [
+        ("optim_grads_params", "overlap_grad_reduce"),
+        ("optim_grads_params", "overlap_param_gather"),
+        ("optim_grads", "overlap_grad_reduce"),
+    ],
+)
+def test_what_megatron_fsdp_always_overlaps_is_not_turned_off(sharding: str, name: str, with_te: None) -> None:
+    def buffers(**fields: Any) -> DistributedDataParallelConfig:
+        return DistributedDataParallelConfig(data_parallel_sharding_strategy=sharding, **fields)
+
+    with pytest.raises(ConfigError, match=rf"strategy\.ddp_config\.{name}=False with strategy\.fsdp='megatron'"):
+        MegatronStrategy(fsdp="megatron", ddp=buffers(**{name: False}))
+    trainer, module = a_run("dp8")
+    trainer.strategy.ddp_config = MegatronStrategy(fsdp="megatron", ddp=buffers()).ddp_config
+    with pytest.raises(ConfigError, match=rf"Callback\({name}=False\) .* contradicts strategy\.fsdp='megatron'"):
+        MegatronCommOverlapCallback(**{name: False}).setup(trainer, module, "fit")
+    MegatronCommOverlapCallback().setup(trainer, module, "fit")
+    assert getattr(trainer.strategy.ddp_config, name) is True
+
+
+def test_where_megatron_fsdp_shards_states_only_the_user_decides(with_te: None) -> None:
+    off = dict.fromkeys(SHARDED, False)
+    ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy="optim", **off)
+    trainer, module = a_run("dp8")
+    trainer.strategy.ddp_config = MegatronStrategy(fsdp="megatron", ddp=ddp).ddp_config
+    MegatronCommOverlapCallback(**off).setup(trainer, module, "fit")
+    assert {name: getattr(trainer.strategy.ddp_config, name) for name in SHARDED} == off
 
 
 @pytest.mark.parametrize("asked", ["overlap_p2p_comm=1", "overlap_p2p_comm=1 batch_p2p_comm=0"])
