@@ -68,7 +68,7 @@ def _import() -> None:
     warnings.filterwarnings("ignore")
     # Imports leave no garbage, and looking for it among them takes seconds.
     gc.set_threshold(1_000_000)
-    import nemo2.cli.inspection
+    import nemo2.cli.sources
     import nemo2.llm.api
     import nemo2.rehearse.job
     import nemo2.trainer  # noqa: F401
@@ -99,7 +99,7 @@ def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:
     name, gpu = job
     before = time.process_time()
     try:
-        from nemo2.cli.inspection import configured
+        from nemo2.cli.sources import configured
         from nemo2.rehearse.job import rehearse
 
         result = rehearse(configured(name, []), name=name, gpus=gpu, advice=False)

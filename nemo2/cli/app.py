@@ -20,8 +20,8 @@ from nemo2.cli import (
     doctor,
     explain,
     inspect,
-    inspection,
     layout,
+    list_show,
     plan,
     recipe_tools,
     rehearse,
@@ -56,7 +56,7 @@ def _options(
         raise typer.Exit()
 
 
-inspection.register(app)
+list_show.register(app)
 inspect.register(app)
 check.register(app)
 doctor.register(app)

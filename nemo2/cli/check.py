@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.inspection import Overrides, configured
+from nemo2.cli.sources import Overrides, configured
 from nemo2.run_dir.terminal import is_terminal
 
 CHECK_EXAMPLE = (

@@ -52,7 +52,7 @@ def explain(
 
 
 def _recipe(name: str, overrides: list[str], *, performance: bool) -> Any:
-    from nemo2.cli.inspection import configured
+    from nemo2.cli.sources import configured
 
     if not performance:
         return configured(name, overrides)

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.cli.sources import Overrides, RecipeName, configured
 
 LAYOUT_EXAMPLE = "Example: nemo2 show-layout llama3_70b --world-size 1152 --output layout.html"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.cli.sources import Overrides, RecipeName, configured
 from nemo2.gpus import DEFAULT, HEADROOM
 
 PLAN_EXAMPLE = "Example: nemo2 plan llama3_70b --gpus H100x64 --tokens 1e12 --cost-per-gpu-hour 2.5"

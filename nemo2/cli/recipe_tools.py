@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.cli.sources import Overrides, RecipeName, configured
 from nemo2.run_dir.terminal import is_terminal
 
 DIFF_EXAMPLE = "Example: nemo2 diff llama3_8b llama3_70b"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.inspection import Overrides, RecipeName, configured
+from nemo2.cli.sources import Overrides, RecipeName, configured
 from nemo2.gpus import DEFAULT, HEADROOM
 
 REHEARSE_EXAMPLE = "Example: nemo2 rehearse llama31_405b --gpus H100x1152 strategy.pipeline_model_parallel_size=9"

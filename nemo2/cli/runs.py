@@ -7,8 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.inspection import Overrides, RecipeName, configured
-from nemo2.cli.sources import name_of_run
+from nemo2.cli.sources import Overrides, RecipeName, configured, name_of_run
 
 PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
 VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/checkpoints/NAME --devices 2"

@@ -2,9 +2,39 @@
 """What may stand where a command takes a recipe: a name, a file of one's own, a recipe in JSON, a run's directory."""
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
+
+import typer
 
 RECIPE_FILE = "recipe.json"
+RecipeName = Annotated[
+    str, typer.Argument(help="A recipe: a name of `nemo2 list`, a file.py, a recipe.json or a run's directory.")
+]
+Overrides = Annotated[
+    Optional[list[str]],
+    typer.Argument(help="Changes such as trainer.max_steps=100 or strategy.ddp.overlap_grad_reduce=False."),
+]
+
+
+def configured(name: str, overrides: list[str]) -> Any:
+    """The pre-training recipe that ``name`` stands for with ``overrides`` applied.
+
+    Raises:
+        ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
+    """
+    # Before the recipe is built, which takes seconds: a word that isn't an override at all.
+    if strange := [text for text in overrides if "=" not in text]:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(
+            f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
+        )
+    recipe = recipe_tree(name)
+    if overrides:
+        from nemo2.config import apply_overrides
+
+        recipe = apply_overrides(recipe, overrides) or recipe
+    return recipe
 
 
 def recipe_tree(source: str) -> Any:

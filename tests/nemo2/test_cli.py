@@ -8,16 +8,16 @@ import sys
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import inspection, runs, tools
+from nemo2.cli import list_show, runs, tools
 from nemo2.cli.app import main
-from nemo2.cli.inspection import layout_text, matches, short_count
+from nemo2.cli.list_show import layout_text, matches, short_count
 from nemo2.cli.runs import named_executor
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.parallel.layout import Layout
 
 COMMANDS = {
-    "list": inspection.LIST_EXAMPLE,
-    "show": inspection.SHOW_EXAMPLE,
+    "list": list_show.LIST_EXAMPLE,
+    "show": list_show.SHOW_EXAMPLE,
     "pretrain": runs.PRETRAIN_EXAMPLE,
     "validate": runs.VALIDATE_EXAMPLE,
     "generate": runs.GENERATE_EXAMPLE,
@@ -62,7 +62,7 @@ def test_each_help_has_an_example_of_its_own_command(command, capsys):
 
 
 def test_show_prints_the_recipe_with_the_changes(capsys):
-    example = inspection.SHOW_EXAMPLE.removeprefix("Example: nemo2 ").split()
+    example = list_show.SHOW_EXAMPLE.removeprefix("Example: nemo2 ").split()
     assert main([*example, "trainer.max_steps=7", "--flat"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "trainer.max_steps=7" in lines and "trainer.strategy.tensor_model_parallel_size=4" in lines

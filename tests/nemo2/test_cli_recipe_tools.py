@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import inspection, recipe_tools
+from nemo2.cli import list_show, recipe_tools
 from nemo2.cli.app import main
-from nemo2.cli.inspection import has_layout, parameter_count, row, row_of_tree, within
+from nemo2.cli.list_show import has_layout, parameter_count, row, row_of_tree, within
 from nemo2.cli.sources import name_of_run, recipe_tree
 from nemo2.config import to_json
 from nemo2.errors import ConfigError
@@ -230,7 +230,7 @@ def test_what_cannot_be_is_told_and_nothing_is_overwritten(
 @pytest.mark.parametrize(
     ("command", "example"),
     [
-        ("list", inspection.LIST_EXAMPLE),
+        ("list", list_show.LIST_EXAMPLE),
         ("diff", recipe_tools.DIFF_EXAMPLE),
         ("freeze", recipe_tools.FREEZE_EXAMPLE),
         ("new-recipe", recipe_tools.NEW_RECIPE_EXAMPLE),

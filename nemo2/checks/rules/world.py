@@ -136,5 +136,24 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
         )
 
 
+@WORLD.rule(
+    "something-to-shard",
+    says="Megatron-FSDP (`strategy.fsdp`) has two ranks or more to shard over, for experts too.",
+    otherwise="Megatron-FSDP trains, with gradients counted twice or summed wrongly.",
+    recipe="deepseek_v2_lite",
+    broken=f"strategy.fsdp=megatron {PP}=1 {EP}=8",
+    mended=f"strategy.fsdp=megatron {PP}=1 {EP}=4",
+)
+def _sharded(facts: Facts) -> Iterator[str]:
+    asked = facts.of_strategy("fsdp")
+    if not asked or facts.layout.world_problem(facts.world_size):
+        return
+    from nemo2.parallel.fsdp import unshared
+
+    problem = unshared(facts.layout, facts.world_size, has_experts=bool(facts.of_model("num_moe_experts")))
+    if problem:
+        yield f"strategy.fsdp={asked!r} {problem}"
+
+
 def _where(facts: Facts) -> str:
     return f"trainer.num_nodes={facts.nodes}, trainer.devices={facts.devices}"

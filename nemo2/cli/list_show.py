@@ -9,16 +9,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.sources import Overrides, RecipeName, configured
+
 LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
 SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_size=4"
-
-RecipeName = Annotated[
-    str, typer.Argument(help="A recipe: a name of `nemo2 list`, a file.py, a recipe.json or a run's directory.")
-]
-Overrides = Annotated[
-    Optional[list[str]],
-    typer.Argument(help="Changes such as trainer.max_steps=100 or strategy.ddp.overlap_grad_reduce=False."),
-]
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "seq")
@@ -106,29 +100,6 @@ def show(
         print("\n".join(f"{path}={format_value(value)}" for path, value in flatten(recipe, defaults=defaults).items()))
     else:
         print(render(recipe, defaults=defaults, who=who))
-
-
-def configured(name: str, overrides: list[str]) -> Any:
-    """The pre-training recipe that ``name`` stands for (`nemo2.cli.sources`) with ``overrides`` applied.
-
-    Raises:
-        ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
-    """
-    from nemo2.cli.sources import recipe_tree
-
-    # Before the recipe is built, which takes seconds: a word that isn't an override at all.
-    if strange := [text for text in overrides if "=" not in text]:
-        from nemo2.errors import ConfigError
-
-        raise ConfigError(
-            f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
-        )
-    recipe = recipe_tree(name)
-    if overrides:
-        from nemo2.config import apply_overrides
-
-        recipe = apply_overrides(recipe, overrides) or recipe
-    return recipe
 
 
 def _rows(*, own: bool, shipped: bool) -> tuple[list[dict[str, Any]], list[str]]:
