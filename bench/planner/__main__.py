@@ -47,10 +47,11 @@ def calibrate() -> None:
     tables = {
         "speed": report.project_table(measured, by_source.tolist(), by_project.tolist()),
         "ranking": report.ranking_lines(measured, by_source.tolist(), by_project.tolist()),
+        "band": report.coverage_line(measured, by_project),
         "memory": memory_score.table(list(memory_rows())),
         "constants": report.constants_table(fitted),
     }
-    report.write_calibration(fitted, measured, by_source)
+    report.write_calibration(fitted, measured, by_project)
     for name, text in tables.items():
         print(f"\n{text}", flush=True)
         report.replace_between(PAGE, name, text)

@@ -63,7 +63,7 @@ def _moved(name: str, deviations: float) -> float:
     return 1 / (1 + math.exp(-logit))
 
 
-def fit(rows: Sequence[Row], *, weights: np.ndarray | None = None, rounds: int = 8) -> Fit:
+def fit(rows: Sequence[Row], *, weights: np.ndarray | None = None, rounds: int = 12) -> Fit:
     """The constants that these rows and the guesses ask for together."""
     at = np.zeros(len(_NAMES))
     weights = row_weights(rows) if weights is None else weights
@@ -132,7 +132,7 @@ def _searched(at: np.ndarray, step: np.ndarray, cost: Callable[[np.ndarray], flo
     """As far along the step as the cost falls."""
     step = step * min(1.0, 1.5 / max(1e-9, float(np.abs(step).max())))
     before = cost(at)
-    for share in (1.0, 0.5, 0.25):
+    for share in (1.0, 0.5, 0.25, 0.1):
         if cost(at + share * step) < before:
             return at + share * step
     return at

@@ -14,6 +14,12 @@ from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 
 _COUNTS = ("num_gpus", "seq_len", "global_batch", "micro_batch", "tp", "pp", "vpp", "cp", "ep", "dp")
+# Megatron-Bridge's pre-training recipes of these models (@600d069b, which the runs name): gradients in 16 bits, and of one the
+# moments too.
+_RECIPES: dict[str, dict[str, Any]] = {
+    "moonlight-16b-a3b": {"grad_bytes": 2, "state_bytes": 8},
+    "nemotron3-nano-30b-a3b": {"grad_bytes": 2},
+}
 _KERNELS = {
     "torch": "eager",
     "unfused": "softmax",
@@ -126,6 +132,8 @@ def _settings(row: dict[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in SOFTWARE.items():
         settings |= value if name in row["source"] else {}
+    if "Megatron-Bridge" in row["source"]:
+        settings |= _RECIPES.get(row["model"], {})
     kernel, notes, sharding = row["attention_kernel"], row["notes"], row["sharding"].lower()
     if kernel:
         settings["attention"] = _KERNELS.get(kernel, "flash")

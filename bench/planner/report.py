@@ -8,27 +8,50 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.planner.fit import Fit, summary, values_at
+from bench.planner.fit import Fit, row_weights, summary, values_at
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row
 from nemo2.planner.constants import CALIBRATED, PRIORS
-from nemo2.planner.error_band import kind_of
+from nemo2.planner.error_band import band, kind_of
 
 # "NeMo", "dgxc" and the like: who publishes with Megatron-Core and Transformer Engine.
 _NVIDIA = ("NeMo", "NVIDIA", "Megatron", "arXiv 2104.04473", "arXiv 2205.05198")
 
 
+def bands(rows: Sequence[Row], errors: np.ndarray) -> dict[str, list[float]]:
+    """The band of each kind of job: the sixth and five sixths of measured over predicted speed, and how many they are. Rows of
+    one project count as little each as in the fit."""
+    kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, error, weight in zip(rows, errors.tolist(), row_weights(rows).tolist(), strict=True):
+        kinds[kind_of(row.shape, row.job)].append((float(np.exp(-error)), weight))
+    return {kind: [*_sixths(found), len(found)] for kind, found in sorted(kinds.items())}
+
+
+def _sixths(found: Sequence[tuple[float, float]]) -> list[float]:
+    values, weights = np.array(sorted(found)).T
+    below = (np.cumsum(weights) - weights / 2) / weights.sum()
+    return [round(float(np.interp(share, below, values)), 3) for share in (1 / 6, 5 / 6)]
+
+
+def coverage_line(rows: Sequence[Row], errors: np.ndarray) -> str:
+    """How often a measurement lies in the band that other projects' errors make. ``errors``: with the row's project left out."""
+    within = 0
+    for name in {row.family for row in rows}:
+        other = np.array([row.family != name for row in rows])
+        found = bands([row for row, kept in zip(rows, other, strict=True) if kept], errors[other])
+        for index in np.flatnonzero(~other).tolist():
+            told = band(rows[index].shape, rows[index].job, found)
+            within += told.low <= np.exp(-errors[index]) <= told.high
+    return (
+        f"The band around a speed is meant to hold two thirds of the measurements. Made of all other projects, it holds "
+        f"{within / len(rows):.0%} of those of a project."
+    )
+
+
 def write_calibration(fitted: Fit, rows: Sequence[Row], errors: np.ndarray, path: Path = CALIBRATED) -> None:
-    """Constants, and the band of each kind of job: the sixth and five sixths of measured over predicted speed."""
-    kinds: dict[str, list[float]] = defaultdict(list)
-    for row, error in zip(rows, errors.tolist(), strict=True):
-        kinds[kind_of(row.shape, row.job)].append(float(np.exp(-error)))
-    bands = {
-        kind: [round(float(np.quantile(found, share)), 3) for share in (1 / 6, 5 / 6)] + [len(found)]
-        for kind, found in sorted(kinds.items())
-    }
+    """Constants, and the band of each kind of job, by errors with the row's project left out."""
     constants = {name: float(f"{value:.4g}") for name, value in values_at(fitted.at).items()}
-    text = json.dumps({"constants": constants, "errors": bands}, indent=2)
+    text = json.dumps({"constants": constants, "errors": bands(rows, errors)}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.gpus import gpu
+from nemo2.gpus import GPU, gpu
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 
@@ -21,11 +21,22 @@ _SQUAD = 250
 """Tokens of one of SQuAD's contexts with its question and answer, about."""
 HERE = Path(__file__).parent
 
-# Latent attention and dense first layers, which the table of dimensions has no column for (arXiv 2412.19437, 4.2;
-# Moonlight-16B-A3B's config.json).
+# Latent attention, dense layers and mixers, which the table of dimensions has no column for (arXiv 2412.19437, 4.2; the
+# config.json of Moonlight-16B-A3B, Llama-4-Maverick-17B-128E, whose every second layer is dense, and of Nemotron 3 Nano).
 EXTRA: dict[str, dict[str, Any]] = {
-    "moonlight-16b-a3b": {"kv_lora": 512, "rope_dim": 64, "dense_layers": 1, "moe_ffn": 1408, "shared_ffn": 2816},
+    "moonlight-16b-a3b": {"kv_lora": 512, "rope_dim": 64, "dense_layers": 1},
     "deepseek-v3": {"q_lora": 1536, "kv_lora": 512, "rope_dim": 64, "dense_layers": 3, "mtp": 1},
+    "llama4-maverick-400b-e128": {"dense_layers": 24},
+    # MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME, experts in 23 of 52 layers.
+    "nemotron3-nano-30b-a3b": {
+        "dense_layers": 29,
+        "attention_layers": 6,
+        "mlp_layers": 0,
+        "mixers": 23,
+        "mixer_inner": 64 * 64,
+        "mixer_state": 128,
+        "mixer_bc": 2 * 8 * 128 + 64,
+    },
 }
 # Megatron-LM before 2023: kept scores with one softmax kernel, nothing overlapped.
 _EARLY_MEGATRON: dict[str, Any] = {
@@ -85,7 +96,7 @@ _FAMILIES = (
 )
 # Not the speed of a step: whole training runs with their restarts, one-off functional checks, regression tests of
 # models so small that only the host's launching is measured.
-_NOT_SPEED = ("whole-run", "latency-bound regression test")
+_NOT_SPEED = ("whole-run", "latency-bound regression test", "so launch-bound")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +121,23 @@ def rows(path: Path = HERE / "throughput_train.csv") -> Iterator[Row]:
         if not measured or functional or any(word in notes for word in _NOT_SPEED):
             continue
         shape, job = shape_of(row, known), job_of(row)
-        if shape is not None and "w/o MTP" in notes:
-            shape = dataclasses.replace(shape, mtp=0)
         if shape is None or job is None or not (row["tp"] or row["pp"] or job.sharding == "fsdp"):
             continue
+        shape = _as_run(shape, job, measured, number(row["tflops_per_gpu"]))
+        if shape.mixers:
+            # One graph of a step, and the exchange beside another micro-batch, are for models of attention alone.
+            job = dataclasses.replace(job, graphed_experts=False, fused_experts=False, overlap_ep=False)
         if job.gpus % (job.tp * job.pp * job.cp):
             continue
         yield Row(row["source"], family(row["source"]), row["model"], shape, job, measured, notes)
+
+
+def _as_run(shape: ModelShape, job: Job, tokens: float, teraflops: Optional[float]) -> ModelShape:
+    """Without further predictions, where the FLOPs that a row prints don't have them."""
+    without = dataclasses.replace(shape, mtp=0)
+    if not (shape.mtp and teraflops):
+        return shape
+    return min((shape, without), key=lambda one: abs(one.model_flops_per_token(job.seq) * tokens / 1e12 - teraflops))
 
 
 def family(source: str) -> str:
@@ -179,7 +200,9 @@ def shape_of(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[Mode
 def job_of(row: dict[str, str]) -> Optional[Job]:
     """A row's job; None where it lacks a size or ran on something that the planner doesn't know."""
     notes = row["notes"]
-    need = [number(row[key]) for key in ("num_gpus", "seq_len", "global_batch", "micro_batch")]
+    # The recipe of this comparison has micro-batches of one.
+    micro = row["micro_batch"] or ("1" if "matched A/B of the 16-GPU recipe" in notes else "")
+    need = [*(number(row[key]) for key in ("num_gpus", "seq_len", "global_batch")), number(micro)]
     precision = PRECISION.get(row["precision"])
     if precision is None or None in need:
         return None
@@ -199,11 +222,11 @@ def job_of(row: dict[str, str]) -> Optional[Job]:
         vp=int(number(row["vpp"]) or 1),
         recompute=next((kind for kind in ("full", "selective") if row["recompute"].startswith(kind)), "none"),
         **cut,
-        **_settings(row["source"], notes),
+        **_settings(row["source"], notes, row["precision"], chip),
     )
 
 
-def _settings(source: str, notes: str) -> dict[str, Any]:
+def _settings(source: str, notes: str, precision: str, chip: GPU) -> dict[str, Any]:
     """What a row's source and notes say of its software."""
     settings: dict[str, Any] = {}
     for name, value in SOFTWARE.items():
@@ -232,14 +255,41 @@ def _settings(source: str, notes: str) -> dict[str, Any]:
         settings["network"] = int(fabric[1]) * 1e9 / 8 / 8  # of a machine of 8 GPUs, in bits
     if "4x100Gb" in notes:
         settings["network"] = 4 * 100e9 / 8 / 8
-    made = re.search(r"container=(\d+)\.", notes)
-    if (made and int(made[1]) >= 26) or "tuned performance recipe" in notes:
-        # Megatron-Bridge's performance recipes of 2026: CUDA graphs, fused dispatch of tokens to experts.
-        settings["cuda_graphs"] = settings["overlap_ep"] = True
+    settings |= _container(notes, precision, chip)
+    if "deepep" in low or "hybridep" in low:
+        settings["dispatch"] = "once"
+    if "ep overlap" in low:
+        settings["overlap_ep"] = "no ep overlap" not in low
+    if "cuda graphs" in low:
+        settings["cuda_graphs"] = True
+    if etp := re.search(r"\betp=(\d+)", low):
+        settings["etp"] = int(etp[1])
     if "task=lora" in low:
         settings["lora"] = True
     if "packed" in low or ("dgxc" in source and "ft_" in source):
         settings["document"] = _SQUAD  # NeMo's fine-tuning benchmarks pack SQuAD
+    return settings
+
+
+def _container(notes: str, precision: str, chip: GPU) -> dict[str, Any]:
+    """What the performance recipes of a NeMo container ask for, by Megatron-Bridge's releases v0.2.0 to v0.6.0 (25.11 to 26.08:
+    scripts/performance/configs, and src/megatron/bridge/perf_recipes from v0.6.0 on)."""
+    found = re.search(r"container=(\d+)\.(\d+)", notes)
+    made = int(found[1]) * 100 + int(found[2]) if found else 2608 if "tuned performance recipe" in notes else 0
+    if made < 2509:
+        return {}
+    settings: dict[str, Any] = {"grad_bytes": 2}
+    if "tokendrop" in notes:
+        settings |= {"capacity": True}
+    elif made == 2509:
+        settings |= {"dispatch": "once", "overlap_ep": True}  # DeepEP
+    elif made >= 2601 or chip.domain > 8:
+        settings |= {"dispatch": "once"}  # HybridEP
+    if made >= 2511:
+        settings |= {"cuda_graphs": True}  # of attention, router and mixers
+    if made >= 2606 and precision == "mxfp8":
+        # A whole step as one graph, cuDNN's fused grouped MLP, attention in 8 bits.
+        settings |= {"overlap_ep": True, "graphed_experts": True, "fused_experts": True, "low_attention": True}
     return settings
 
 

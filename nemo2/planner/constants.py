@@ -73,6 +73,9 @@ PRIORS: dict[str, Prior] = {
     ),
     "flash.hopper": Prior(0.55, 1.2, f"{_FLASH}: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5)"),
     "flash.blackwell": Prior(0.5, 1.4, f"{_FLASH}: as on Hopper"),
+    "flash_fp8": Prior(
+        1.25, 1.15, "of the 16-bit rate in 8 bits: products twice as fast, the softmax between them not"
+    ),
     "flash2": Prior(
         0.65, 1.2, "share, from Hopper on: FlashAttention-2 is made for Ampere, and reaches 0.35 (same figure)"
     ),
@@ -89,6 +92,11 @@ PRIORS: dict[str, Prior] = {
     "inner_bytes": Prior(
         8, 1.5, "per unit between a block's products, both passes: read, write, and read twice, write backward"
     ),
+    "mixer_bytes": Prior(
+        160,
+        1.5,
+        "per unit of a Mamba mixer, both passes: convolution, a scan of five kernels, gated norm; partly in fp32",
+    ),
     "eager": Prior(2.0, 1.4, "an activation, a bias, a dropout and a sum are a kernel each where nothing fuses them"),
     "logit_bytes": Prior(
         24, 1.5, "per logit: written in 16 bits, cast, maximum, exponent and sum in fp32, gradient, cast back"
@@ -102,6 +110,9 @@ PRIORS: dict[str, Prior] = {
         0.3, 1.5, "share of an overlapped tensor-parallel collective that shows: first and last of four pieces"
     ),
     "pp_exposed": Prior(0.3, 1.5, "share of overlapped sends that shows: those that arrive late"),
+    "exchange": Prior(
+        0.8, 1.3, "share of a ring's rate that an exchange of all with all reaches: smaller messages, and more of them"
+    ),
     "ep_exposed": Prior(
         0.5, 1.4, "share of an overlapped exchange of tokens that shows: kernels that share the GPU with products"
     ),
@@ -112,12 +123,20 @@ PRIORS: dict[str, Prior] = {
     "fsdp_exposed": Prior(0.15, 1.8, "share of ZeRO-3's collectives that shows even where computation takes longer"),
     "layer_us": Prior(600, 1.4, "60 kernels of a layer in both passes, 10 microseconds of Python and driver each"),
     "moe_us": Prior(800, 1.5, "80 kernels more: routing, sorting, counts that the host waits for"),
-    "expert_us": Prior(
-        100, 1.5, "of every expert on a rank: six products and as many casts of its own, 10 microseconds each"
+    "expert_us": Prior(60, 1.5, "of every expert on a rank: six products of its own, 10 microseconds each"),
+    "expert_cast_us": Prior(
+        240,
+        1.6,
+        "in fewer than 16 bits: four tensors of its own cast, six kernels or calls each, 10 microseconds a piece",
     ),
     "graphed": Prior(0.15, 1.6, "share of launching that is left with CUDA graphs"),
     "expert_gemm": Prior(
         0.75, 1.25, "share of a linear layer's rate that grouped products reach: uneven rows, short ones"
+    ),
+    "sort_bytes": Prior(
+        32,
+        1.5,
+        "per copy of a token and hidden unit, both passes: read and written twice before its expert and twice after",
     ),
     "optimizer_bytes": Prior(
         50, 1.5, "per weight: gradient, fp32 weight, two moments read and written, norm, scaling, zeroing"
@@ -140,12 +159,14 @@ class Constants:
     accumulate_bytes: float
     cast_bytes: float
     flash: ByGeneration
+    flash_fp8: float
     flash2: float
     flash1: float
     score_bytes: float
     eager_score_bytes: float
     norm_bytes: float
     inner_bytes: float
+    mixer_bytes: float
     eager: float
     logit_bytes: float
     nvlink: float
@@ -153,6 +174,7 @@ class Constants:
     collective_us: float
     tp_exposed: float
     pp_exposed: float
+    exchange: float
     ep_exposed: float
     dp_exposed: float
     dp_hidden: float
@@ -160,8 +182,10 @@ class Constants:
     layer_us: float
     moe_us: float
     expert_us: float
+    expert_cast_us: float
     graphed: float
     expert_gemm: float
+    sort_bytes: float
     optimizer_bytes: float
     step_ms: float
     scale: float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a predicted speed may be off: what predictions of like jobs were off when their own source was left out."""
+"""How far a predicted speed may be off: what predictions of like jobs were off when their own project was left out."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
@@ -7,6 +7,9 @@ from typing import NamedTuple, Optional
 from nemo2.planner.constants import calibration
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
+
+ENOUGH = 10
+"""Measurements whose sixths say something."""
 
 
 class Band(NamedTuple):
@@ -22,8 +25,8 @@ class Band(NamedTuple):
 
 
 def kind_of(shape: ModelShape, job: Job) -> str:
-    """What decides how well a job is known: experts, ZeRO-3, and precision."""
-    model = "experts" if shape.experts else "hybrid" if shape.mixers else "dense"
+    """What decides how well a job is known: mixers, experts, ZeRO-3, and precision."""
+    model = "hybrid" if shape.mixers else "experts" if shape.experts else "dense"
     precision = "16 bits" if job.precision in ("bf16", "fp32") else "8 bits or fewer"
     return f"{model}, {'FSDP, ' if job.sharding == 'fsdp' else ''}{precision}"
 
@@ -31,11 +34,13 @@ def kind_of(shape: ModelShape, job: Job) -> str:
 def band(shape: ModelShape, job: Job, errors: Optional[Mapping[str, list[float]]] = None) -> Band:
     """The band of a job's speed; ``errors`` (low, high, number of measurements by kind) None: those of the calibration.
 
-    A kind that nobody has measured gets the widest band there is.
+    A kind that fewer than `ENOUGH` have measured gets the widest band of the kinds that so many have.
     """
     known: Mapping[str, list[float]] = calibration()["errors"] if errors is None else errors
     kind = kind_of(shape, job)
-    if kind in known:
-        low, high, count = known[kind]
-        return Band(low, high, kind, int(count))
-    return Band(min(one[0] for one in known.values()), max(one[1] for one in known.values()), kind, 0)
+    low, high, count = known.get(kind, (1.0, 1.0, 0))
+    if count < ENOUGH:
+        wide = [one for one in known.values() if one[2] >= ENOUGH] or list(known.values())
+        low, high = min(one[0] for one in wide), max(one[1] for one in wide)
+    # The prediction itself is always within: a band that leaves it out would say to multiply it.
+    return Band(min(low, 1.0), max(high, 1.0), kind, int(count))

@@ -28,11 +28,17 @@ class Job:
         overlap_grad, overlap_param: data-parallel reduction and gathering run beside the computation.
         overlap_tp: tensor-parallel collectives run beside the matrix products (userbuffers).
         overlap_pp: sends between stages run beside the computation.
-        overlap_ep: tokens travel to their experts beside the computation of another micro-batch or by fused kernels.
+        dispatch: how tokens travel to their experts: "alltoall", a copy for every expert they go to, or "once", one for every
+            rank and between machines one for every machine (DeepEP, HybridEP).
+        overlap_ep: tokens travel to their experts beside the computation of another micro-batch.
+        capacity: experts take a fixed number of tokens (others are dropped), which the host need not wait to know.
+        fused_experts: activations and casts of routed experts run within their grouped products' kernels, of all experts at once.
         grad_bytes: bytes of a gradient element in the buffers and in the data-parallel reduction.
         state_bytes: bytes per weight of the optimizer: fp32 weights and two fp32 moments make 12.
         network: bytes per second and direction of a GPU's network adapter, None for the GPU's usual one.
-        cuda_graphs: kernels are replayed, not launched one by one.
+        cuda_graphs: kernels are replayed, not launched one by one, but for those of routed experts.
+        graphed_experts: those of routed experts too: graphs of a whole step, or fixed capacity.
+        low_attention: attention runs in 8 bits.
         compiled: elementwise kernels are fused by a compiler or by hand (Transformer Engine, torch.compile, XLA).
         torch_loss: every tensor-parallel rank has all logits and torch's cross entropy, not its slice and Megatron-Core's.
         dropout: dropout is applied, and its masks are kept.
@@ -62,11 +68,16 @@ class Job:
     overlap_param: bool = True
     overlap_tp: bool = True
     overlap_pp: bool = True
+    dispatch: str = "alltoall"
     overlap_ep: bool = False
+    capacity: bool = False
+    fused_experts: bool = False
     grad_bytes: int = 4
     state_bytes: int = 12
     network: Optional[float] = None
     cuda_graphs: bool = False
+    graphed_experts: bool = False
+    low_attention: bool = False
     compiled: bool = True
     torch_loss: bool = False
     dropout: bool = False
@@ -106,6 +117,11 @@ class Job:
     @property
     def adapter(self) -> float:
         return self.network or self.gpu.network
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether linear layers run in fewer than 16 bits: where the GPU has no such rate, they run in 16."""
+        return self.precision in ("fp8", "fp4") and self.precision in self.gpu.flops
 
     @property
     def keeps_scores(self) -> bool:

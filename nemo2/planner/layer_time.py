@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from nemo2.planner.constants import Constants
 from nemo2.planner.job import Job
-from nemo2.planner.links import bandwidth, exchange_seconds, gathered_fraction
+from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds, gathered_fraction
 from nemo2.planner.shape import ModelShape
 
 # Of elementwise traffic, what the forward pass moves.
@@ -55,13 +55,9 @@ class Kernels:
         return 4 if self.job.precision == "fp32" else 2
 
     @property
-    def low_precision(self) -> bool:
-        return self.job.precision in ("fp8", "fp4")
-
-    @property
     def linear_rate(self) -> float:
         """FLOP/s of linear layers in the job's precision."""
-        if not self.low_precision:
+        if not self.job.low_precision:
             return self.rate16
         share = self.c.gemm_fp8 if self.job.precision == "fp8" else self.c.gemm_fp4
         return self.job.gpu.rate(self.job.precision) * self.gemm_share * share
@@ -74,12 +70,12 @@ class Kernels:
 
     def linear(self, rows: float, k: float, n: float) -> Passes:
         """A linear layer: the output; the gradients of its input and its weight, added to the gradient buffer."""
-        rate, element, hbm = self.linear_rate, 1 if self.low_precision else self.element, self.job.gpu.hbm
+        rate, element, hbm = self.linear_rate, 1 if self.job.low_precision else self.element, self.job.gpu.hbm
         forward = self.product(rows, k, n, rate=rate, element=element)
         backward = self.product(rows, n, k, rate=rate, element=element)
         if not self.job.lora:
             backward += self.product(k, rows, n, rate=rate, element=element) + self.c.accumulate_bytes * k * n / hbm
-        if self.low_precision:
+        if self.job.low_precision:
             cast = self.c.cast_bytes / hbm
             forward += cast * rows * k
             backward += cast * (rows * n + 0.25 * k * n)
@@ -134,6 +130,8 @@ class Kernels:
         """FLOP/s that the job's fused attention reaches forward."""
         gpu, c = self.job.gpu, self.c
         rate = gpu.rate("bf16") * c.flash[gpu.generation] * gpu.power**c.power
+        if self.job.low_attention and "fp8" in gpu.flops:
+            rate *= c.flash_fp8
         if self.job.attention in ("flash1", "flash2") and gpu.generation in ("hopper", "blackwell"):
             rate *= c.flash2
         return rate * (c.flash1 if self.job.attention == "flash1" else 1.0)
@@ -147,23 +145,25 @@ class Kernels:
         inside = 0.5 * self.c.inner_bytes * (self.shape.heads * self.shape.head_dim + self.shape.kv_width) / self.job.tp
         return self.norm() + self.moving(self.job.tokens * inside)
 
-    def activation(self, width: float) -> Passes:
+    def activation_of(self, rows: float, width: float) -> Passes:
         """The activation function of a feed-forward layer whose first product is that wide."""
-        return self.moving(self.c.inner_bytes * self.job.tokens * width)
+        return self.moving(self.c.inner_bytes * rows * width)
 
     def feed_forward(self, width: int) -> Passes:
         """A dense feed-forward layer (or the shared experts) of this width, with its activation."""
         shape, t = self.shape, self.job.tp
         inner = (shape.matrices - 1) * width / t
-        return self.chain(self.job.tokens, (shape.hidden, inner), (width / t, shape.hidden)) + self.activation(inner)
+        return self.chain(self.job.tokens, (shape.hidden, inner), (width / t, shape.hidden)) + self.activation_of(
+            self.job.tokens, inner
+        )
 
     def mixer(self) -> Passes:
-        """A Mamba 2 mixer: projections, convolution, and the scan, which moves its inputs and a state per chunk of 256."""
+        """A Mamba 2 mixer: projections; convolution, scan and gated norm by the bytes they move, and a state per 256 tokens."""
         shape, t = self.shape, self.job.tp
         inner = shape.mixer_inner / t
         products = self.chain(self.job.tokens, (shape.hidden, (2 * inner + shape.mixer_bc)), (inner, shape.hidden))
         states = inner * shape.mixer_state / 256 * 4
-        return products + self.moving(self.job.tokens * (4 * self.c.inner_bytes * inner + states))
+        return products + self.moving(self.job.tokens * (self.c.mixer_bytes * inner + states))
 
     @property
     def routed_rows(self) -> float:
@@ -174,23 +174,30 @@ class Kernels:
         """Products of the routed experts on a rank, and their activation."""
         shape, job, c = self.shape, self.job, self.c
         local, rows = max(1.0, shape.experts / job.ep), self.routed_rows
-        element, hbm = 1 if self.low_precision else self.element, job.gpu.hbm
+        element, hbm = 1 if self.job.low_precision else self.element, job.gpu.hbm
         rate = self.linear_rate * c.expert_gemm
         total = NOTHING
         inner = (shape.matrices - 1) * shape.moe_ffn / job.etp
         for k, n in ((shape.hidden, inner), (shape.moe_ffn / job.etp, shape.hidden)):
             moved = element * (rows * k + local * k * n) + self.element * rows * n
-            forward = 2 * rows * k * n / rate * (1 + c.gemm_edge * local / rows) + c.gemm_bytes * moved / hbm
-            backward = 2 * forward + c.accumulate_bytes * local * k * n / hbm
-            if self.low_precision:
-                forward += c.cast_bytes * rows * k / hbm
-                backward += c.cast_bytes * rows * n / hbm
+            wasted = 1 + c.gemm_edge * (local / rows + 1 / k + 1 / n)
+            forward = 2 * rows * k * n / rate * wasted + c.gemm_bytes * moved / hbm
+            backward = (1 if job.lora else 2) * forward + (0 if job.lora else c.accumulate_bytes * local * k * n / hbm)
+            if self.job.low_precision:
+                # Of the inner tensors, fused kernels cast what they hold already.
+                forward += 0 if job.fused_experts and n == shape.hidden else c.cast_bytes * rows * k / hbm
+                backward += 0 if job.fused_experts and k == shape.hidden else c.cast_bytes * rows * n / hbm
             total += Passes(forward, backward)
-        return total + self.moving(rows * c.inner_bytes * inner)
+        return total if job.fused_experts else total + self.activation_of(rows, inner)
 
     def experts(self) -> Passes:
-        """Routed experts with the sorting of tokens before and after them, and the shared ones."""
-        sorting = self.moving(0.5 * self.c.norm_bytes * self.routed_rows * self.shape.hidden)
+        """Routed experts with the sorting of tokens before and after them, and the shared ones.
+
+        Tokens are sorted by rank, and when they have arrived by expert. Kernels that send each once do the first on the way. Rows
+        in 8 bits are padded to multiples of 16 or 32, a third sorting."""
+        share = 0.5 if self.job.dispatch == "once" and self.job.ep > 1 else 1.0
+        share += 0.5 if self.job.low_precision and not self.job.fused_experts else 0.0
+        sorting = self.moving(share * self.c.sort_bytes * self.routed_rows * self.shape.hidden)
         routed = self.grouped_products() + sorting
         return routed + self.feed_forward(self.shape.shared_ffn) if self.shape.shared_ffn else routed
 
@@ -203,7 +210,7 @@ class Kernels:
         if job.tp == 1:
             return NOTHING
         # Gathered for a product in 8 bits, it travels in 8 bits; what is scattered are sums.
-        element = 0.75 * self.element if self.low_precision and job.sp else self.element
+        element = 0.75 * self.element if self.job.low_precision and job.sp else self.element
         volume = job.tokens * self.shape.hidden * element * gathered_fraction(job.tp)
         one = volume / bandwidth(job, job.tp, 1, self.c) + self.c.collective_us * 1e-6
         shown = self.c.tp_exposed if job.overlap_tp and job.sp else 1.0
@@ -219,14 +226,19 @@ class Kernels:
         return Passes(max(0.1 * seconds, seconds - core.forward), max(0.2 * seconds, 2 * seconds - core.backward))
 
     def expert_parallel(self) -> Passes:
-        """Tokens to their experts and back, twice a pass."""
-        job = self.job
-        if job.ep == 1 or not self.shape.experts:
-            return NOTHING
-        volume = self.routed_rows * self.shape.hidden * self.element
-        one = exchange_seconds(job, volume, job.ep, job.etp, self.c) + self.c.collective_us * 1e-6
-        shown = self.c.ep_exposed if job.overlap_ep else 1.0
-        return Passes(2 * one * shown, 2 * one * shown)
+        """Tokens to their experts and back in each pass; tensor-parallel experts gather those of their group, and scatter."""
+        job, shape, c = self.job, self.shape, self.c
+        copies = self.routed_rows / job.etp * shape.hidden * self.element
+        one = 0.0
+        if job.ep > 1:
+            one = c.collective_us * 1e-6
+            if job.dispatch == "once":
+                one += dispatch_seconds(job, copies / shape.topk, shape.topk, job.ep, job.etp, c)
+            else:
+                one += exchange_seconds(job, copies, job.ep, job.etp, c)
+        if job.etp > 1:
+            one += copies * (job.etp - 1) / bandwidth(job, job.etp, 1, c) + c.collective_us * 1e-6
+        return Passes(2 * one, 2 * one)
 
     def output_layer(self) -> float:
         """Logits and loss of one micro-batch, both passes, and those of further predictions."""
@@ -237,19 +249,20 @@ class Kernels:
 
     # ------------------------------------------------------------------------------------------------------ recomputation
 
-    def recomputed(self, attentions: float, mlps: float, moes: float) -> float:
-        """Seconds of the forward parts that selective recomputation does again, for so many layers of each kind."""
+    def recomputed(self, attentions: float, mlps: float, moes: float, travel: float) -> float:
+        """Seconds of the forward parts that selective recomputation does again, for so many layers of each kind, whose tokens
+        travel for so long."""
         job, shape = self.job, self.shape
         seconds = 0.0
-        if job.recomputes("core_attn") and job.keeps_scores:
+        if attentions and job.recomputes("core_attn") and job.keeps_scores:
             seconds += attentions * self.core_attention().forward
         if job.recomputes("mla_up_proj") and shape.kv_lora:
             seconds += attentions * self.chain(job.tokens, self._latent()[1]).forward
-        if job.recomputes("mlp"):
+        if mlps and job.recomputes("mlp"):
             seconds += mlps * self.feed_forward(shape.ffn).forward
-        if job.recomputes("moe"):
-            seconds += moes * (self.experts() + self.expert_parallel()).forward
-        elif job.recomputes("moe_act"):
+        if moes and job.recomputes("moe"):
+            seconds += moes * self.experts().forward + travel
+        elif moes and job.recomputes("moe_act"):
             seconds += moes * self.moving(self.routed_rows * self.c.inner_bytes * shape.moe_ffn / job.etp).forward
         if job.recomputes("layernorm"):
             seconds += (attentions + mlps + moes) * self.norm().forward
@@ -263,7 +276,7 @@ def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
         count / job.pp for count in (shape.attentions, shape.mlps, shape.moe_layers, shape.mixers)
     )
     # With sequence parallelism experts take their tokens from where they are; only shared ones need them gathered.
-    gathering = attentions + mlps + mixers + (moes if job.etp > 1 or shape.shared_ffn else 0)
+    gathering = attentions + mlps + mixers + (moes if shape.shared_ffn else 0)
     counted = [
         (attentions, "projections", kernels.projections),
         (attentions, "core attention", kernels.core_attention),
@@ -273,7 +286,6 @@ def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
         (mlps, "feed-forward", lambda: kernels.feed_forward(shape.ffn)),
         (mixers, "mixers", kernels.mixer),
         (moes, "experts", kernels.experts),
-        (moes, "expert parallel", kernels.expert_parallel),
         (gathering, "tensor parallel", kernels.tensor_parallel),
     ]
     parts: dict[str, float] = {}
@@ -283,5 +295,10 @@ def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
             passes = time()
             parts[name] = parts.get(name, 0.0) + count * passes.total
             forward += count * passes.forward
-    again = forward if job.recompute == "full" else kernels.recomputed(attentions, mlps, moes)
+    travel = moes * kernels.expert_parallel().total if moes else 0.0
+    if job.overlap_ep:
+        travel = max(c.ep_exposed * travel, travel - c.dp_hidden * sum(parts.values()))
+    parts["expert parallel"] = travel
+    once_more = kernels.recomputed(attentions, mlps, moes, travel / 2)
+    again = forward + travel / 2 if job.recompute == "full" else once_more
     return {**parts, "recomputation": again}

@@ -26,9 +26,27 @@ def gathered_fraction(ranks: int) -> float:
 def exchange_seconds(job: Job, volume: float, ranks: int, stride: int, c: Constants) -> float:
     """Seconds of an all-to-all in which each of ``ranks`` GPUs sends ``volume`` bytes, an equal share to every one.
 
-    What leaves the machine goes through the GPU's own adapter, the rest over NVLink at the same time.
+    What leaves the machine goes through the GPU's own adapter, the rest over NVLink at the same time. No GPU sends faster than
+    NVLink's rate: where that is PCIe's, the adapter hangs on it too.
     """
     inside = min(ranks, max(1, job.gpu.domain // stride))
-    local = volume * (inside - 1) / ranks / (job.gpu.nvlink * c.nvlink)
+    everything = volume * gathered_fraction(ranks) / (job.gpu.nvlink * c.nvlink)
     remote = volume * (ranks - inside) / ranks / (job.adapter * c.network)
-    return max(local, remote)
+    return max(everything, remote) / c.exchange
+
+
+def dispatch_seconds(job: Job, volume: float, choices: int, ranks: int, stride: int, c: Constants) -> float:
+    """Seconds in which each of ``ranks`` GPUs sends its ``volume`` bytes of tokens to all ranks that have one of their
+    ``choices`` experts, any with the same chance, and to each of them once.
+
+    Between machines a token travels once to each machine, and is handed on over NVLink there.
+    """
+    inside = min(ranks, max(1, job.gpu.domain // stride))
+    remote = volume * _reached(ranks / inside, choices) / (job.adapter * c.network)
+    everything = volume * _reached(ranks, choices) / (job.gpu.nvlink * c.nvlink)
+    return max(everything, remote) / c.exchange
+
+
+def _reached(places: float, choices: int) -> float:
+    """Of so many places, those other than one's own that so many choices hit on average, however often each."""
+    return (places - 1) * (1 - (1 - 1 / places) ** choices) if places > 1 else 0.0

@@ -192,15 +192,29 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         recomputed=tuple(facts.of_model("recompute_modules") or ("core_attn",)),
         # No fused kernel caps scores: they are computed and kept one kernel after another.
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
-        overlap_ep=any(map(facts.of_model, ("overlap_moe_expert_parallel_comm", "moe_enable_deepep"))),
         cuda_graphs=any(map(facts.of_model, ("enable_cuda_graph", "external_cuda_graph")))
         or facts.of_model("cuda_graph_impl", "none") != "none",
+        low_attention=bool(facts.of_model("fp8_dot_product_attention")),
         torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
         state_bytes=_state_bytes(facts),
+        **_experts(facts),
         **_overlaps(facts, chip, tp=tp),
     )
+
+
+def _experts(facts: Facts) -> dict[str, Any]:
+    """How tokens reach their experts."""
+    graphs = f"{facts.of_model('cuda_graph_impl')} {facts.of_model('cuda_graph_scope')}"
+    padded = facts.of_model("moe_pad_expert_input_to_capacity")
+    once = facts.of_model("moe_token_dispatcher_type") == "flex" or facts.of_model("moe_enable_deepep")
+    return {
+        "dispatch": "once" if once else "alltoall",
+        "overlap_ep": bool(facts.of_model("overlap_moe_expert_parallel_comm")),
+        "capacity": bool(padded) and facts.of_model("moe_expert_capacity_factor") is not None,
+        "graphed_experts": "full_iteration" in graphs,
+    }
 
 
 def _precision(dtypes: Any) -> str:
@@ -220,7 +234,7 @@ def _state_bytes(facts: Facts) -> int:
     return moments + (0 if facts.precision is None or facts.precision.fp32 else 4)
 
 
-def _overlaps(facts: Facts, chip: GPU, *, tp: int) -> dict[str, bool]:
+def _overlaps(facts: Facts, chip: GPU, *, tp: int) -> dict[str, Any]:
     """Which communication runs beside computation: by the overlap callback's rules, or what the configurations say."""
     decided: dict[str, Any] = {}
     if facts.sizes:

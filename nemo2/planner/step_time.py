@@ -36,10 +36,10 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
     stage = layers_time(shape, job, c)
     body, head = sum(stage.values()), Kernels(shape, job, c).output_layer()
     slowest = _slowest_stage(shape, job, body, head)
-    sharded = _sharded_weights(shape, job, c, slowest)
-    launching = _beyond(slowest + sharded, _host_seconds(shape, job, c))
-    micro = slowest + sharded + launching
-    mean = micro * (body + head / p) / slowest
+    launching, sharded = _around(shape, job, c, stage, slowest)
+    micro = slowest + launching + sharded
+    mean = body + head / p
+    mean += sum(_around(shape, job, c, stage, mean))
     parts = {
         **{name: m * value for name, value in stage.items()},
         "output layer and uneven stages": m * (slowest - body),
@@ -59,14 +59,25 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
     )
 
 
+def _around(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], kernels: float) -> tuple[float, float]:
+    """What launching, and then ZeRO-3's collectives, add to so many seconds of a stage's kernels."""
+    launching = _launching(shape, job, c, stage, kernels)
+    return launching, _sharded_weights(shape, job, c, kernels + launching)
+
+
 def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> float:
-    """Seconds of the stage that the others wait for: the one with the output layer, or with a layer more."""
-    chunks = job.pp * job.vp
-    if job.pp == 1 or shape.layers % chunks == 0:
+    """Seconds of the stage that the others wait for: a full one, or the last, which has the output layer and further predictions.
+
+    Where chunks don't divide the layers, some have one fewer: those of the last stage, as many as what it has beside them asks
+    for, as NeMo's and Megatron's recipes lay them out."""
+    if job.pp == 1:
         return body + head
-    per_stage = shape.layers / job.pp
-    fuller = math.ceil(shape.layers / chunks) * job.vp / per_stage
-    return max(body * fuller, body * (per_stage - 1) / per_stage + head, body + head / job.pp)
+    layer = body * job.pp / (shape.layers + shape.mtp)
+    beside = head + shape.mtp * layer
+    chunks = job.pp * job.vp
+    full = math.ceil(shape.layers / chunks)
+    given = min(full * chunks - shape.layers, full, math.ceil(beside / layer))
+    return max(full * job.vp * layer, (full * job.vp - given) * layer + beside)
 
 
 def _beyond(gpu: float, host: float) -> float:
@@ -75,12 +86,22 @@ def _beyond(gpu: float, host: float) -> float:
     return (gpu**4 + host**4) ** 0.25 - gpu
 
 
-def _host_seconds(shape: ModelShape, job: Job, c: Constants) -> float:
-    local = shape.experts / job.ep
-    experts = (c.moe_us + c.expert_us * local) * shape.moe_layers
-    seconds = (c.layer_us * (shape.layers + shape.mtp) + experts) / job.pp * 1e-6
-    seconds *= c.graphed if job.cuda_graphs else 1.0
-    return seconds * (4 / 3 if job.recompute == "full" else 1.0)
+def _launching(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], gpu: float) -> float:
+    """What the host adds to ``gpu`` seconds of a stage's kernels.
+
+    It runs ahead of the GPU, but before it can launch routed experts it waits to be told how many tokens each gets, and what it
+    was ahead is lost: their kernels are held against their own launching.
+    """
+    again = 4 / 3 if job.recompute == "full" else 1.0
+    # A layer has two blocks: attention or a mixer, and a feed-forward part.
+    blocks = (shape.attentions + shape.mlps + shape.moe_layers + shape.mixers) / 2
+    host = c.layer_us * 1e-6 * blocks / job.pp * again * (c.graphed if job.cuda_graphs else 1.0)
+    each = 0.0 if job.fused_experts else c.expert_us + (c.expert_cast_us if job.low_precision else 0.0)
+    routing = (c.moe_us + each * shape.experts / job.ep) * 1e-6 * shape.moe_layers / job.pp * again
+    if job.capacity or job.graphed_experts:
+        return _beyond(gpu, host + routing * (c.graphed if job.graphed_experts else 1.0))
+    experts = stage.get("experts", 0.0) + stage.get("expert parallel", 0.0)
+    return _beyond(gpu - experts, host) + _beyond(experts, routing)
 
 
 @dataclasses.dataclass(frozen=True)

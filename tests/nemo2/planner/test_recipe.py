@@ -34,6 +34,17 @@ def test_shapes_have_the_flops_and_the_parameters_of_the_models_own_formulas(nam
     assert math.isclose(found.shape.parameters, count_parameters(config, vocab), rel_tol=1e-2)
 
 
+def test_how_tokens_reach_their_experts_is_the_models() -> None:
+    def dispatched(*changes: str) -> tuple[str, bool, bool, bool]:
+        job = subject("mixtral_8x7b", *changes).job
+        return job.dispatch, job.capacity, job.graphed_experts, job.overlap_ep
+
+    assert dispatched() == ("alltoall", False, False, False)
+    padded = "model.config.moe_pad_expert_input_to_capacity=True", "model.config.moe_expert_capacity_factor=1.0"
+    assert dispatched(*padded) == ("alltoall", True, False, False)
+    assert dispatched("model.config.moe_token_dispatcher_type=flex")[0] == "once"
+
+
 def test_the_job_is_the_one_that_the_run_would_settle() -> None:
     job = subject(
         "llama3_70b",

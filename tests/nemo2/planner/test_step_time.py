@@ -12,7 +12,7 @@ from nemo2.gpus import NAMES, gpu
 from nemo2.planner.constants import GUESSED, PRIORS, calibrated, calibration
 from nemo2.planner.error_band import band
 from nemo2.planner.job import Job
-from nemo2.planner.links import bandwidth, exchange_seconds
+from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds
 from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import predict
 
@@ -103,7 +103,45 @@ def test_links_within_a_machine_are_faster_than_between_machines() -> None:
     inside, across = bandwidth(one, 8, 1, GUESSED), bandwidth(one, 2, 8, GUESSED)
     assert inside == 450e9 * GUESSED.nvlink and across == 50e9 * GUESSED.network
     # Of an all-to-all of 16 ranks half stays in the machine, and the other half goes through the GPU's own adapter.
-    assert math.isclose(exchange_seconds(one, 1e9, 16, 1, GUESSED), 0.5e9 / (50e9 * GUESSED.network))
+    reached = 50e9 * GUESSED.network * GUESSED.exchange
+    assert math.isclose(exchange_seconds(one, 1e9, 16, 1, GUESSED), 0.5e9 / reached)
+
+
+def test_tokens_that_travel_once_cross_the_network_once_per_machine() -> None:
+    one, across = job(), 50e9 * GUESSED.network * GUESSED.exchange
+    # Eight choices among 16 ranks of two machines: all but one in 256 tokens have one on the other machine.
+    assert math.isclose(dispatch_seconds(one, 1e9, 8, 16, 1, GUESSED), 1e9 * (1 - 1 / 2**8) / across)
+    # With one choice a token has one copy, either way.
+    for ranks, stride in ((8, 1), (16, 1), (16, 8), (64, 2)):
+        alike = (
+            dispatch_seconds(one, 1e9, 1, ranks, stride, GUESSED),
+            exchange_seconds(one, 1e9, ranks, stride, GUESSED),
+        )
+        assert math.isclose(*alike)
+
+
+def test_the_host_waits_for_the_sizes_of_experts_unless_they_are_fixed() -> None:
+    shape = dataclasses.replace(MIXTRAL, experts=128, topk=8, moe_ffn=768, hidden=2048)
+    one_node = {"tp": 1, "pp": 1, "vp": 1, "gpus": 8, "seq": 4096, "global_batch": 64, "ep": 8}
+    asked = {**one_node, "gpu": gpu("B200"), "precision": "fp8"}
+    waits = seconds(shape, **asked)
+    assert waits > 1.02 * seconds(shape, capacity=True, **asked)
+    # Graphs of attention and router leave it as it is; a graph of the whole step is what helps.
+    assert seconds(shape, cuda_graphs=True, **asked) > 0.95 * waits
+    assert waits > 1.4 * seconds(shape, cuda_graphs=True, graphed_experts=True, fused_experts=True, **asked)
+
+
+def test_the_last_stage_has_fewer_layers_where_chunks_do_not_divide_them() -> None:
+    odd = dataclasses.replace(LLAMA_70B, layers=78, vocab=512000)
+    even = dataclasses.replace(odd, layers=80)
+    # Two layers fewer are the last stage's, whose output layer takes longer than that: every other stage is as full.
+    tall = {"pp": 4, "vp": 1}
+    fewer, more = predict(odd, job(**tall)), predict(even, job(**tall))
+    spared = more.parts["projections"] - fewer.parts["projections"]
+    assert math.isclose(spared / more.parts["projections"], 2 / 80, rel_tol=1e-6)
+    assert fewer.total < more.total
+    # And without room for it, the output layer is on top of a full stage.
+    assert fewer.parts["output layer and uneven stages"] < more.parts["output layer and uneven stages"]
 
 
 def test_unknown_gpus_are_refused_with_the_nearest() -> None:
@@ -121,7 +159,14 @@ def test_calibrated_constants_are_all_there_and_within_what_their_guesses_allow(
 
 
 def test_the_band_of_a_job_that_nobody_measured_is_the_widest() -> None:
-    errors = {"dense, 16 bits": [0.9, 1.1, 100], "experts, 16 bits": [0.8, 1.3, 9]}
+    errors = {"dense, 16 bits": [0.9, 1.1, 100], "experts, 16 bits": [0.8, 1.3, 50], "hybrid, 16 bits": [1.2, 1.9, 3]}
     known, unknown = band(LLAMA_70B, job(), errors), band(LLAMA_70B, job(precision="fp8"), errors)
     assert tuple(known) == (0.9, 1.1, "dense, 16 bits", 100)
     assert (unknown.low, unknown.high, unknown.measurements) == (0.8, 1.3, 0)
+    # Three measurements are no band.
+    few = band(dataclasses.replace(LLAMA_70B, mixers=4), job(), errors)
+    assert (few.low, few.high, few.measurements) == (0.8, 1.3, 3)
+
+
+def test_a_band_has_its_prediction_within() -> None:
+    assert tuple(band(LLAMA_70B, job(), {"dense, 16 bits": [1.1, 1.3, 30]}))[:2] == (1.0, 1.3)
