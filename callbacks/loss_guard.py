@@ -9,6 +9,7 @@ from typing import Any, Literal, Optional
 
 import lightning.pytorch as pl
 import torch
+from torch.distributed.tensor import DTensor
 
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
@@ -132,7 +133,9 @@ def _gradients_finite(trainer: pl.Trainer) -> bool:
     """On every rank; the same answer on all."""
     model: Any = trainer.model
     gradients = (getattr(parameter, "main_grad", parameter.grad) for parameter in model.parameters())
-    flags = [gradient.isfinite().all() for gradient in gradients if gradient is not None]
+    # Of a sharded one what this rank has of it.
+    held = (gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients)
+    flags = [gradient.isfinite().all() for gradient in held if gradient is not None]
     finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
     worst = finite.to(dtype=torch.int32, device=trainer.strategy.root_device).reshape(1)
     if torch.distributed.is_initialized():

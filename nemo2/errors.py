@@ -33,6 +33,10 @@ class CheckpointError(Nemo2Error):
     """A checkpoint is missing, incomplete or was written for something else."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint isn't what was written, or isn't there: one before it may be."""
+
+
 class SecurityError(Nemo2Error):
     """A file or name asks for something that could run code or reach outside its directory."""
 

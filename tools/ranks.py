@@ -5,6 +5,7 @@ A rank starts in milliseconds this way. The parent must not have started threads
 """
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import signal
@@ -97,10 +98,13 @@ def run(function: Callable[..., Any], world: int, *args: Any, timeout: float = 1
         try:
             while left and time.monotonic() < deadline and not _failed(folder, world):
                 for rank, pid in list(left.items()):
-                    if os.waitpid(pid, os.WNOHANG)[0]:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                    if ended:
                         del left[rank]
                         if not (Path(folder) / f"answer{rank}").exists():
-                            raise RankFailed(f"rank {rank} ended without an answer")
+                            code = os.waitstatus_to_exitcode(status)
+                            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                            raise RankFailed(f"rank {rank} ended {how}, without an answer{_stacks(folder, rank)}")
                 time.sleep(0.01)
         finally:
             for pid in left.values():
@@ -111,7 +115,8 @@ def run(function: Callable[..., Any], world: int, *args: Any, timeout: float = 1
         if errors := [answer for answer in answers if answer is not None and answer[1] == "error"]:
             raise RankFailed(min(errors)[2])
         if None in answers:
-            raise RankFailed(f"no answer within {timeout:.0f} s from rank {answers.index(None)}")
+            rank = answers.index(None)
+            raise RankFailed(f"no answer within {timeout:.0f} s from rank {rank}{_stacks(folder, rank)}")
         return [answer[2] for answer in answers if answer is not None]
 
 
@@ -124,6 +129,9 @@ def _fork(
     if pid:
         return pid
     os.setsid()
+    stacks = open(f"{folder}/stacks{rank}", "w")  # noqa: SIM115 # stays open for as long as this process lives
+    faulthandler.enable(stacks)
+    faulthandler.dump_traceback_later(max(1.0, timeout - 2.0), file=stacks)
     try:
         if quiet:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -150,6 +158,12 @@ def _call(rank: int, world: int, function: Callable[..., Any], args: tuple, fold
     result = function(*args)
     torch.distributed.barrier()
     return result
+
+
+def _stacks(folder: str, rank: int) -> str:
+    """Where a rank was when it crashed, or when its time was nearly over."""
+    written = (Path(folder) / f"stacks{rank}").read_text()
+    return f"\n{written}" if written else ""
 
 
 def _answer(folder: str, rank: int) -> tuple[Any, ...] | None:

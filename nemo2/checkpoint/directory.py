@@ -8,15 +8,17 @@ whatever a crash leaves behind carries a name nobody looks for. The manifest has
 that what a disk did to them afterwards is noticed before they are loaded.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -149,34 +151,52 @@ def problems(checkpoint: Path) -> list[str]:
     manifest = read_manifest(checkpoint)
     if manifest is None:
         return [f"{MANIFEST} is missing"]
-    return [problem for name in manifest.files if _loaded(name) and (problem := _misses(checkpoint, name, manifest))]
+    return [problem for name in manifest.files if is_loaded(name) and (problem := _misses(checkpoint, name, manifest))]
 
 
 def missing_context(checkpoint: Path) -> list[str]:
     """What is wrong with ``context/``, as `problems` says it."""
     manifest = read_manifest(checkpoint)
-    names = [] if manifest is None else [name for name in manifest.files if not _loaded(name)]
+    names = [] if manifest is None else [name for name in manifest.files if not is_loaded(name)]
     return [problem for name in names if manifest is not None and (problem := _misses(checkpoint, name, manifest))]
 
 
-def changed(checkpoint: Path, names: Optional[Collection[str]] = None) -> list[str]:
-    """Which of these files (None: all that are loaded) differ from what was written, by their hashes. Reads them whole, several
-    side by side."""
+def changed(checkpoint: Path) -> list[str]:
+    """Which of the files that are loaded differ from what was written, by their hashes. Reads them whole."""
     manifest = read_manifest(checkpoint)
-    if manifest is None:
-        return []
-    wanted = [name for name in manifest.hashes if (name in names if names is not None else _loaded(name))]
+    return [] if manifest is None else comparing(checkpoint, manifest, [*filter(is_loaded, manifest.hashes)])()
 
-    def problem(name: str) -> Optional[str]:
-        try:
-            same = sha256(checkpoint / name) == manifest.hashes[name]
-        except OSError as error:
-            return f"{name} can't be read ({error.strerror or error})"
-        return None if same else f"{name} has changed since it was written (its SHA-256 differs)"
 
-    # hashlib gives up the interpreter's lock while it works.
-    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        return [found for found in pool.map(problem, wanted) if found is not None]
+def comparing(checkpoint: Path, manifest: Manifest, names: Sequence[str]) -> Callable[[], list[str]]:
+    """Begin to read these files for their hashes, several side by side, while the caller goes on; hashlib gives up the
+    interpreter's lock while it works. Returns what waits for them and says which differ from what was written."""
+    left, answers = deque(names), dict[str, Optional[str]]()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                name = left.popleft()
+                answers[name] = _differs(checkpoint / name, name, manifest.hashes[name])
+
+    # Not an executor's: the interpreter's end waits for those, and a run that has failed must not hash on.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_HASHING_THREADS, len(names)))]
+    for thread in threads:
+        thread.start()
+
+    def wait() -> list[str]:
+        for thread in threads:
+            thread.join()
+        # No answer is no good one.
+        return [
+            problem for name in names if (problem := answers.get(name, f"{name} could not be compared")) is not None
+        ]
+
+    return wait
+
+
+def is_loaded(name: str) -> bool:
+    """Whether loading needs this file of a checkpoint."""
+    return not name.startswith(f"{CONTEXT_PATH}/")
 
 
 def sha256(path: Path | str) -> str:
@@ -235,8 +255,12 @@ def step_in_name(path: Path) -> Optional[int]:
     return int(match.group(1)) if match else None
 
 
-def _loaded(name: str) -> bool:
-    return not name.startswith(f"{CONTEXT_PATH}/")
+def _differs(path: Path, name: str, expected: str) -> Optional[str]:
+    try:
+        same = sha256(path) == expected
+    except Exception as error:  # whatever it is: a thread's own is told to nobody
+        return f"{name} can't be read ({getattr(error, 'strerror', None) or repr(error)})"
+    return None if same else f"{name} has changed since it was written (its SHA-256 differs)"
 
 
 def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:

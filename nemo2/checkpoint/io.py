@@ -5,15 +5,17 @@ Megatron-Core decides what is written where and how it is cut anew on loading; t
 result counts, and what goes with it.
 """
 
+import functools
 import inspect
 import logging
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, TypeVar
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
@@ -27,12 +29,11 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.checkpoint.directory import (
-    CONTEXT_PATH,
-    MANIFEST,
     WEIGHTS_PATH,
     Manifest,
-    changed,
+    comparing,
     finished,
+    is_loaded,
     missing_context,
     problems,
     publish,
@@ -42,15 +43,21 @@ from nemo2.checkpoint.directory import (
     temporary_name,
 )
 from nemo2.checkpoint.lock import holds
-from nemo2.checkpoint.reading import direct_reading, tensors_metadata
+from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
 from nemo2.checkpoint.untrusted import data_only
 from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
+from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, SecurityError
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
 _WORDS = 400
+_Read = TypeVar("_Read")
+COMMON = "common.pt"
+"""Megatron-Core's name for what isn't cut over ranks."""
+_COMMON_OBJECT = "common_state/shard_0_1"
+"""The same from 0.19 on, among the tensors."""
+_REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
 """Of a file that Megatron-Core or torch named after the rank that wrote it."""
 
@@ -69,7 +76,7 @@ class MegatronCheckpointIO(CheckpointIO):
         parallel_save: Replicas share the writing, each a part.
         parallel_save_within_dp: Share it within a data-parallel group only.
         parallel_load: Replicas share the reading and send each other what they read.
-        verify: Compare every file's SHA-256 with the manifest before loading, a share of the files per rank.
+        verify: Compare every file's SHA-256 with the manifest while loading, a share of the files per rank.
         save_timeout_seconds: Give a background save up that takes longer. None: never.
     """
 
@@ -101,8 +108,9 @@ class MegatronCheckpointIO(CheckpointIO):
         self.verify = verify
         self.save_timeout_seconds = save_timeout_seconds
         self.fall_back = False
-        """Whether `choose` may take an older checkpoint for a damaged one; `AutoResume` decides."""
+        """Whether `read_whole` may take an older checkpoint for a damaged one; `AutoResume` decides."""
         self._verified: set[Path] = set()
+        self._comparing: dict[Path, Callable[[], list[str]]] = {}
         self._queue: Optional[AsyncCallsQueue] = None
         self._validated = False
 
@@ -278,39 +286,96 @@ class MegatronCheckpointIO(CheckpointIO):
         """
         checkpoint = Path(path)
         self.check(checkpoint)
-        weights = weights_dir(checkpoint)
+        weights = str(weights_dir(checkpoint))
+        with self._told_in_our_words(checkpoint) as agree, direct_reading(agree):
+            if sharded_state_dict is None:
+                return self._plain(checkpoint)
+            handling = StrictHandling(strict) if strict else StrictHandling.ASSUME_OK_UNEXPECTED
+            if handling not in _REPLACES_ALL:
+                self._compare(checkpoint)  # what an older checkpoint hasn't would keep what a damaged one left there
+            strategy = self._load_strategy(weights)
+            loaded = dist_checkpointing.load(sharded_state_dict, weights, strategy, strict=handling)
+            self._compare(checkpoint)
+        return loaded[0] if isinstance(loaded, tuple) else loaded
+
+    def check(self, checkpoint: Path) -> None:
+        """Look at a checkpoint, on all ranks, before anything of it is read: at names, sizes and, of all files but those with
+        the tensors, hashes. Of these files each rank begins to hash its share, for `_compare` to wait for.
+
+        Raises:
+            DamagedCheckpointError: it isn't there or isn't whole; the same on every rank.
+        """
+        begins = self.verify and checkpoint not in self._verified and checkpoint not in self._comparing
+        problem = _agree(_unreadable(checkpoint, hashes=begins) if _is_rank_zero() else None)
+        if problem:
+            raise DamagedCheckpointError(problem)
+        if begins:
+            manifest = read_manifest(checkpoint) or Manifest(step=0, consumed_samples=0, layout={})
+            share = shares(manifest, _world_size())[_rank()]
+            self._comparing[checkpoint] = comparing(checkpoint, manifest, share)
+
+    def _compare(self, checkpoint: Path) -> None:
+        """Wait for the hashes that `check` began to compare. Every rank calls it, before any uses what it has read.
+
+        Raises:
+            DamagedCheckpointError: on every rank, where a file of any rank's share differs.
+        """
+        differing = self._comparing.pop(checkpoint, None)
+        if differing is None:
+            return
+        found = [problem for part in _all_gathered(differing()) for problem in part]
+        if found:
+            raise DamagedCheckpointError(_damaged(checkpoint, found))
+        self._verified.add(checkpoint)
+
+    def _all_have_read(self, checkpoint: Path, error: Optional[BaseException]) -> None:
+        """Every rank calls it once it has read, with its error if it couldn't, so that none waits for one that has failed.
+
+        Raises:
+            DamagedCheckpointError: on every rank, if one failed and some file isn't what was written.
+            CheckpointError: on every rank, if one failed.
+        """
+        told = _all_gathered(None if error is None else reason_of(error))
+        failed = [f"on rank {rank}, {words}" for rank, words in enumerate(told) if words is not None]
+        if failed:
+            self._compare(checkpoint)
+            raise CheckpointError(failed[0]) from error
+
+    @contextmanager
+    def _told_in_our_words(self, checkpoint: Path) -> Iterator[Agree]:
+        """Around what reads pickles and tensors of a checkpoint; gives what readers call when they have read."""
         refused: list[SecurityError] = []
         try:
-            with data_only() as refused, direct_reading():
-                if sharded_state_dict is None:
-                    return dist_checkpointing.load_common_state_dict(str(weights))
-                handling = StrictHandling(strict) if strict else StrictHandling.ASSUME_OK_UNEXPECTED
-                loaded = dist_checkpointing.load(
-                    sharded_state_dict, str(weights), self._load_strategy(str(weights)), strict=handling
-                )
+            with data_only() as refused:
+                yield functools.partial(self._all_have_read, checkpoint)
         except (Exception, CheckpointException) as error:
+            if damaged := _damage_in(error):
+                raise DamagedCheckpointError(str(damaged)) from error
             if refused or isinstance(error, SecurityError):
                 raise SecurityError(f"{checkpoint} is not loaded. {refused[0] if refused else error}") from error
             raise CheckpointError(
                 f"{checkpoint} can't be loaded into this model: {reason_of(error)}. Check that model.config, the tokenizer "
                 "(vocabulary size) and the optimizer are those it was saved with."
             ) from error
-        return loaded[0] if isinstance(loaded, tuple) else loaded
 
-    def check(self, checkpoint: Path) -> None:
-        """Refuse a checkpoint that isn't there or isn't whole, with the same error on every rank."""
-        problem = _agree(_unreadable(checkpoint) if _is_rank_zero() else None)
-        if not problem and self.verify and checkpoint not in self._verified:
-            found = self._changed(checkpoint)
-            problem = _damaged(checkpoint, found) if found else None
-        if problem:
-            raise CheckpointError(problem)
-        self._verified.add(checkpoint)
+    def _plain(self, checkpoint: Path) -> dict[str, Any]:
+        """What isn't cut over ranks."""
+        weights = weights_dir(checkpoint)
+        # Megatron-Core keeps it in a shard from 0.19 on, whose hash needs as long as the shard is large.
+        if not (weights / COMMON).is_file() and not all(_all_gathered(intact(weights, _COMMON_OBJECT))):
+            self._compare(checkpoint)
+        found, failure = {}, None
+        try:
+            found = dist_checkpointing.load_common_state_dict(str(weights))
+        except (Exception, CheckpointException) as error:
+            failure = error
+        self._all_have_read(checkpoint, failure)
+        return found
 
-    def choose(self, checkpoint: Path) -> Path:
-        """``checkpoint``, or, where it is damaged and `fall_back` allows it, the newest whole one before it. Every rank calls
-        it. A damaged one in a directory that this run may write to is set aside, so that neither the next run nor retention
-        takes it for a good one.
+    def read_whole(self, checkpoint: Path, read: Callable[[Path], _Read]) -> _Read:
+        """What ``read`` makes of ``checkpoint``, or, where that is damaged and `fall_back` allows it, of the newest whole one
+        before it, which then replaces all that was read. Every rank calls it. A damaged one in a directory that this run may
+        write to is set aside, so that neither the next run nor retention takes it for a good one.
 
         Raises:
             CheckpointError: it isn't whole, and there is no other.
@@ -319,7 +384,8 @@ class MegatronCheckpointIO(CheckpointIO):
         while True:
             try:
                 self.check(checkpoint)
-            except CheckpointError as error:
+                found = read(checkpoint)
+            except DamagedCheckpointError as error:
                 older = _agree(_before(checkpoint) if _is_rank_zero() and self.fall_back else None)
                 if older is None:
                     raise
@@ -334,15 +400,7 @@ class MegatronCheckpointIO(CheckpointIO):
                         checkpoint,
                         "; ".join(lost[:3]),
                     )
-                return checkpoint
-
-    def _changed(self, checkpoint: Path) -> list[str]:
-        """What differs from the manifest's hashes, each rank having read its share of the files; the same on every rank."""
-        manifest = read_manifest(checkpoint)
-        if manifest is None:
-            return []
-        found = changed(checkpoint, shares(manifest, _world_size())[_rank()])
-        return _agree([problem for part in _all_gathered(found) for problem in part])
+                return found
 
     def _load_strategy(self, weights: str) -> Any:
         from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
@@ -361,12 +419,11 @@ class MegatronCheckpointIO(CheckpointIO):
 
 
 def shares(manifest: Manifest, world_size: int) -> list[list[str]]:
-    """Which files each rank hashes before a load: those that its predecessor wrote, which it is the likeliest to read next
-    and then has in its page cache; the others in turns, the largest first."""
-    names = [name for name in manifest.hashes if not name.startswith(f"{CONTEXT_PATH}/")]
+    """Which of the tensors' files each rank hashes at a load: those that its predecessor wrote, which it is the likeliest to
+    read as well and then shares the page cache with; the others in turns, the largest first."""
     found: list[list[str]] = [[] for _ in range(world_size)]
     others = []
-    for name in names:
+    for name in filter(_holds_tensors, manifest.hashes):
         writer = _WRITER.match(name)
         if writer and int(writer[1]) < world_size:
             found[int(writer[1])].append(name)
@@ -377,18 +434,33 @@ def shares(manifest: Manifest, world_size: int) -> list[list[str]]:
     return found
 
 
-def _unreadable(checkpoint: Path) -> Optional[str]:
+def _holds_tensors(name: str) -> bool:
+    return name.endswith(".distcp")
+
+
+def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[str]:
+    """Why it can't be read, as far as names and sizes tell, and with ``hashes`` the contents of the small files."""
     if not checkpoint.is_dir():
         return f"{checkpoint} is not a checkpoint directory."
     try:
-        if (checkpoint / MANIFEST).is_file():
-            found = problems(checkpoint)
+        manifest = read_manifest(checkpoint)
+        if manifest is not None:
+            small = [name for name in manifest.hashes if not _holds_tensors(name) and is_loaded(name)]
+            found = problems(checkpoint) or (comparing(checkpoint, manifest, small)() if hashes else [])
             return _damaged(checkpoint, found) if found else None
     except CheckpointError as error:
         return str(error)
     if not dist_checkpointing.check_is_distributed_checkpoint(str(weights_dir(checkpoint))):
         return f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
     return None
+
+
+def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:
+    """What `_compare` raised, also where torch has made its own error of it."""
+    if isinstance(error, CheckpointException):
+        failures = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
+        return next((failure for failure in failures if isinstance(failure, DamagedCheckpointError)), None)
+    return error if isinstance(error, DamagedCheckpointError) else None
 
 
 def _damaged(checkpoint: Path, found: list[str]) -> str:
@@ -419,8 +491,8 @@ def reason_of(error: BaseException) -> str:
         if not error.failures:
             return "on another rank, which says why"
         rank, failure = min(error.failures.items())
-        error = failure[0] if isinstance(failure, tuple) else failure
-        return f"on rank {rank}, {reason_of(error)}"
+        words = reason_of(failure[0] if isinstance(failure, tuple) else failure)
+        return words if words.startswith("on rank ") else f"on rank {rank}, {words}"
     words = " ".join(str(error).split()).rstrip(".") or repr(error)
     return words if len(words) <= _WORDS else f"{words[:_WORDS]} ..."
 

@@ -8,7 +8,7 @@ several ranks hold alike are written once.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from nemo2.checkpoint.reading import DirectReader
+from nemo2.checkpoint.reading import Agree, DirectReader
 from nemo2.parallel.stored_names import StoredRows
 
 
@@ -45,13 +45,14 @@ from nemo2.parallel.stored_names import StoredRows
 class Piece:
     """``tensor`` is what stands at ``offset`` in the stored tensor ``key`` of ``global_shape``; reading writes into it.
 
-    All three shapes have the same number of dimensions.
+    All three shapes have the same number of dimensions. ``padded``: as of `StoredRows`.
     """
 
     key: str
     tensor: Tensor
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
+    padded: bool = False
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
@@ -95,9 +96,25 @@ def stored_pieces(
                 tensor=local[start - first : stop - first][(None,) * stacked],
                 offset=(*row.offset[:stacked], *place),
                 global_shape=row.global_shape,
+                padded=row.padded,
             )
         )
     return pieces
+
+
+def padded_to(pieces: Sequence[Piece], rows: int) -> list[Piece]:
+    """``pieces`` as they are read from a checkpoint whose padded tensors have ``rows`` rows. Theirs beyond become zero, as
+    Megatron-Core makes them."""
+    found = []
+    for piece in pieces:
+        if piece.padded and piece.global_shape[0] != rows:
+            there = max(0, min(len(piece.tensor), rows - piece.offset[0]))
+            piece.tensor[there:].zero_()
+            shape = (rows, *piece.global_shape[1:])
+            found += [replace(piece, tensor=piece.tensor[:there], global_shape=shape)] if there else []
+        else:
+            found.append(piece)
+    return found
 
 
 def save_pieces(
@@ -115,14 +132,14 @@ def save_pieces(
     save({}, storage_writer=writer, planner=_SavePlanner(pieces, objects or {}))
 
 
-def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str) -> None:
-    """Read ``directory`` into the pieces' tensors, in place. Every rank calls it.
+def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str, agree: Agree | None = None) -> None:
+    """Read ``directory`` into the pieces' tensors, in place. Every rank calls it. ``agree``: as `DirectReader` takes it.
 
     Raises:
         CheckpointException: a key isn't there, or has another shape. It names all of them.
     """
     with torch.no_grad():
-        load({}, storage_reader=DirectReader(directory), planner=_LoadPlanner(pieces))
+        load({}, storage_reader=DirectReader(directory, agree), planner=_LoadPlanner(pieces))
 
 
 class _Writer(FileSystemWriter):

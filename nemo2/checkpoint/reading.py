@@ -12,11 +12,12 @@ import os
 import pickle
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -28,6 +29,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
+
+from nemo2.checkpoint.untrusted import read_metadata
 
 _THREADS = 4
 _AHEAD_BYTES = 1 << 30
@@ -60,12 +63,22 @@ class Stored:
     shape: tuple[int, ...]
 
 
-class DirectReader(FileSystemReader):
-    """Torch's reader of checkpoint files, for tensors that `torch.save` has written one to an archive."""
+Agree = Callable[[Optional[Exception]], None]
+"""Called on every rank once it has read what it is to read, with its error if it couldn't; raises if any couldn't."""
 
-    def __init__(self, path: str | os.PathLike) -> None:
+
+class DirectReader(FileSystemReader):
+    """Torch's reader of checkpoint files, for tensors that `torch.save` has written one to an archive.
+
+    Args:
+        path: The folder with the files.
+        agree: So that all ranks fail where one does.
+    """
+
+    def __init__(self, path: str | os.PathLike, agree: Optional[Agree] = None) -> None:
         super().__init__(path)
         self._read_metadata: Optional[Metadata] = None
+        self._agree = agree
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if self._read_metadata is None:
@@ -78,15 +91,26 @@ class DirectReader(FileSystemReader):
         Raises:
             EOFError, OSError: a file is shorter than ``.metadata`` says, or can't be read.
         """
+        failure: Optional[Exception] = None
+        try:
+            self._read(plan, planner)
+        except Exception as error:
+            failure = error
+        if self._agree is not None:
+            self._agree(failure)
+        if failure is not None:
+            raise failure
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         found = self._find(plan.items)
         with ThreadPoolExecutor(_THREADS) as pool:
             _Reads(planner, pool).run(found)
         rest = [item for item, stored in found if stored is None]
         if rest:
-            return super().read_data(LoadPlan(rest), planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+            super().read_data(LoadPlan(rest), planner).wait()
 
     def _find(self, items: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
         """Where each item lies; None for what torch has to unpack."""
@@ -165,7 +189,7 @@ class _Reads:
 
 
 @contextmanager
-def direct_reading() -> Iterator[None]:
+def direct_reading(agree: Optional[Agree] = None) -> Iterator[None]:
     """While this lasts, Megatron-Core reads files with `DirectReader`; from object storage with its own."""
     if MultiStorageClientFeature.is_enabled():
         yield
@@ -173,7 +197,7 @@ def direct_reading() -> Iterator[None]:
     original = mcore._get_filesystem_reader
 
     def reader(checkpoint_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> DirectReader:
-        return DirectReader(checkpoint_dir)
+        return DirectReader(checkpoint_dir, agree)
 
     mcore._get_filesystem_reader = reader
     try:
@@ -183,6 +207,23 @@ def direct_reading() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------ archives
+
+
+def intact(weights: Path, name: str) -> bool:
+    """Whether the archive of the object ``name`` is what was written, as far as its own CRC-32 tell, which no flipped bit
+    escapes. Costs nothing beside the hash of the file it stands in."""
+    metadata = read_metadata(weights)
+    found = [info for index, info in metadata.storage_data.items() if index.fqn == name]
+    try:
+        for info in found:
+            with open(weights / info.relative_path, "rb") as file:
+                part: Any = _Part(file, info.offset, info.length)
+                with zipfile.ZipFile(part) as archive:
+                    if archive.testzip() is not None:
+                        return False
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError):
+        return False
+    return bool(found)
 
 
 def _locate(file: Any, offset: int, length: int) -> Optional[Stored]:

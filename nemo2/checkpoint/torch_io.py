@@ -8,17 +8,12 @@ from typing import Any, Optional
 
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.checkpoint.directory import WEIGHTS_PATH, sha256
-from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
+from nemo2.checkpoint.io import COMMON, MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
-from nemo2.checkpoint.untrusted import data_only
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, SecurityError
-
-COMMON = "common.pt"
-"""Megatron-Core's name for what isn't cut over ranks."""
+from nemo2.errors import CheckpointError
 
 
 @configurable
@@ -63,17 +58,9 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         """
         checkpoint = Path(path)
         self.check(checkpoint)
-        refused: list[SecurityError] = []
-        try:
-            with data_only() as refused:
-                load_pieces(pieces, weights_dir(checkpoint))
-        except (Exception, CheckpointException) as error:
-            if refused or isinstance(error, SecurityError):
-                raise SecurityError(f"{checkpoint} is not loaded. {refused[0] if refused else error}") from error
-            raise CheckpointError(
-                f"{checkpoint} can't be loaded into this model: {reason_of(error)}. Check that model.config, the tokenizer "
-                "(vocabulary size) and the optimizer are those it was saved with."
-            ) from error
+        with self._told_in_our_words(checkpoint) as agree:
+            load_pieces(pieces, weights_dir(checkpoint), agree)
+            self._compare(checkpoint)
 
 
 class _Writing:

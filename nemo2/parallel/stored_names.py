@@ -26,6 +26,8 @@ class StoredRows:
     stop: int
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
+    padded: bool = False
+    """The rows are a vocabulary's, filled up to a number that suits the tensor-parallel ranks."""
 
 
 StoredNames = Mapping[str, list[StoredRows]]
@@ -81,6 +83,7 @@ def _rows(part: ShardedTensor, whole: Tensor) -> StoredRows | None:
         stop=start + (data.shape[0] if data.dim() else 1),
         offset=tuple(part.global_offset),
         global_shape=tuple(part.global_shape),
+        padded=part.allow_shape_mismatch,
     )
 
 

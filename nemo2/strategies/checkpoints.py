@@ -4,20 +4,25 @@
 import importlib.metadata
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Optional, Union
 
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
 from nemo2.checkpoint.random_state import load_random_state
-from nemo2.errors import CheckpointError
+from nemo2.data.tokenizer import get_vocab_size
+from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
 
 _log = logging.getLogger(__name__)
+_USUAL_SIZES = [2**power for power in range(7)]
 
 
 class Checkpoints(SteppingStrategy):
@@ -51,6 +56,31 @@ class Checkpoints(SteppingStrategy):
     def _position(self) -> dict[str, int]:
         """Where training stands in its data."""
         return {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
+
+    def _refuse_what_is_not_finite(self, tensors: Iterable[Tensor], filepath: Union[str, Path]) -> None:
+        """Parameters that aren't numbers make no checkpoint: retention would drop good ones for them.
+
+        Args:
+            tensors: What this rank has of them.
+
+        Raises:
+            RuntimeFault: on every rank, if some parameter of some rank isn't finite.
+        """
+        # By their least and greatest value, which NaN becomes: no memory is needed, and they are read once.
+        extremes = [
+            torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel() and tensor.is_floating_point()
+        ]
+        flags = [value.isfinite() for pair in extremes for value in pair]
+        finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
+        worst = finite.to(dtype=torch.int32, device=self.root_device).reshape(1)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
+        if not worst:
+            raise RuntimeFault(
+                f"After step {self.trainer.global_step} some parameters aren't finite numbers: {ckpt_to_dir(filepath).name} is "
+                "not saved, and the checkpoints before it stay. Start again from the last one with a lower learning rate, or "
+                "with the callback LossGuard(on_nonfinite='skip')."
+            )
 
     def _storage_options(self, options: Optional[dict[str, Any]], *, weights_only: bool) -> dict[str, Any]:
         """What a checkpoint IO is told beside the state, from what `ModelCheckpoint.save` told the strategy."""
@@ -111,6 +141,17 @@ class Checkpoints(SteppingStrategy):
         self.precision_plugin.teardown()
         assert self.accelerator is not None
         self.accelerator.teardown()
+
+
+def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
+    """How many rows the vocabulary of ``module`` may have in a checkpoint, where they are filled up to a number that suits the
+    tensor-parallel size; empty where the number is a setting. Without a manifest the usual sizes are thought of."""
+    config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
+    unit = getattr(config, "make_vocab_size_divisible_by", None)
+    if tokenizer is None or unit is None or getattr(config, "vocab_size", None) is not None:
+        return set()
+    sizes = _USUAL_SIZES if manifest is None else [manifest.layout.get("tp", 1)]
+    return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}
 
 
 def versions() -> dict[str, str]:

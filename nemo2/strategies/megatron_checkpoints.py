@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a model that is cut over ranks, in Megatron-Core's format, which any layout can read."""
 
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,9 +11,10 @@ from typing import Any, Optional, Union
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 
 from nemo2.checkpoint.directory import ckpt_to_dir, read_manifest
-from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
 from nemo2.checkpoint.optimizer_forms import (
     completed,
     forget_updates,
@@ -21,10 +24,11 @@ from nemo2.checkpoint.optimizer_forms import (
     under_saved_names,
 )
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
-from nemo2.errors import RuntimeFault
+from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.optim.megatron import MegatronOptimizer
-from nemo2.strategies.checkpoints import Checkpoints
+from nemo2.strategies.checkpoints import Checkpoints, paddings
 
+_log = logging.getLogger(__name__)
 _FORM = "optimizer_of_another_form"
 _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 """Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
@@ -82,7 +86,7 @@ class CheckpointingStrategy(Checkpoints):
         """
         assert self.megatron_parallel is not None
         self.megatron_parallel.force_param_sync()
-        self._refuse_what_is_not_finite(filepath)
+        self._refuse_what_is_not_finite(self.megatron_parallel.parameters(), filepath)
         metadata = self.sharded_state_dict_metadata
         weights_only = "optimizer_states" not in checkpoint
         state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key not in ("state_dict",)}
@@ -96,28 +100,6 @@ class CheckpointingStrategy(Checkpoints):
         self.checkpoint_io.save_checkpoint(
             state, ckpt_to_dir(filepath), storage_options=options | {"content_metadata": metadata}
         )
-
-    def _refuse_what_is_not_finite(self, filepath: Union[str, Path]) -> None:
-        """Parameters that aren't numbers make no checkpoint: retention would drop good ones for them.
-
-        Raises:
-            RuntimeFault: on every rank, if some parameter of some rank isn't finite.
-        """
-        assert self.megatron_parallel is not None
-        # By their least and greatest value, which NaN becomes: no memory is needed, and they are read once.
-        parameters = [parameter.detach() for parameter in self.megatron_parallel.parameters() if parameter.numel()]
-        extremes = [torch.aminmax(parameter) for parameter in parameters]
-        flags = [value.isfinite() for pair in extremes for value in pair]
-        finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
-        worst = finite.to(dtype=torch.int32, device=self.root_device).reshape(1)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
-        if not worst:
-            raise RuntimeFault(
-                f"After step {self.trainer.global_step} some parameters aren't finite numbers: {ckpt_to_dir(filepath).name} is "
-                "not saved, and the checkpoints before it stay. Start again from the last one with a lower learning rate, or "
-                "with the callback LossGuard(on_nonfinite='skip')."
-            )
 
     def _layout_record(self) -> dict[str, Any]:
         record = {field.name: getattr(self.layout, field.name) for field in fields(self.layout)}
@@ -138,9 +120,10 @@ class CheckpointingStrategy(Checkpoints):
         A damaged one that `AutoResume` found, rather than was given, is passed over for the one before it.
         """
         path = Path(checkpoint_path)
+        read = functools.partial(self._read, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
         if isinstance(self.checkpoint_io, MegatronCheckpointIO):
-            path = self.checkpoint_io.choose(path)
-        return self._read(path, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
+            return self.checkpoint_io.read_whole(path, read)
+        return read(path)
 
     def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
         assert self.megatron_parallel is not None
@@ -164,12 +147,32 @@ class CheckpointingStrategy(Checkpoints):
                 say_they_start_anew(path)
         reshaped = self._in_another_form(wanted, path)
         loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self._strictness)
+        if model:
+            self._say_if_another_vocabulary(model_state, path)
         if reshaped is not None:
             loaded["optimizer"] = wanted["optimizer"] = reshaped
         for part in ("model", "optimizer", "random_state"):
             if part not in wanted:
                 loaded.pop(part, None)  # its plain data come unasked, without the tensors
         return loaded
+
+    def _say_if_another_vocabulary(self, model_state: dict[str, Any], path: Path) -> None:
+        """Megatron-Core reads the rows that there are, which is right for another padding of the same vocabulary."""
+        padded = [value for value in nested_values(model_state) if getattr(value, "allow_shape_mismatch", False)]
+        if not (self.is_global_zero and padded):
+            return
+        stored = read_metadata(weights_dir(path)).state_dict_metadata
+        there = {stored[value.key].size[0] for value in padded if value.key in stored}
+        here = {value.global_shape[0] for value in padded}
+        if there - here - paddings(self.lightning_module, read_manifest(path)):
+            _log.warning(
+                "%s has %s rows of vocabulary, and this model %s, which isn't the same vocabulary padded for another "
+                "tensor-parallel size: of the model's rows those that aren't there are zero, and those beyond its own are left "
+                "out. Check the tokenizer and model.config.vocab_size.",
+                path,
+                max(there),
+                max(here),
+            )
 
     def _in_another_form(self, wanted: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
         """The optimizer's state, loaded, where it was saved by one of another form (distributed or not, fp32 or half

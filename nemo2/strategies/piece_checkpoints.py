@@ -5,6 +5,7 @@ Weights stand in the files as Megatron-Core's checkpoints store them, so that th
 and layout. The optimizer's state stands beside them under the same names.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,13 +21,13 @@ from torch import Tensor
 from nemo2.checkpoint.directory import ckpt_to_dir, read_manifest
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.optimizer_forms import into_pieces, scaler_of, step_of
-from nemo2.checkpoint.pieces import Piece, stored_pieces
+from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.parallel.stored_names import StoredRows
-from nemo2.strategies.checkpoints import Checkpoints
+from nemo2.strategies.checkpoints import Checkpoints, paddings
 
 Held = tuple[list[StoredRows], Any, Optional[int]]
 """Where a parameter is stored, its tensor (or the optimizer's tensors of it, by their names), and which of its rows the
@@ -94,7 +95,10 @@ class PieceCheckpoints(Checkpoints):
         """
         with_optimizer = "optimizer_states" in checkpoint and self._save_optimizer
         state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key != "state_dict"}
-        state["pieces"], state["objects"] = self._pieces(optimizer=with_optimizer), self._stored_objects()
+        pieces = self._pieces(optimizer=with_optimizer)
+        of_model = (piece.tensor for piece in pieces if not piece.key.startswith("optimizer."))
+        self._refuse_what_is_not_finite(of_model, filepath)
+        state["pieces"], state["objects"] = pieces, self._stored_objects()
         if with_optimizer:
             state["random_state"] = random_state().data
             state["optimizer_extras"] = self._optimizer_extras()
@@ -122,8 +126,8 @@ class PieceCheckpoints(Checkpoints):
         Raises:
             CheckpointError: it can't be read, or holds no optimizer state that this strategy can take over.
         """
-        path = self.checkpoint_io.choose(Path(checkpoint_path))
-        return self._read(path, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
+        read = functools.partial(self._read, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
+        return self.checkpoint_io.read_whole(Path(checkpoint_path), read)
 
     def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
         plain = self.checkpoint_io.load_plain(path)
@@ -134,8 +138,12 @@ class PieceCheckpoints(Checkpoints):
             extras = self._extras_in(plain, path)
             self._make_optimizer_state()
         pieces = self._pieces(model=model, optimizer=optimizer)
+        stored = read_metadata(weights_dir(path)).state_dict_metadata
         if optimizer or self._load_main_params:
-            pieces = into_pieces(pieces, read_metadata(weights_dir(path)).state_dict_metadata.keys())
+            pieces = into_pieces(pieces, stored.keys())
+        rows = {stored[piece.key].size[0] for piece in pieces if piece.padded and piece.key in stored}
+        for there in rows & paddings(self.lightning_module, manifest):
+            pieces = padded_to(pieces, there)
         self.checkpoint_io.load_into(pieces, path)
         self._take_up(model=model, optimizer=optimizer)
         if optimizer:

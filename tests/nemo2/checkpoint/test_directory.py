@@ -169,7 +169,19 @@ def test_a_flipped_bit_is_seen_by_the_hash_and_not_by_the_size(tmp_path):
     (checkpoint / "weights" / "part").write_text("step 2")
     assert problems(checkpoint) == []
     assert changed(checkpoint) == ["weights/part has changed since it was written (its SHA-256 differs)"]
-    assert changed(checkpoint, names=["weights/other"]) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(OSError(5, "Input/output error"), "Input/output error"), (MemoryError("no"), "MemoryError")]
+)
+def test_a_file_whose_hash_cannot_be_taken_is_no_good_one(tmp_path, monkeypatch, error, told):
+    def failing(path: Any) -> str:
+        raise error
+
+    checkpoint = saved(tmp_path / "step=3", 3)
+    monkeypatch.setattr("nemo2.checkpoint.directory.sha256", failing)
+    [problem] = changed(checkpoint)
+    assert problem.startswith("weights/part can't be read") and told in problem
 
 
 def test_hashes_that_the_writers_took_are_believed_and_the_others_are_taken(tmp_path):

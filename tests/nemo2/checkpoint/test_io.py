@@ -168,6 +168,9 @@ def _damaged(checkpoint: Path, damage: str) -> Path:
             os.truncate(shards[-1], shards[-1].stat().st_size // 2)
         elif damage == "flipped":
             _flip_a_bit(shards[-1])
+        elif damage == "flipped pickle":
+            content = shards[-1].read_bytes()
+            shards[-1].write_bytes(content.replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", 1))
         elif damage == "flipped common":
             # Megatron-Core 0.19 keeps the common state with the tensors.
             common = copy / "weights" / "common.pt"
@@ -193,6 +196,7 @@ def _flip_a_bit(file: Path) -> None:
 
 DAMAGES = {
     "flipped": r"flipped is damaged: weights/\S+\.distcp has changed since it was written \(its SHA-256 differs\)",
+    "flipped pickle": r"flipped pickle is damaged: weights/\S+\.distcp has changed since it was written",
     "flipped common": r"is damaged: weights/\S+ has changed since it was written",
     "truncated": r"truncated is damaged: weights/\S+\.distcp has \d+ bytes, and \d+ were written.*another checkpoint",
     "missing": r"missing is damaged: weights/\S+\.distcp is missing",
@@ -209,6 +213,69 @@ def test_damage_is_named_on_every_rank(run_on_ranks, tmp_path):
         assert answers.keys() == DAMAGES.keys()
         for damage, pattern in DAMAGES.items():
             assert re.search(pattern, answers[damage], re.DOTALL), answers[damage]
+
+
+def with_slow_hashes(directory: str) -> tuple[str, list[str]]:
+    """A damaged checkpoint is read to its end long before its hashes are known; what was done, in order."""
+    import time
+    from unittest import mock
+
+    import torch
+
+    from nemo2.checkpoint import directory as files
+    from nemo2.checkpoint import reading
+    from nemo2.errors import CheckpointError
+
+    done: list[str] = []
+    sha256, read = files.sha256, reading._read_into
+
+    def slow(path: Any) -> str:
+        if str(path).endswith(".distcp"):
+            done.append("begins to hash")
+            time.sleep(2.0)
+        return sha256(path)
+
+    def told(*args: Any) -> None:
+        read(*args)
+        done.append("reads")
+
+    small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[keeping(directory, every_n_train_steps=1)])
+    path = _damaged(Path(directory) / "step=1", "flipped")
+    with mock.patch.object(files, "sha256", slow), mock.patch.object(reading, "_read_into", told):
+        with pytest.raises(CheckpointError) as caught:
+            small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=str(path), inspect=done.append)
+    assert torch.distributed.is_initialized()
+    return str(caught.value), done
+
+
+def test_hashes_are_taken_while_tensors_are_read_and_waited_for_before_they_are_used(run_on_ranks, tmp_path):
+    for message, done in run_on_ranks(with_slow_hashes, 2, str(tmp_path), timeout=60.0):
+        assert "SHA-256 differs" in message
+        assert done[0] == "begins to hash" and done[-1] == "reads", done
+
+
+def unreadable_on_one_rank(directory: str) -> str:
+    """A disk fails under rank 1 while the others can read."""
+    from unittest import mock
+
+    import torch
+
+    from nemo2.checkpoint import reading
+    from nemo2.errors import CheckpointError
+
+    def failing(*args: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
+    read = failing if torch.distributed.get_rank() == 1 else reading._read_into
+    with mock.patch.object(reading, "_read_into", read), pytest.raises(CheckpointError) as caught:
+        small_runs.fit(small_runs.build_llama(), max_steps=2, ckpt_path=f"{directory}/step=1")
+    return str(caught.value)
+
+
+def test_a_rank_that_cannot_read_is_an_error_on_all_and_no_wait(run_on_ranks, tmp_path):
+    for message in run_on_ranks(unreadable_on_one_rank, 2, str(tmp_path), timeout=60.0):
+        assert "on rank 1, [Errno 5] Input/output error" in message
 
 
 def into_another_model(directory: str) -> str:
@@ -330,32 +397,36 @@ def test_a_killed_writer_is_an_error_on_all_ranks_and_no_wait(run_on_ranks, tmp_
         assert published == []
 
 
-def fallen_back(directory: str) -> dict[str, Any]:
+def fallen_back(directory: str, sharded: bool) -> dict[str, Any]:
     """A run that saves every step, and what goes on from its newest checkpoint after a bit of it has flipped."""
     import torch
 
-    from nemo2.checkpoint.io import MegatronCheckpointIO
+    import nemo2 as nl
     from nemo2.errors import CheckpointError
 
+    def fit(*, fall_back: bool = False, **options: Any) -> list[float]:
+        small_runs.release()
+        strategy = nl.FSDP2Strategy() if sharded else nl.MegatronStrategy(ckpt_async_save=False)
+        io: Any = strategy.checkpoint_io
+        io.fall_back = fall_back
+        return small_runs.fit(small_runs.build_llama(), max_steps=3, strategy=strategy, **options)["losses"]
+
     keep = keeping(directory, every_n_train_steps=1)
-    found: dict[str, Any] = {"whole": small_runs.fit(small_runs.build_llama(), max_steps=3, callbacks=[keep])["losses"]}
+    found: dict[str, Any] = {"whole": fit(callbacks=[keep])}
     newest = Path(directory) / "step=2"
     if torch.distributed.get_rank() == 0:
         _flip_a_bit(sorted((newest / "weights").glob("*.distcp"))[0])
         shutil.rmtree(Path(directory) / "step=3")
     torch.distributed.barrier()
-    io = MegatronCheckpointIO()
-    io.fall_back = True
-    found["resumed"] = small_runs.fit(small_runs.build_llama(), max_steps=3, ckpt_path=newest, checkpoint_io=io)[
-        "losses"
-    ]
+    found["resumed"] = fit(fall_back=True, ckpt_path=newest)
     with pytest.raises(CheckpointError) as caught:
-        small_runs.fit(small_runs.build_llama(), max_steps=3, ckpt_path=newest)
+        fit(ckpt_path=newest)
     found["refused"] = str(caught.value)
     return found
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_only_where_it_may(run_on_ranks, tmp_path):
-    for found in run_on_ranks(fallen_back, 2, str(tmp_path), timeout=90.0):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_only_where_it_may(run_on_ranks, tmp_path, sharded):
+    for found in run_on_ranks(fallen_back, 2, str(tmp_path), sharded, timeout=90.0):
         assert found["resumed"] == found["whole"][1:]
         assert "SHA-256 differs" in found["refused"]

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of sharded models: resumed bit by bit, over other numbers of ranks, and by other strategies."""
 
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import sharded_runs
+import small_runs
 
 KINDS = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP"]
 WEIGHTS = {"ckpt_load_optimizer": False}
@@ -18,6 +21,50 @@ def _caught(call: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+class Spoil(pl.Callback):
+    """One number of what rank 1 has of the parameters is none after the second step; or of its gradients, in the second step."""
+
+    def __init__(self, *, gradients: bool = False) -> None:
+        self.gradients = gradients
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self.gradients and trainer.global_step == 1 and trainer.global_rank == 1:
+            next(trainer.model.parameters()).grad.to_local().view(-1)[:1].fill_(float("nan"))
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if self.gradients or trainer.global_step != 2:
+            return
+        # Every rank has to ask. What FSDPStrategy gives are copies, what Megatron-FSDP has as parameters are.
+        pieces = [piece.tensor for piece in trainer.strategy._pieces(optimizer=False)]
+        parameters = (getattr(value, "_local_tensor", value).detach() for value in trainer.model.parameters())
+        if trainer.global_rank == 1:
+            for tensor in (pieces[0], next(value for value in parameters if value.numel())):
+                tensor.view(-1)[:1].fill_(float("nan"))
+
+
+def on_what_is_no_number(directory: str) -> dict[str, Any]:
+    from nemo2.callbacks import LossGuard
+    from nemo2.checkpoint.directory import finished
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    def fit(kind: str, *callbacks: Any) -> Any:
+        small_runs.release()
+        model = small_runs.build_llama(distributed=True)
+        strategy = sharded_runs.strategies()[kind]()
+        return small_runs.fit(model, max_steps=3, callbacks=callbacks, strategy=strategy)
+
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        place = f"{directory}/{kind}"
+        keep = ModelCheckpoint(dirpath=place, filename="{step}", every_n_train_steps=1, save_top_k=-1, save_last=False)
+        found[kind] = _caught(lambda kind=kind, keep=keep: fit(kind, Spoil(), keep))
+        found[f"{kind}, left"] = [manifest.step for _, manifest in finished(Path(place))]
+    guard = LossGuard(on_nonfinite="skip")
+    found["losses"] = fit("FSDP2Strategy", Spoil(gradients=True), guard)["losses"]
+    found["skipped"] = guard.skipped
+    return found
 
 
 def on_two_ranks(directory: str) -> dict[str, Any]:
@@ -103,3 +150,12 @@ def test_optimizer_state_for_one_layout_only_is_refused_with_the_way_out(runs):
 
 def test_a_checkpoint_of_another_model_names_what_differs(runs):
     assert "has shape (64, 32) there and (96, 32) here" in runs["another model"]
+
+
+def test_parameters_that_are_not_finite_are_never_saved_and_such_steps_can_be_left_out(run_on_ranks, tmp_path):
+    for found in run_on_ranks(on_what_is_no_number, 2, str(tmp_path), timeout=280):
+        for kind in KINDS:
+            assert "some parameters aren't finite numbers: step=2 is not saved" in found[kind]
+            assert found[f"{kind}, left"] == [1]
+        assert found["skipped"] == [2]
+        assert len(found["losses"]) == 3 and all(loss == loss for loss in found["losses"])
