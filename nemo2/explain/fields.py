@@ -15,12 +15,16 @@ from nemo2.config.walk import iterate_nodes, who_set
 from nemo2.errors import ConfigError
 from nemo2.explain.effective import Effective
 from nemo2.names import did_you_mean
+from nemo2.overlap.presets import preset, preset_names
 from nemo2.overlap.settings import CALLBACK
+from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 
 _PACKAGE = Path(nemo2.__file__).parent.resolve()
 _FOLDERS = tuple((_PACKAGE / name).resolve() for name in ("recipes", "callbacks", ""))
 """Ours, whose files are told without the path of the installation."""
 _NOTHING = object()
+_WIDEST = 60
+"""Columns for values before what is said of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +51,30 @@ class Explanation:
     @property
     def differs(self) -> bool:
         """Whether the layers end with another value than they begin with, or had another on the way."""
-        return len({format_value(layer.value) for layer in self.layers}) > 1
+        return len({shown(layer.value) for layer in self.layers}) > 1
 
     def line(self) -> str:
         """The value, who gave it, and what was asked for where that is something else; in one line."""
         last, *others = reversed(self.layers)
         asked = next((one for one in others if one.asked), None)
-        overruled = asked is not None and format_value(asked.value) != format_value(last.value)
-        note = (
-            f"; {format_value(asked.value)} was asked for by {asked.who}"
-            if overruled and asked and not last.asked
-            else ""
-        )
-        return f"{self.path} = {format_value(self.effective)}  # {last.who}{note}"
+        overruled = asked is not None and shown(asked.value) != shown(last.value)
+        note = f"; {shown(asked.value)} was asked for by {asked.who}" if overruled and asked and not last.asked else ""
+        return f"{self.path} = {shown(self.effective)}  # {last.who}{note}"
 
     def __str__(self) -> str:
-        width = max(len(format_value(layer.value)) for layer in self.layers)
-        lines = [f"{self.path} = {format_value(self.effective)}"]
-        lines += [f"  {format_value(layer.value):{width}}  {layer.who}" for layer in self.layers]
+        width = min(_WIDEST, max(len(shown(layer.value)) for layer in self.layers))
+        lines = [f"{self.path} = {shown(self.effective)}"]
+        lines += [f"  {shown(layer.value):{width}}  {layer.who}" for layer in self.layers]
         return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    """A value as a user would write it: userbuffer settings, which are pages long, by the name of their preset."""
+    if isinstance(value, TransformerLayerTPOverlapCfg):
+        name = next((name for name in preset_names() if preset(name) == value), None)
+        if name is not None:
+            return repr(name)
+    return format_value(value)
 
 
 def explain(recipe: Any, effective: Effective, field: str) -> list[Explanation]:
@@ -75,10 +84,13 @@ def explain(recipe: Any, effective: Effective, field: str) -> list[Explanation]:
     Raises:
         ConfigError: nothing in the recipe is called so; the nearest names.
     """
-    places = list(_places(recipe, field))
-    if not places:
+    found = [_explanation(path, node, name, effective) for path, node, name in _places(recipe, field)]
+    buffers = _buffers_of_the_strategy(recipe, effective, field)
+    if buffers is not None and buffers.path not in {one.path for one in found}:
+        found.append(buffers)
+    if not found:
         raise ConfigError(f"No setting of this recipe is called {field!r}{did_you_mean(field, _all_names(recipe))}")
-    return [_explanation(path, node, name, effective) for path, node, name in places]
+    return found
 
 
 def explain_all(recipe: Any, effective: Effective) -> list[Explanation]:
@@ -113,11 +125,28 @@ def _explanation(path: str, node: Any, name: str, effective: Effective) -> Expla
     for step in effective.steps(path, name):
         layers.append(Layer(value=step.after, who=step.why))
     settled, value = effective.value(path, name)
-    if settled and (not layers or format_value(value) != format_value(layers[-1].value)):
+    if settled and (not layers or shown(value) != shown(layers[-1].value)):
         layers.append(Layer(value=value, who=f"derived by {target.__name__}"))
     return Explanation(
         path=f"{path}.{name}".removeprefix("."), layers=tuple(layers) or (Layer(value=None, who="unset"),)
     )
+
+
+def _buffers_of_the_strategy(recipe: Any, effective: Effective, field: str) -> Optional[Explanation]:
+    """A setting of the gradient buffers where the recipe leaves them to the strategy: ``ddp="megatron"`` is no node."""
+    from nemo2.parallel.ddp_config import DistributedDataParallelConfig
+
+    path = "trainer.strategy.ddp"
+    ddp, (*parents, name) = effective.objects.get(path), field.split(".")
+    name = aliases_of(DistributedDataParallelConfig).get(name, name)
+    asked = _follow(recipe, parents)
+    if not hasattr(ddp, name) or (parents and (asked is _NOTHING or asked != recipe.trainer.strategy.ddp)):
+        return None
+    steps = effective.steps(path, name)
+    value = steps[0].before if steps else getattr(ddp, name)
+    layers = [Layer(value=value, who=f"default of {DistributedDataParallelConfig.__name__}")]
+    layers += [Layer(value=step.after, who=step.why) for step in steps]
+    return Explanation(path=f"{path}.{name}", layers=tuple(layers))
 
 
 def _who(file: str, line: int) -> str:

@@ -139,6 +139,29 @@ def test_a_bucket_size_without_overlap_is_explained() -> None:
     assert found.layers[-1].who == "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
 
 
+@pytest.mark.parametrize("field", ["strategy.ddp_config.overlap_grad_sync", "overlap_grad_reduce", "bucket_size"])
+def test_buffers_that_are_left_to_the_strategy_are_explained_too(field: str) -> None:
+    recipe = gpt3_175b.pretrain_recipe(performance_mode=True)
+    recipe.trainer.strategy.ddp = "megatron"
+    found = explained(recipe, field)
+    [buffers] = [one for path, one in found.items() if path.startswith("trainer.strategy.ddp.")]
+    assert buffers.layers[0].who == "default of DistributedDataParallelConfig" and buffers.effective not in (
+        None,
+        False,
+    )
+    assert buffers.layers[-1].who == "MegatronCommOverlapCallback: 16 ranks reduce gradients together"
+    with pytest.raises(ConfigError, match="No setting of this recipe is called"):
+        explained(recipe, "optim.config.overlap_grad_sync")
+
+
+def test_userbuffers_are_shown_by_the_name_of_their_preset() -> None:
+    recipe = llama3_70b.pretrain_recipe(performance_mode=True)
+    name = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
+    found = explained(recipe, "model.config.tp_comm_overlap_cfg")["model.config.tp_comm_overlap_cfg"]
+    assert str(found).splitlines()[0] == f"model.config.tp_comm_overlap_cfg = '{name}'"
+    assert max(map(len, str(found).splitlines())) < 300
+
+
 def test_the_recipe_is_not_changed() -> None:
     recipe, untouched = llama3_70b.pretrain_recipe(), llama3_70b.pretrain_recipe()
     settle_recipe(recipe, gpu="b200")
