@@ -4,6 +4,7 @@
 That Transformer Engine computes with them is for machines that have it: ``tests/gpu``.
 """
 
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -139,6 +140,17 @@ def test_one_setting_of_the_buffers_reaches_the_model() -> None:
     [refusal] = settle_recipe(recipe, gpu="h100").refusals
     assert f"strategy.ddp_config.fp8_param_gather=True ({__file__}:" in refusal
     assert f"contradicts trainer.plugins.fp8_param_gather ({__file__}:" in refusal
+
+
+def test_the_check_sees_configurations_that_contradict_each_other() -> None:
+    recipe = recipe_in("bf16_with_fp8_subchannel_scaling_mixed")
+    del recipe.trainer.plugins.fp8_recipe
+    recipe.optim.config.fp8_recipe = "tensorwise"
+    recipe.model.config.fp8_recipe = "blockwise"
+    [message] = [one.message for one in find(recipe) if one.rule == "one-precision"]
+    assert re.search(
+        r"optim\.config\.fp8_recipe='tensorwise' \(.*contradicts model\.config\.fp8_recipe='blockwise' \(", message
+    )
 
 
 @pytest.fixture
