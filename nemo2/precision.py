@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from nemo2.backend.extras import has, have_te, why_missing
 from nemo2.config.adjust import adjust, adjusting, adjustments
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import explicit_fields, explicit_values, where_set
+from nemo2.config.explicit import at, explicit_fields, explicit_values
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
@@ -256,7 +256,7 @@ class MegatronMixedPrecision(Precision):
                 continue
             if argument in ours:
                 problems.append(
-                    f"{claim} contradicts trainer.plugins.{argument}{_at(self, argument)}, which makes it {asked}: {_ONE_THING}"
+                    f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which makes it {asked}: {_ONE_THING}"
                 )
             elif name in _DECIDED_BY_PRECISION:
                 # Following one of these alone would leave parameters in one dtype and their optimizer in another.
@@ -324,7 +324,7 @@ class MegatronMixedPrecision(Precision):
         """A sentence for each argument that was set and takes no effect, because what it belongs to is off."""
         config, ours = self.dtype_config, explicit_fields(self)
         found = [
-            f"trainer.plugins.{name}={getattr(config, name)!r}{_at(self, name)} does not take effect: {owner} is off."
+            f"trainer.plugins.{name}={getattr(config, name)!r}{at(self, name)} does not take effect: {owner} is off."
             for owner, on, names in (
                 ("trainer.plugins.fp8", config.fp8, (*_OF_FP8, "first_last_layers_bf16")),
                 ("trainer.plugins.fp4", config.fp4, ("fp4_recipe",)),
@@ -397,7 +397,7 @@ def _claims(configs: Mapping[str, Any], dtypes: DtypeConfig) -> Iterator[_Claim]
             value = getattr(config, field.name)
             if value is not None or field.name not in _NONE_IS_UNSET:
                 names = together.get(field.name, (field.name,))
-                yield _Claim(names, value, f"{path}.{field.name}", _at(config, field.name))
+                yield _Claim(names, value, f"{path}.{field.name}", at(config, field.name))
 
 
 def _derive_again(config: Any) -> None:
@@ -417,12 +417,6 @@ def _derive_again(config: Any) -> None:
 @rank_zero_only
 def _warn(sentence: str) -> None:
     _log.warning(sentence)
-
-
-def _at(obj: Any, name: str) -> str:
-    """ " (file:line)" of whoever set a field; nothing where that isn't known."""
-    place = where_set(obj, name)
-    return f" ({place})" if place else ""
 
 
 # Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.

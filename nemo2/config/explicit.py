@@ -75,3 +75,9 @@ def where_set(obj: object, name: str) -> str | None:
         return noted.places[name]
     place = made_at(obj)
     return f"{place[0]}:{place[1]}" if place is not None and noted is None else None
+
+
+def at(obj: object, name: str) -> str:
+    """ " (file:line)" of whoever set ``name`` of a built object, for a sentence; nothing where that isn't known."""
+    place = where_set(obj, name)
+    return f" ({place})" if place else ""

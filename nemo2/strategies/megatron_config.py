@@ -13,7 +13,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.config.adjust import adjust, adjusting
-from nemo2.config.explicit import explicit_fields, where_set
+from nemo2.config.explicit import at, explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.parallel.layout import Layout, ParallelismConfig
@@ -93,7 +93,7 @@ def write_parallelism(config: TransformerConfig, parallelism: ParallelismConfig,
         current = getattr(config, field.name)
         if field.name in explicit and current not in (value, None):
             raise ConfigError(
-                f"model.config.{field.name}={current}{_at(config, field.name)} contradicts strategy.{field.name}={value}: "
+                f"model.config.{field.name}={current}{at(config, field.name)} contradicts strategy.{field.name}={value}: "
                 "parallel sizes are set on the strategy, which writes them into the model. Remove model.config's."
             )
         adjust(config, field.name, value, why=f"strategy.{field.name}")
@@ -126,7 +126,7 @@ def align_distributed_optimizer(
     ours = "use_distributed_optimizer" in explicit_ddp
     optimizer, ddp = optimizer_config.use_distributed_optimizer, ddp_config.use_distributed_optimizer
     if theirs and ours and optimizer != ddp:
-        one, other = (_at(config, "use_distributed_optimizer") for config in (optimizer_config, ddp_config))
+        one, other = (at(config, "use_distributed_optimizer") for config in (optimizer_config, ddp_config))
         raise ConfigError(
             f"optim.config.use_distributed_optimizer={optimizer}{one} contradicts strategy.ddp_config.use_distributed_optimizer="
             f"{ddp}{other}: it is one switch. Remove one of them, or make them agree."
@@ -213,9 +213,3 @@ def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozens
     why = "two interleaved stages keep their messages in order only where these overlap"
     adjust(config, "overlap_p2p_comm", True, why=why)
     adjust(config, "batch_p2p_comm", False, why=why)
-
-
-def _at(obj: Any, name: str) -> str:
-    """ " (file:line)" of whoever set a field; nothing where that isn't known."""
-    place = where_set(obj, name)
-    return f" ({place})" if place else ""
