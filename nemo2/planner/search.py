@@ -182,7 +182,7 @@ def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
         sp=True,
         micro_batch=micro,
         recompute=recompute,
-        recomputed=("moe",) if job.ep > 1 or layout.ep > 1 else ("mlp",),
+        recomputed=("mlp",) if layout.etp is None else ("moe",),  # an expert size is there where experts are
         overlap_pp=bool(layout.vp),
         overlap_tp=job.overlap_tp and layout.tp > 1,
     )
