@@ -28,8 +28,10 @@ class PreemptionCallback(pl.Callback):
     the GPU. A second signal changes nothing; the checkpoint it interrupts would not have counted anyway. A signal during
     validation is answered after the batch of it that runs.
 
-    Lightning's own handler of SIGTERM is replaced while training runs: it broadcasts from inside the handler, on whichever
-    ranks the signal reached, in the middle of whatever collective is under way.
+    Lightning's own handler of SIGTERM is replaced from the start of training on: it broadcasts from inside the handler, on
+    whichever ranks the signal reached, in the middle of whatever collective is under way. At the end of its teardown Lightning
+    puts back what was there before the trainer; until then a signal can't disturb a run that is ending anyway. (A launcher
+    sends one to the ranks that are left as soon as the first has ended.)
 
     Args:
         sig: Signals by number or name ("SIGUSR1"; Slurm: ``#SBATCH --signal=USR1@120``), one or a list. None: SIGTERM.
@@ -42,7 +44,6 @@ class PreemptionCallback(pl.Callback):
         given = [signal.SIGTERM] if sig is None else sig if isinstance(sig, list) else [sig]
         self.signals = [_signal(item) for item in given]
         self._heard: Optional[signal.Signals] = None
-        self._before: dict[signal.Signals, Any] = {}
         self._group: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -52,7 +53,7 @@ class PreemptionCallback(pl.Callback):
         if threading.current_thread() is not threading.main_thread():
             return  # Python delivers signals to the main thread only: whoever runs a trainer elsewhere has its own way
         for number in self.signals:
-            self._before[number] = signal.signal(number, self._hear)
+            signal.signal(number, self._hear)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -72,12 +73,6 @@ class PreemptionCallback(pl.Callback):
     ) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step != trainer.max_steps:
             self._stop_if_asked(trainer)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._restore()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._restore()
 
     def _hear(self, number: int, frame: Any) -> None:
         # Nothing but this: a handler runs between any two instructions.
@@ -109,11 +104,6 @@ class PreemptionCallback(pl.Callback):
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)
             heard = int(flag)
         return heard or None
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._before = {}
 
 
 def _save(trainer: pl.Trainer) -> str:

@@ -20,7 +20,7 @@ STEPS = 6
 
 
 class SignalAt(pl.Callback):
-    """One rank sends itself a signal before a step, twice."""
+    """One rank sends itself a signal before a step, twice; and SIGTERM while it ends, as launchers do to those that are left."""
 
     def __init__(self, number: int, step: int, rank: int) -> None:
         self.number, self.step, self.rank = number, step, rank
@@ -29,6 +29,10 @@ class SignalAt(pl.Callback):
         if batch_idx == self.step and trainer.global_rank == self.rank:
             os.kill(os.getpid(), self.number)
             os.kill(os.getpid(), self.number)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if trainer.global_rank == self.rank:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def keeping(directory: str) -> ModelCheckpoint:
