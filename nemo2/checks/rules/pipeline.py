@@ -51,7 +51,7 @@ def _hybrid(facts: Facts) -> Iterator[str]:
 @PIPELINE.rule(
     "layers-over-stages",
     says="The pipeline size divides the layers, embedding and loss counted where they are accounted for.",
-    otherwise="Megatron-Core asserts when the model is built.",
+    otherwise="Megatron-Core asserts when the model is built; of a hybrid with Mamba layers it leaves the last layers out.",
     broken=f"{PP}=3 trainer.devices=6 data.global_batch_size=510",
     mended=f"{PP}=4 trainer.devices=8",
     megatron_refuses=True,
