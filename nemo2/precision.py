@@ -44,6 +44,8 @@ _OF_FP8 = (
     "fp8_multi_head_attention",
 )
 _LAYERS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+OF_EIGHT_BITS = (*_OF_FP8, "fp4_recipe", *_LAYERS_IN_BF16)
+"""Arguments of `MegatronMixedPrecision` that mean nothing without fp8 or fp4."""
 
 
 @dataclass

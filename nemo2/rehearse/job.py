@@ -178,13 +178,23 @@ def in_sixteen_bits(recipe: Any) -> Any:
         return recipe
     recipe = copy.deepcopy(recipe)
     plugin, model = recipe.trainer.plugins, recipe.model.config
-    for name, off in _EIGHT_BITS.items():
-        if getattr(plugin, name, off) != off:
-            setattr(plugin, name, off)
+    leave_out_eight_bits(plugin)
     for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
         if getattr(model, name, False):
             setattr(model, name, False)
     return recipe
+
+
+def leave_out_eight_bits(plugin: Any) -> None:
+    """Switch fp8 and fp4 off, and unset what belongs to them, which would else be told to take no effect."""
+    from nemo2.precision import OF_EIGHT_BITS
+
+    for name, off in _EIGHT_BITS.items():
+        if getattr(plugin, name, off) != off:
+            setattr(plugin, name, off)
+    for name in OF_EIGHT_BITS:
+        if name in getattr(plugin, "__arguments__", ()):
+            delattr(plugin, name)
 
 
 def keeps_weights_in_eight_bits(recipe: Any) -> bool:

@@ -82,3 +82,21 @@ def test_a_shrunk_recipe_trains_and_leaves_what_a_run_leaves(run_on_ranks: Any, 
     assert steps == 3
     assert (Path(run_dir) / "metrics.jsonl").read_text().count("reduced_train_loss") == 3
     assert list((Path(run_dir) / "checkpoints").glob("*/weights"))
+
+
+def test_what_belongs_to_eight_bits_is_left_out_with_them() -> None:
+    import fiddle as fdl
+
+    from nemo2.recipes import llama3_8b
+    from nemo2.recipes.precision.mixed_precision import bf16_with_fp8_current_scaling_mixed
+    from nemo2.rehearse.job import in_sixteen_bits
+
+    recipe = llama3_8b.pretrain_recipe()
+    recipe.trainer.plugins = bf16_with_fp8_current_scaling_mixed()
+    plugin = fdl.build(in_sixteen_bits(recipe).trainer.plugins)
+    assert plugin.dtype_config.fp8 is None and plugin.dtype_config.bf16
+    # A run would say these of each setting that it finds without effect.
+    assert plugin.ineffective() == []
+    assert recipe.trainer.plugins.fp8_recipe == "tensorwise"
+    recipe.trainer.plugins.fp8 = None
+    assert any("fp8_recipe='tensorwise'" in sentence for sentence in fdl.build(recipe.trainer.plugins).ineffective())
