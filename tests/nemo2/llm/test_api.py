@@ -153,7 +153,7 @@ def refused(arguments: dict[str, Any], model: dict[str, Any]) -> tuple[str, bool
 ILLEGAL: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "world": ({"tensor_model_parallel_size": 2}, {}, "= 2 * 1 * 1 = 2 does not divide the world of 1 rank"),
     "sequence parallel": ({"sequence_parallel": True}, {}, "Cannot use sequence parallelism without tensor parallelism"),
-    "model's size": ({}, {"tensor_model_parallel_size": 2}, "model.config.tensor_model_parallel_size=2 contradicts strategy."),
+    "model's size": ({}, {"tensor_model_parallel_size": 2}, "contradicts strategy.tensor_model_parallel_size=1"),
     "gone": ({"moe_extended_tp": True}, {}, "strategy.moe_extended_tp=True: Megatron-Core has dropped it"),
     "ddp": ({"ddp": "pytorch"}, {}, "strategy.ddp='pytorch'"),
     "main params": ({"ckpt_load_main_params": True}, {}, "strategy.ckpt_load_optimizer=True"),

@@ -92,8 +92,8 @@ def rehearsed(ranks: list[Any]) -> dict[str, float]:
 def unit_gpu(**rates: float) -> Any:
     from nemo2.gpus import GPU
 
-    # What large products reach is held below 95 %.
-    flops = {"bf16": rates.get("flops", math.inf) / 0.95, "fp8": math.inf}
+    # What large products reach is held below 85 %.
+    flops = {"bf16": rates.get("flops", math.inf) / 0.85, "fp8": math.inf}
     nvlink = rates.get("nvlink", math.inf)
     return GPU(
         name="unit",
@@ -113,6 +113,7 @@ def unit_constants() -> Any:
     from nemo2.planner.constants import PRIORS, Constants
 
     ones = {"nvlink", "network", "expert_gemm", "power", "gemm_fp8", "gemm_fp4", "flash1", "flash2", "tp_exposed"}
+    ones |= {"exchange", "flash_fp8"}
     return Constants.of({name: 1.0 if name.split(".")[0] in {*ones, "gemm", "flash"} else 0.0 for name in PRIORS})
 
 
