@@ -38,6 +38,7 @@ from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
+from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
@@ -94,7 +95,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         setup_optimizers: False: no optimizer is made (the module does its own updates).
         init_model_parallel: False: somebody else has made Megatron-Core's groups.
         lazy_init: Must be False; the rehearsal builds models without memory.
-        use_te_rng_tracker: Transformer Engine's random-stream tracker, for CUDA graphs.
+        use_te_rng_tracker: Transformer Engine's random-stream tracker. CUDA graphs (``model.config.cuda_graph_impl``) turn it
+            on.
         replace_progress_bar, progress_interval: Our progress line or bar in place of Lightning's, every so many steps.
         megatron_log_level: 0 to 2: which of Megatron-Core's timers run.
         fsdp: "megatron": shard parameters, gradients and optimizer state with Megatron-FSDP, or as much of it as
@@ -307,6 +309,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             parallelism=self.parallelism,
             layout=self.layout,
         )
+        self.use_te_rng_tracker = self.parallelism.use_te_rng_tracker
+        self._captures = kind_of(getattr(model, "config", None)) != "none"
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:
@@ -393,6 +397,8 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
                 self.lr_scheduler_configs = [LRSchedulerConfig(**scheduler_dict)]
             if isinstance(optimizer, MegatronOptimizer):
                 self.megatron_parallel.config.grad_scale_func = optimizer.scale_loss
+                if self.megatron_parallel.graphs is not None:
+                    self.megatron_parallel.graphs.optimizers.append(optimizer.mcore_optimizer)
         else:
             self._setup_torch_optimizer(trainer)
 

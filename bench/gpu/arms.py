@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,6 +128,7 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
 
         from megatron.core.models.gpt import GPTModel
 
+        from nemo2.models.fused_gradients import fusing_where_possible
         from nemo2.models.layers import layer_spec
         from nemo2.models.router_losses import forget_router_losses
 
@@ -140,7 +142,8 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
         ):
             setattr(config, name, None)  # the bare loop writes its own
         forget_router_losses()
-        return GPTModel(
+        model = partial(
+            GPTModel,
             config=config,
             transformer_layer_spec=layer_spec(config, vp_stage=vp_stage),
             vocab_size=config.vocab_size,
@@ -153,6 +156,7 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
             rotary_base=config.rotary_base,
             vp_stage=vp_stage,
         )
+        return fusing_where_possible(model)
 
     return build
 

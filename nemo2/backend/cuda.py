@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA GPUs with NCCL: Megatron-Core's home, so there is nothing to install.
 
-`config_overrides` only turns off what needs a package that is not here.
+`config_overrides` only turns off what needs a package that is not here, and says what that costs.
 """
 
 import torch
@@ -41,14 +41,42 @@ class CudaBackend(Backend):
         torch.cuda.reset_peak_memory_stats()
 
     def config_overrides(self) -> dict[str, Override]:
-        overrides: dict[str, Override] = {}
-        if not have_te():
-            reason = why_missing("transformer_engine")
-            for name in ("apply_rope_fusion", "moe_permute_fusion", "moe_router_fusion", "tp_comm_overlap"):
-                overrides[name] = (False, reason)
-            overrides["persist_layer_norm"] = (False, "it names an Apex kernel; the plain PyTorch norm is used")
-            overrides["masked_softmax_fusion"] = (False, "attention runs on scaled_dot_product_attention")
-            if not has("fused_weight_gradient_mlp_cuda"):
-                overrides["gradient_accumulation_fusion"] = (False, why_missing("fused_weight_gradient_mlp_cuda"))
-            overrides["cross_entropy_fusion_impl"] = ("native", reason)
+        if have_te():
+            return {}
+        without = "without Transformer Engine"
+        overrides: dict[str, Override] = {
+            "apply_rope_fusion": (False, f"{without} rotary embeddings read and write queries and keys several times"),
+            "moe_permute_fusion": (
+                False,
+                f"{without} tokens go to their experts by sorting and indexing, in several kernels",
+            ),
+            "moe_router_fusion": (False, f"{without} the router is a chain of small kernels"),
+            "tp_comm_overlap": (
+                False,
+                f"{without} tensor-parallel ranks exchange before and after matrix products, not beside",
+            ),
+            "cross_entropy_fusion_impl": (
+                "native",
+                f"{without} the loss is Megatron-Core's, in kernels of torch.compile",
+            ),
+            "use_te_rng_tracker": (False, f"{without} Megatron-Core's own random streams are used, at no cost"),
+            "persist_layer_norm": (False, "it names a kernel of Apex; PyTorch's norm is used, at no great cost"),
+            "masked_softmax_fusion": (
+                False,
+                "scaled_dot_product_attention has no separate softmax; that costs nothing",
+            ),
+        }
+        if not has("fused_weight_gradient_mlp_cuda"):
+            overrides["gradient_accumulation_fusion"] = (
+                False,
+                f"{without} or Apex a weight's gradient is written first and added to the buffer then",
+            )
         return overrides
+
+    def plain_layers(self) -> str:
+        """What it costs that layers are not Transformer Engine's, and how to get these; for a message."""
+        return (
+            f"Layers are plain PyTorch: {why_missing('transformer_engine')}. Without it there is no fp8, norms aren't fused with "
+            "the matrix products behind them, and experts' products and the overlap of tensor-parallel exchanges take other, "
+            "slower ways."
+        )

@@ -7,6 +7,7 @@ from nemo2.checks.rules.cadence import CADENCE
 from nemo2.checks.rules.context import CONTEXT
 from nemo2.checks.rules.environment import ENVIRONMENT
 from nemo2.checks.rules.experts import EXPERTS
+from nemo2.checks.rules.graphs import GRAPHS
 from nemo2.checks.rules.launching import FILES, LAUNCH
 from nemo2.checks.rules.optimizer import OPTIMIZER
 from nemo2.checks.rules.overlap import OVERLAP
@@ -32,6 +33,7 @@ TOPICS: tuple[Topic, ...] = (
     OVERLAP,
     PRECISION,
     RECOMPUTE,
+    GRAPHS,
     OPTIMIZER,
     CADENCE,
     SETTINGS,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from nemo2.checks.building import attempt
+from nemo2.checks.building import as_asked, attempt
 from nemo2.checks.facts import Facts
 
 
@@ -23,6 +23,8 @@ class Trial:
     precision: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     """Parallel sizes set on the model."""
+    graphs: tuple[str, ...] = ()
+    """What CUDA graphs can't hold."""
     megatron: tuple[str, ...] = ()
     """Megatron-Core's own checks."""
 
@@ -35,7 +37,7 @@ def try_settings(facts: Facts) -> Trial:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from nemo2.precision import MegatronMixedPrecision
-    from nemo2.strategies.megatron_config import align_distributed_optimizer, write_parallelism
+    from nemo2.strategies.megatron_config import align_distributed_optimizer, prepare_graphs, write_parallelism
 
     optimizer, ddp = copy.copy(facts.built.get("optim.config")), copy.copy(strategy.ddp_config)
     switch = _refusal(facts, lambda: align_distributed_optimizer(optimizer, ddp, strategy.explicit_ddp_fields))
@@ -57,6 +59,16 @@ def try_settings(facts: Facts) -> Trial:
         **model,
     }
     contradictions = _refusal(facts, lambda: connect(parts))
+
+    def capture() -> None:
+        configs = connect(parts)
+        model, optimizer = configs.get("model.config"), configs.get("optim.config")
+        # This machine may have turned the graphs off.
+        asked = None if model is None else as_asked(model)
+        ddp, parallelism = configs["strategy.ddp_config"], configs["strategy"]
+        prepare_graphs(asked, optimizer, ddp, strategy.explicit_ddp_fields, parallelism)
+
+    graphs = None if contradictions else _refusal(facts, capture)
     written = stages = None
     if isinstance(model["model.config"], TransformerConfig) and _refusal(facts, lambda: connect(model)) is None:
         parallelism = replace(strategy.parallelism, **_sizes(facts))
@@ -76,6 +88,7 @@ def try_settings(facts: Facts) -> Trial:
         switch=_told(switch),
         precision=_told(*(contradictions or "").splitlines()),
         sizes=_told(written) if by_hand else (),
+        graphs=_told(graphs),
         megatron=_told(None if by_hand else written, stages),
     )
 

@@ -4,8 +4,8 @@
 Python on a rank is too late for them: the launcher sets them, and a dry run shows them with their reasons. What the user
 has set stays; where that contradicts what the run needs, it is said.
 
-Sources: NeMo 2.0's PerfEnvPlugin; Megatron-LM's arguments.py for what FSDP and pipelines over UCC need; NCCL's and
-Transformer Engine's lists of variables.
+Sources: NeMo 2.0's PerfEnvPlugin; Megatron-LM's arguments.py for what FSDP, pipelines over UCC and CUDA graphs need;
+Megatron-Core's README of experts for the allocator; NCCL's and Transformer Engine's lists of variables.
 """
 
 import os
@@ -13,8 +13,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from nemo2.gpus import capability_here, parse_gpus
+from nemo2.parallel.cuda_graphs import kind_of
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
+"""The name that Megatron-Core looks at, too; torch has a newer one beside it."""
+GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 _HOPPER, _BLACKWELL = (9, 0), (10, 0)
 _SM_MARGIN = "16"
 
@@ -41,6 +45,10 @@ class Ranks(NamedTuple):
     """Gradients, parameters or tensor-parallel exchanges run beside computation."""
     registered_buffers: bool = False
     """``ddp_config.nccl_ub``: NCCL reads and writes the gradient buffers themselves."""
+    varying_sizes: bool = False
+    """Experts that drop no tokens get other numbers of them in each step."""
+    graphs: bool = False
+    """Layers or steps are captured in CUDA graphs."""
 
 
 def launch_variables(ranks: Ranks) -> dict[str, Variable]:
@@ -67,6 +75,13 @@ def launch_variables(ranks: Ranks) -> dict[str, Variable]:
         why = "strategy.ddp_config.nccl_ub registers buffers with NCCL"
         found["NCCL_NVLS_ENABLE"] = Variable("1", why)
         found["NCCL_CTA_POLICY"] = Variable("1", why)
+    elif ranks.varying_sizes:
+        found[ALLOCATOR] = Variable(
+            EXPANDABLE,
+            "experts get other numbers of tokens in each step, and blocks of fixed size would be left in pieces",
+        )
+        if ranks.graphs:
+            found[GRAPH_REGISTER] = Variable("0", "captured messages would read segments that have moved", needed=True)
     return found
 
 
@@ -92,9 +107,15 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
                 f"{CONNECTIONS}=1 in the environment stays as it is; without tensor or context parallelism it only holds kernels "
                 "back on this GPU. Unset it."
             )
-    if ranks.registered_buffers and "expandable_segments:True" in environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+    expandable = EXPANDABLE in environment.get(ALLOCATOR, "")
+    if expandable and ranks.graphs and environment.get(GRAPH_REGISTER) != "0" and GRAPH_REGISTER not in wanted:
         said.append(
-            "PYTORCH_CUDA_ALLOC_CONF in the environment has expandable_segments:True, which buffers that are registered with "
+            f"{ALLOCATOR} in the environment has {EXPANDABLE}, and CUDA graphs (model.config.cuda_graph_impl) then need "
+            f"{GRAPH_REGISTER}=0: set it too."
+        )
+    if ranks.registered_buffers and expandable:
+        said.append(
+            f"{ALLOCATOR} in the environment has {EXPANDABLE}, which buffers that are registered with "
             "NCCL (strategy.ddp_config.nccl_ub=True) can't be made of. Take it out."
         )
     return said
@@ -109,6 +130,10 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     ddp = getattr(strategy, "ddp", None)
     names = {getattr(getattr(node, "__fn_or_cls__", type(node)), "__name__", "") for node in trainer.callbacks or []}
     reduced = bool(getattr(ddp, "overlap_grad_reduce", False))
+    model = getattr(getattr(recipe, "model", None), "config", None)
+    dropless = bool(getattr(model, "num_moe_experts", None)) and not getattr(
+        model, "moe_pad_expert_input_to_capacity", False
+    )
     return Ranks(
         capability=capability,
         tensor_parallel=strategy.tensor_model_parallel_size,
@@ -118,6 +143,8 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
         fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
         overlapped=reduced or "MegatronCommOverlapCallback" in names,
         registered_buffers=bool(getattr(ddp, "nccl_ub", False)),
+        varying_sizes=dropless,
+        graphs=kind_of(model) != "none",
     )
 
 

@@ -5,7 +5,6 @@
 ``GPTModel`` is the LightningModule around it. Families (``llama.py``) only say how they differ.
 """
 
-import importlib.util
 import inspect
 import logging
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, Optional, Union
 
 import lightning.pytorch as pl
@@ -30,13 +29,13 @@ from nemo2.backend.extras import has
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.models.fused_gradients import fusing_where_possible, some_layer_fuses
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
 from nemo2.models.router_losses import forget_router_losses
+from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.loss import MaskedTokenLossReduction
 
 _log = logging.getLogger(__name__)
-# Megatron-Core's linear layers raise at construction when asked for this fusion without Apex' extension.
-_HAS_FUSED_WGRAD = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
 
 
 class Adjustment(NamedTuple):
@@ -82,7 +81,7 @@ class GPTConfig(TransformerConfig):
     attention_softmax_in_fp32: bool = False
     masked_softmax_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
-    gradient_accumulation_fusion: bool = _HAS_FUSED_WGRAD
+    gradient_accumulation_fusion: bool = some_layer_fuses()
     deallocate_pipeline_outputs: bool = True
     scatter_embedding_sequence_parallel: bool = True
     """With sequence parallelism, scatter right after the embedding; False where a wrapper does it later."""
@@ -106,6 +105,7 @@ class GPTConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         # MegatronStrategy runs this again after writing its own fields: what was asked for first stays on record.
+        spell_as_installed(self)
         early = {} if hasattr(self, "adjustments") else self._asked_early()
         self.adjustments: dict[str, Adjustment] = getattr(self, "adjustments", {})
         for name, (used, reason) in _overrides().items():
@@ -166,25 +166,27 @@ class GPTConfig(TransformerConfig):
         if self.num_moe_experts:
             forget_router_losses()
         layers = self._resolve_layer_spec(vp_stage)
+        build = partial(
+            MegatronGPTModel,
+            self,
+            transformer_layer_spec=layers,
+            vocab_size=self.padded_vocab_size(tokenizer),
+            max_sequence_length=self.seq_length,
+            pre_process=pre_process,
+            post_process=post_process,
+            fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
+            parallel_output=self.parallel_output,
+            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            position_embedding_type=self.position_embedding_type,
+            rotary_percent=self.rotary_percent,
+            rotary_base=self.rotary_base,
+            seq_len_interpolation_factor=self.seq_len_interpolation_factor,
+            scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
+            mtp_block_spec=mtp_block_spec(self, layers, vp_stage=vp_stage),
+            vp_stage=vp_stage,
+        )
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
-            model = MegatronGPTModel(
-                self,
-                transformer_layer_spec=layers,
-                vocab_size=self.padded_vocab_size(tokenizer),
-                max_sequence_length=self.seq_length,
-                pre_process=pre_process,
-                post_process=post_process,
-                fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
-                parallel_output=self.parallel_output,
-                share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
-                position_embedding_type=self.position_embedding_type,
-                rotary_percent=self.rotary_percent,
-                rotary_base=self.rotary_base,
-                seq_len_interpolation_factor=self.seq_len_interpolation_factor,
-                scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
-                mtp_block_spec=mtp_block_spec(self, layers, vp_stage=vp_stage),
-                vp_stage=vp_stage,
-            )
+            model = fusing_where_possible(build)
         if self.final_logit_softcapping is not None and hasattr(model, "output_layer"):
             cap_logits(model.output_layer, self.final_logit_softcapping)
         weigh_further_losses(model)

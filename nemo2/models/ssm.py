@@ -9,6 +9,7 @@ hybrid); arXiv:2504.03624, table 1 (Nemotron-H); arXiv:2508.14444, section 2 (Na
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Optional, Union
 
 from megatron.core import parallel_state
@@ -18,6 +19,7 @@ from megatron.core.transformer import ModuleSpec
 from nemo2.backend.extras import has, have_te
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
@@ -91,7 +93,8 @@ class SSMConfig(GPTConfig):
         spec = self.mamba_stack_spec
         if not isinstance(spec, ModuleSpec):
             spec = spec(self) if inspect.signature(spec).parameters else spec()
-        return _hybrid_model(
+        build = partial(
+            _hybrid_model,
             self,
             spec,
             vocab_size=self.padded_vocab_size(tokenizer),
@@ -107,6 +110,7 @@ class SSMConfig(GPTConfig):
             pre_process=parallel_state.is_pipeline_first_stage() if pre_process is None else pre_process,
             post_process=parallel_state.is_pipeline_last_stage() if post_process is None else post_process,
         )
+        return fusing_where_possible(build)
 
 
 def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:

@@ -179,7 +179,11 @@ def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
     if facts.pipeline_parallel == 1:
         _turn_off(decided, "defer_embedding_wgrad_compute", "pipeline_model_parallel_size is 1")
     elif not facts.fused_weight_gradients:
-        _turn_off(decided, "defer_embedding_wgrad_compute", "model.config.gradient_accumulation_fusion is off")
+        _turn_off(
+            decided,
+            "defer_embedding_wgrad_compute",
+            "the output layer fuses no gradient (gradient_accumulation_fusion, Apex)",
+        )
     deferred = decided.get("defer_embedding_wgrad_compute")
     if deferred is None or not deferred.value:
         _leave_out(decided, "wgrad_deferral_limit", "defer_embedding_wgrad_compute is off", unused=0)

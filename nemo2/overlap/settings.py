@@ -36,7 +36,7 @@ class OverlapFacts:
     sequence_parallel: bool
     distributed_optimizer: bool
     fused_weight_gradients: bool
-    """Whether ``gradient_accumulation_fusion`` is on."""
+    """Whether ``gradient_accumulation_fusion`` is on, and the output layer's kernel for it is here."""
     transformer_engine_missing: Optional[str]
     """Why Transformer Engine cannot be used; None where it can."""
     context_messages: str = "p2p"

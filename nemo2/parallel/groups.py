@@ -46,9 +46,12 @@ def destroy_model_parallel() -> None:
     unset_num_microbatches_calculator()
 
 
-def seed_random_streams(seed: int, *, te_rng_tracker: bool = False) -> None:
+def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: bool = False) -> None:
     """Seed python, numpy and torch, and Megatron-Core's streams: the same over data-parallel replicas, different between
-    pipeline stages, and inside layers different between tensor-parallel ranks where tensors are cut."""
+    pipeline stages, and inside layers different between tensor-parallel ranks where tensors are cut.
+
+    ``for_graphs``: of a kind whose state a captured CUDA graph can advance.
+    """
     import random
 
     import numpy as np
@@ -58,4 +61,10 @@ def seed_random_streams(seed: int, *, te_rng_tracker: bool = False) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed, te_rng_tracker=te_rng_tracker)
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        seed,
+        te_rng_tracker=te_rng_tracker,
+        use_cudagraphable_rng=for_graphs,
+        # The first kind that is made in a process stays otherwise.
+        force_reset_rng=for_graphs,
+    )

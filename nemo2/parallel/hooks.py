@@ -60,6 +60,12 @@ class CallbackConnector:
                 self._listeners.setdefault(name, []).append(_only_named_arguments(method))
         return self
 
+    def listening(self, *names: str) -> list[str]:
+        """The classes that have one of these hooks."""
+        return [
+            type(one).__name__ for one in self._objects if any(callable(getattr(one, name, None)) for name in names)
+        ]
+
     def event(self, name: str, **arguments: Any) -> None:
         for listener in self._listeners.get(name, ()):
             listener(**arguments)

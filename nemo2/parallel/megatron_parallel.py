@@ -14,6 +14,7 @@ callbacks may hook (`nemo2.parallel.hooks`):
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional, cast
@@ -32,6 +33,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.errors import ConfigError
+from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
 from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
@@ -75,7 +77,7 @@ class MegatronStep:
         chunks = list(self.pipeline)
         # Interleaved stages walk the same micro-batches, each at its own pace.
         iterators: Any = [iter(microbatches) for _ in chunks] if len(chunks) > 1 else iter(microbatches)
-        return get_forward_backward_func()(
+        return self.pipeline.schedule_of(self)(
             forward_step_func=self.forward_step_func,
             data_iterator=iterators,
             model=chunks,
@@ -106,6 +108,8 @@ class MegatronParallel(nn.ModuleList):
 
     # nn.Module calls every attribute that isn't declared a Tensor or a Module.
     loss_reduction: Optional[MegatronLossReduction]
+    graphs: Optional[StepGraphs]
+    """None where no CUDA graphs are asked for, or nothing is trained."""
     _twins: list[pl.LightningModule]
 
     def __init__(
@@ -137,9 +141,11 @@ class MegatronParallel(nn.ModuleList):
                 core.to(device)
             for parameter in core.parameters():
                 tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
+        with building_stream(self.config):
+            self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
         # Kept out of torch's registry of submodules, which for a module list are its items.
         self.__dict__["loss_reduction"] = loss_reduction
+        self.__dict__["graphs"] = self._step_graphs()
         self.__dict__["_twins"] = _twins(pipeline, list(self), cores)
         if ddp_config is not None:
             self._connect_gradient_functions(ddp_config)
@@ -206,6 +212,11 @@ class MegatronParallel(nn.ModuleList):
         )
         self.callbacks.event("on_megatron_step_end", step=step, microbatch_outputs=outputs, reduced=reduced)
         return reduced
+
+    def schedule_of(self, step: MegatronStep) -> Callable[..., Any]:
+        """Megatron-Core's schedule for this rank's chunks, within a CUDA graph where one is asked for."""
+        schedule = get_forward_backward_func()
+        return schedule if self.graphs is None or step.stage != "training" else self.graphs.around(schedule, step)
 
     def _forward_step_func(self, step: MegatronStep, loss_reduction: MegatronLossReduction) -> Callable[..., Any]:
         """Megatron-Core's ``(iterator, chunk) -> (output, loss function)`` out of our three steps."""
@@ -319,6 +330,23 @@ class MegatronParallel(nn.ModuleList):
             config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
         )
 
+    def _step_graphs(self) -> Optional[StepGraphs]:
+        if self.ddp_config is None or kind_of(self.config) == "none":
+            return None
+        return StepGraphs(
+            list(self),
+            self.config,
+            pause_gathers=self._without_gathers,
+            heard_per_microbatch=lambda: self.callbacks.listening(*PER_MICROBATCH),
+        )
+
+    @contextmanager
+    def _without_gathers(self) -> Iterator[bool]:
+        """Forwards inside compute nothing that counts, and gather no parameters. Gives whether they would have."""
+        self.pause_param_gather(whole=False)
+        yield self.gathers_in_forward
+        self.resume_param_gather()
+
     def _connect_gradient_functions(self, ddp_config: DistributedDataParallelConfig) -> None:
         """Tell the schedule how to hold back, start and finish gradient reduction and parameter gathering."""
 
@@ -349,11 +377,11 @@ class MegatronParallel(nn.ModuleList):
         config = self.ddp_config
         return config is not None and config.overlap_param_gather and not config.use_megatron_fsdp
 
-    def pause_param_gather(self) -> None:
-        """Before a forward that isn't training: make all parameters whole and stop gathering them in the forward."""
+    def pause_param_gather(self, *, whole: bool = True) -> None:
+        """Before a forward that isn't training: stop gathering parameters in it, and make all of them ``whole`` now."""
         if self.gathers_in_forward:
             for chunk in self:
-                chunk.disable_forward_pre_hook(param_sync=True)  # pyright: ignore[reportCallIssue]
+                chunk.disable_forward_pre_hook(param_sync=whole)  # pyright: ignore[reportCallIssue]
 
     def resume_param_gather(self) -> None:
         if self.gathers_in_forward:

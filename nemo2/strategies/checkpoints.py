@@ -138,6 +138,9 @@ class Checkpoints(SteppingStrategy):
         """Finish what the checkpoint IO has begun. The groups stay, so that the model can be used; another layout replaces
         them."""
         self.checkpoint_io.teardown()
+        graphs = getattr(getattr(self, "megatron_parallel", None), "graphs", None)
+        if graphs is not None:
+            graphs.close()
         self.precision_plugin.teardown()
         assert self.accelerator is not None
         self.accelerator.teardown()

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from nemo2.backend import get_backend
+from nemo2.backend.extras import have_te, why_missing
 from nemo2.config.adjust import adjust, adjusting
 from nemo2.config.explicit import at, explicit_fields
 from nemo2.errors import ConfigError
+from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.precision import MegatronMixedPrecision
@@ -64,11 +67,15 @@ def settle(
             configs["model.config"] = model_config
         precision.apply_to_all({path: config for path, config in configs.items() if config is not None})
         leave_overflows_to_the_scaler(ddp_config, precision)
+    prepare_graphs(model_config, optimizer_config, ddp_config, explicit_ddp, parallelism)
     if isinstance(model_config, TransformerConfig):
         if parallelism.pipeline_dtype is None:
             parallelism.pipeline_dtype = model_config.params_dtype  # what a layer of one's own puts out
         write_parallelism(model_config, parallelism, layout)
         keep_gradients_in_fp32(model_config)
+        if ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model_config):
+            # Possible from Transformer Engine 2.10 on; Megatron-LM asks its users to verify it.
+            add_gradients_apart(model_config, why="Megatron-FSDP keeps gradients in pieces")
 
 
 _DERIVED = {
@@ -144,6 +151,53 @@ def align_distributed_optimizer(
         adjust(ddp_config, "overlap_param_gather", False, why="optim.config.use_distributed_optimizer is off")
 
 
+def prepare_graphs(
+    model_config: Any,
+    optimizer_config: Any,
+    ddp_config: DistributedDataParallelConfig,
+    explicit_ddp: frozenset[str],
+    parallelism: ParallelismConfig,
+) -> None:
+    """What CUDA graphs need of other settings, and what they don't go with (Megatron-LM's arguments.py, and what a capture
+    can't hold).
+
+    Raises:
+        ConfigError: two settings exclude each other.
+    """
+    if getattr(optimizer_config, "optimizer_cuda_graph", False):
+        raise ConfigError(
+            "optim.config.optimizer_cuda_graph=True: nemo2 doesn't capture the optimizer's step, whose learning rate and "
+            "gradient norm are read by Python. Leave it False; model.config.cuda_graph_impl captures forward and backward."
+        )
+    kind = kind_of(model_config)
+    if kind == "none":
+        return
+    asked = f"model.config.cuda_graph_impl={model_config.cuda_graph_impl!r}{at(model_config, 'cuda_graph_impl')}"
+    if kind == "transformer_engine" and get_backend().name == "cuda" and not have_te():
+        raise ConfigError(f"{asked}: {why_missing('transformer_engine')}. 'local' needs none.")
+    if kind == "transformer_engine" and not model_config.bf16:
+        raise ConfigError(
+            f"{asked} without bf16: Megatron-Core makes the inputs of its layers' graphs in bf16. Set trainer.plugins.precision="
+            "'bf16-mixed', or cuda_graph_impl='local'."
+        )
+    if ddp_config.use_megatron_fsdp:
+        raise ConfigError(
+            f"{asked} with Megatron-FSDP, which gives parameters new places in every step: set cuda_graph_impl='none', or shard "
+            "the optimizer's state only (optim.config.use_distributed_optimizer=True)."
+        )
+    adjust(
+        parallelism, "use_te_rng_tracker", True, why="model.config.cuda_graph_impl: a graph advances its random streams"
+    )
+    if kind == "full_iteration" and ddp_config.check_for_nan_in_grad:
+        if "check_for_nan_in_grad" in explicit_ddp:
+            raise ConfigError(
+                f"{asked} captures the whole step, and strategy.ddp_config.check_for_nan_in_grad=True"
+                f"{at(ddp_config, 'check_for_nan_in_grad')} waits for the GPU inside it: set it to False, or capture layers "
+                "('transformer_engine')."
+            )
+        adjust(ddp_config, "check_for_nan_in_grad", False, why="a graph of the whole step can't wait for its gradients")
+
+
 def one_number_of_instances(
     instances: int, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
 ) -> int:
@@ -181,6 +235,11 @@ def keep_gradients_in_fp32(config: TransformerConfig) -> None:
     if fused and config.params_dtype is torch.float32 and "cross_entropy_loss_fusion" not in explicit_fields(config):
         why = "the fused kernel rounds gradients to bf16, and the model is fp32"
         adjust(config, "cross_entropy_loss_fusion", False, why=why)
+
+
+def add_gradients_apart(config: TransformerConfig, *, why: str) -> None:
+    """No matrix product adds a weight's gradient to a buffer, where there is none of Megatron-Core's."""
+    adjust(config, "gradient_accumulation_fusion", False, why=why)
 
 
 def refuse_what_is_gone(**arguments: Any) -> None:

@@ -24,16 +24,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.config.explicit import at
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.sharded import ShardedOptimizer
+from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel, PlainChunk, unwrap
 from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
 from nemo2.parallel.stored_names import StoredNames, stored_names, stored_objects
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategies.megatron_config import keep_gradients_in_fp32, write_parallelism
+from nemo2.strategies.megatron_config import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
 from nemo2.strategies.piece_checkpoints import PieceCheckpoints
 from nemo2.strategies.world import collective_timeout
 
@@ -103,6 +105,12 @@ class TorchShardedStrategy(PieceCheckpoints):
         super().connect(model)
         optim, config = getattr(model, "optim", None), getattr(model, "config", None)
         precision = self.precision_plugin
+        if kind_of(config) != "none":
+            raise ConfigError(
+                f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "  # pyright: ignore[reportOptionalMemberAccess]
+                f"{type(self).__name__}, which gathers parameters into new places in every step: set cuda_graph_impl='none', or "
+                "use MegatronStrategy."
+            )
         if isinstance(precision, MegatronMixedPrecision):
             self._refuse_what_torch_does_not_shard(precision)
             configs = {"optim.config": getattr(optim, "config", None)}
@@ -112,6 +120,7 @@ class TorchShardedStrategy(PieceCheckpoints):
         if isinstance(config, TransformerConfig):
             write_parallelism(config, _parallelism(self.layout), self.layout)
             keep_gradients_in_fp32(config)
+            add_gradients_apart(config, why=f"{type(self).__name__} has no buffers of gradients")
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:

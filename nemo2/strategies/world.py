@@ -30,6 +30,8 @@ class WorldStrategy(DDPStrategy):
     data_sampler: Optional[Any]
     """Cuts batches by data-parallel rank. None: the data module's, or none at all."""
     use_te_rng_tracker: bool = False
+    _captures: bool = False
+    """Whether steps are captured in CUDA graphs."""
     _make_groups: bool = True
     _groups: dict[str, Any]
     """Further arguments of Megatron-Core's ``initialize_model_parallel``."""
@@ -56,7 +58,7 @@ class WorldStrategy(DDPStrategy):
             initialize_model_parallel(self.layout, timeout=self._timeout, **self._groups)
             self._grouped = self.layout
         self._connect_data_sampler()
-        seed_random_streams(_seed(), te_rng_tracker=self.use_te_rng_tracker)
+        seed_random_streams(_seed(), te_rng_tracker=self.use_te_rng_tracker, for_graphs=self._captures)
 
     def _check_world(self, world_size: int) -> None:
         """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""

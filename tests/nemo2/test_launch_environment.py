@@ -68,6 +68,22 @@ def test_registered_buffers_and_expandable_segments_exclude_each_other() -> None
     assert "nccl_ub" in sentence
 
 
+def test_experts_that_drop_no_tokens_get_memory_that_grows() -> None:
+    allocator, register = "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER"
+    found = launch_variables(Ranks(HOPPER, varying_sizes=True))
+    assert found[allocator].value == "expandable_segments:True"
+    assert register not in found
+    assert launch_variables(Ranks(HOPPER, varying_sizes=True, graphs=True))[register].value == "0"
+    assert allocator not in launch_variables(Ranks(HOPPER, varying_sizes=True, registered_buffers=True))
+    assert allocator not in launch_variables(Ranks(HOPPER, graphs=True))
+    # The user's own value stays, and what it needs beside it is said.
+    [sentence] = objections(Ranks(HOPPER, graphs=True), {allocator: "expandable_segments:True"})
+    assert f"{register}=0" in sentence
+    assert objections(Ranks(HOPPER, graphs=True), {allocator: "expandable_segments:True", register: "0"}) == []
+    [sentence] = objections(Ranks(HOPPER, varying_sizes=True, graphs=True), {register: "1"})
+    assert f"{register}=1 in the environment stays" in sentence
+
+
 def test_norms_leave_room_where_communication_runs_beside_them() -> None:
     assert launch_variables(Ranks(HOPPER, world_size=1)) == {}
     found = launch_variables(Ranks(HOPPER, world_size=8, overlapped=True))
@@ -83,6 +99,16 @@ def test_a_recipe_tells_what_they_follow_from() -> None:
     recipe.strategy.ddp_config.nccl_ub = True
     ranks = ranks_of(recipe, capability=HOPPER, devices=4, nodes=2)
     assert ranks == Ranks(HOPPER, tensor_parallel=2, world_size=8, overlapped=True, registered_buffers=True)
+
+
+def test_a_recipe_of_experts_tells_whether_they_drop_tokens() -> None:
+    from nemo2 import llm
+
+    recipe = llm.mixtral_8x7b.pretrain_recipe()
+    assert ranks_of(recipe, capability=HOPPER, devices=8, nodes=8)[-2:] == (True, False)
+    recipe.model.config.moe_pad_expert_input_to_capacity = True
+    recipe.model.config.cuda_graph_impl = "local"
+    assert ranks_of(recipe, capability=HOPPER, devices=8, nodes=8)[-2:] == (False, True)
 
 
 def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(

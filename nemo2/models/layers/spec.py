@@ -9,6 +9,8 @@ layer, because only a block names the class of its final norm, and because layer
 import copy
 import dataclasses
 import functools
+import logging
+import os
 from typing import Any, Optional
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
@@ -22,6 +24,8 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from nemo2.backend import get_backend
+from nemo2.backend.cuda import CudaBackend
 from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
@@ -46,6 +50,7 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
         ConfigError: see `local_layer_spec`.
     """
     if not have_te():
+        _say_what_is_missing()
         return local_layer_spec(config, vp_stage=vp_stage)
     refuse(mla_problems(config))
     block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
@@ -109,6 +114,14 @@ def _block(
         qk_l2_norm=getattr(config, "qk_l2_norm", False),
         vp_stage=vp_stage,
     )
+
+
+@functools.cache
+def _say_what_is_missing() -> None:
+    """Once per process, on rank 0. A CPU misses nothing: there these layers are the only ones."""
+    backend = get_backend()
+    if isinstance(backend, CudaBackend) and os.environ.get("RANK", "0") == "0":
+        logging.getLogger(__name__).warning("%s", backend.plain_layers())
 
 
 def _replacements(config: TransformerConfig) -> dict[Any, Any]:

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs: kernels that are launched again as they were captured, with nothing decided in between."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import CP, PP
+from nemo2.parallel.cuda_graphs import kind_of, modules_of
+
+GRAPHS = Topic("CUDA graphs")
+_IMPL = "model.config.cuda_graph_impl"
+_DROPLESS = "attn, moe_router and moe_preprocess"
+
+
+def _asked(facts: Facts) -> str:
+    return f"{_IMPL}={facts.of_model('cuda_graph_impl')!r}"
+
+
+@GRAPHS.rule(
+    "graphs-go-with-the-rest",
+    says="CUDA graphs are not combined with Megatron-FSDP; Transformer Engine's need bf16; one of the whole step doesn't look "
+    "for NaN inside it; the optimizer's step isn't captured.",
+    otherwise="Megatron-Core asserts on the ranks, or CUDA refuses the capture after the first steps.",
+    broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
+    mended=f"{_IMPL}=transformer_engine {CP}=1",
+)
+def _settings(facts: Facts) -> Iterator[str]:
+    yield from facts.trial.graphs
+
+
+@GRAPHS.rule(
+    "experts-are-captured-in-part",
+    says="A graph holds whole layers of experts only where every expert gets equally many tokens.",
+    otherwise="The host reads how many tokens each expert gets, and CUDA refuses that during a capture.",
+    recipe="deepseek_v2_lite",
+    broken=f"{_IMPL}=transformer_engine",
+    mended=f"{_IMPL}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
+    "model.config.moe_expert_capacity_factor=1.0",
+)
+def _experts(facts: Facts) -> Iterator[str]:
+    config = facts.config if facts.config is not None else facts.model
+    kind = kind_of(config)
+    if kind == "none" or not facts.of_model("num_moe_experts"):
+        return
+    whole = kind == "full_iteration" or not modules_of(config)
+    if whole and not facts.of_model("moe_pad_expert_input_to_capacity"):
+        name = "cuda_graph_modules" if hasattr(config, "cuda_graph_modules") else "cuda_graph_scope"
+        instead = f"cuda_graph_impl='transformer_engine' and {name}" if kind == "full_iteration" else name
+        yield (
+            f"{_asked(facts)} captures whole layers, and the number of tokens of each of the "
+            f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of them (model.config."
+            f"{instead}: {_DROPLESS}), or give every expert as many (moe_pad_expert_input_to_capacity=True and "
+            "moe_expert_capacity_factor), which drops tokens."
+        )
+
+
+@GRAPHS.rule(
+    "captured-steps-are-alike",
+    says="A graph of the whole step, and graphs of layers in a pipeline, need a constant batch size.",
+    otherwise="The run stops at the first step that has more micro-batches than were captured.",
+    broken=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
+    mended=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1",
+)
+def _constant(facts: Facts) -> Iterator[str]:
+    ramp = getattr(facts.data, "rampup_batch_size", None)
+    kind = kind_of(facts.config if facts.config is not None else facts.model)
+    if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
+        yield (
+            f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, and {_asked(facts)} captures a step with "
+            f"a fixed number of them. Leave it unset, or set {_IMPL}='none'."
+        )
+
+
+@GRAPHS.rule(
+    "captured-segments-stay",
+    says="CUDA graphs with expandable memory segments need `NCCL_GRAPH_REGISTER=0`.",
+    otherwise="Megatron-Core asserts when the model is built, for NCCL would read memory that has moved.",
+    broken=f"{_IMPL}=transformer_engine",
+    mended=f"{_IMPL}=transformer_engine",
+    broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
+    mended_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+)
+def _segments(facts: Facts) -> Iterator[str]:
+    kind = kind_of(facts.config if facts.config is not None else facts.model)
+    if kind not in ("local", "transformer_engine") or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
+        return
+    if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        yield (
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with {_asked(facts)}: set NCCL_GRAPH_REGISTER=0 beside it, or "
+            "take expandable_segments out."
+        )

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs: a training step's kernels, recorded once and launched together.
+
+Megatron-Core records and replays; what it leaves to the training loop is here. There are three kinds, by
+``model.config.cuda_graph_impl``:
+
+    "local"               layers, captured by Megatron-Core itself when the first step has ended
+    "transformer_engine"  layers, by Transformer Engine's ``make_graphed_callables``; the loop says when
+    "full_iteration"      forward and backward of a step as one graph; to Megatron-Core before 0.19 this is "local" with
+                          ``cuda_graph_scope=["full_iteration"]``
+
+Which parts of a layer are captured is ``cuda_graph_modules`` (``cuda_graph_scope`` before 0.19), all of it by default. The last
+two kinds run ``cuda_graph_warmup_steps`` steps first. Validation, test and prediction are never captured as a whole; the
+optimizer's step isn't either.
+
+Sources: Megatron-LM's training.py and arguments.py of the branches core_r0.16.0 and core_r0.19.0.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from nemo2.config.adjust import adjust
+from nemo2.errors import ConfigError
+
+Kind = Literal["none", "local", "transformer_engine", "full_iteration"]
+PER_MICROBATCH = ("on_megatron_microbatch_start", "on_megatron_microbatch_end")
+"""Hooks that Python calls inside what a whole step's graph replays without Python."""
+
+
+def kind_of(config: Any) -> Kind:
+    """What ``config`` asks for, whatever the version of Megatron-Core calls it; "none" for models of another kind."""
+    kind: Any = getattr(config, "cuda_graph_impl", "none") or "none"
+    if getattr(config, "enable_cuda_graph", False):
+        kind = "local"
+    elif getattr(config, "external_cuda_graph", False):
+        kind = "transformer_engine"
+    return "full_iteration" if kind == "local" and "full_iteration" in modules_of(config) else kind
+
+
+def modules_of(config: Any) -> tuple[str, ...]:
+    """Names of the parts of a layer that are captured; () for all of it."""
+    given = getattr(config, "cuda_graph_modules", None) or getattr(config, "cuda_graph_scope", None) or ()
+    if isinstance(given, str):
+        given = given.split(",")
+    elif not isinstance(given, (list, tuple)):
+        given = (given,)
+    return tuple(name for name in (getattr(one, "name", str(one)) for one in given) if name != "full")
+
+
+def spell_as_installed(config: Any) -> None:
+    """A whole step is asked for in one way, whatever the installed version calls it: 0.19 takes the names of 0.16, and here
+    0.16 takes those of 0.19."""
+    if getattr(config, "cuda_graph_impl", None) == "full_iteration" and not hasattr(config, "cuda_graph_modules"):
+        why = "before Megatron-Core 0.19 a whole step is a scope of local graphs"
+        adjust(config, "cuda_graph_scope", "full_iteration", why=why)
+        adjust(config, "cuda_graph_impl", "local", why=why)
+
+
+class StepGraphs:
+    """What the training loop does for the graphs of one rank's chunks. Made by `MegatronParallel` where any are asked for.
+
+    Args:
+        chunks: This rank's, wrapped.
+        config: The model's configuration.
+        pause_gathers: Makes a context in which forwards gather no parameters.
+        heard_per_microbatch: Who listens to hooks that a whole step's graph doesn't call: names for a warning.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Any],
+        config: Any,
+        *,
+        pause_gathers: Callable[[], Any],
+        heard_per_microbatch: Callable[[], list[str]],
+    ) -> None:
+        self.kind = kind_of(config)
+        self.optimizers: list[Any] = []
+        """Megatron-Core's, whose gradients are cleared when the capture has left some."""
+        self._chunks = list(chunks)
+        self._config = config
+        self._pause_gathers = pause_gathers
+        self._heard_per_microbatch = heard_per_microbatch
+        self._steps = 0
+        self._shape: dict[str, int] = {}
+        self._helper: Any = None
+        self._whole_step: Any = None
+        if self.kind == "full_iteration":
+            forget_whole_steps()
+
+    def around(self, schedule: Callable[..., Any], step: Any) -> Callable[..., Any]:
+        """What to call in place of ``schedule`` for a training step; captures, when it is time to.
+
+        Raises:
+            ConfigError: the batch has another shape than the captured one, or can't be captured.
+        """
+        self._refuse_what_cannot_replay(step)
+        if self.kind == "transformer_engine" and self._steps == self._config.cuda_graph_warmup_steps:
+            self._capture_layers(step)
+        self._steps += 1
+        if self.kind != "full_iteration":
+            return schedule
+        if self._whole_step is None:
+            self._whole_step = self._wrap(schedule)
+        return self._whole_step
+
+    def close(self) -> None:
+        """Give the graphs back, so that another model may be trained in this process."""
+        if self._helper is not None and self._helper.graphs_created():
+            self._helper.delete_cuda_graphs()
+        if self.kind == "local" and self._steps:
+            from megatron.core.transformer.cuda_graphs import delete_cuda_graphs
+
+            delete_cuda_graphs()
+        if self.kind == "full_iteration":
+            forget_whole_steps()
+        self._helper = self._whole_step = None
+
+    def _refuse_what_cannot_replay(self, step: Any) -> None:
+        batch = step.batch[0] if isinstance(step.batch, (tuple, list)) and step.batch else step.batch
+        asked = f"model.config.cuda_graph_impl={self._config.cuda_graph_impl!r}"
+        if isinstance(batch, dict) and batch.get("cu_seqlens") is not None:
+            raise ConfigError(
+                f"{asked} with packed sequences: where they begin changes from batch to batch, and a captured kernel can't. "
+                "Set cuda_graph_impl='none', or train on samples of one length."
+            )
+        if self.kind == "full_iteration" and not isinstance(batch, dict):
+            raise ConfigError(
+                f"{asked}: Megatron-Core keeps the batch of a whole step's graph in a dictionary of tensors, and this one is a "
+                f"{type(batch).__name__}. Let the dataset return a dictionary, or capture layers ('local')."
+            )
+        shape = {"samples in a micro-batch": step.micro_batch_size, "tokens in a sample": step.seq_length}
+        if self.kind == "full_iteration" or self._config.pipeline_model_parallel_size > 1:
+            shape["micro-batches"] = step.num_microbatches
+        if not self._shape:
+            self._shape = shape
+            self._warn_of_unheard_hooks()
+        elif shape != self._shape:
+            was, now = (", ".join(f"{count} {name}" for name, count in sizes.items()) for sizes in (self._shape, shape))
+            raise ConfigError(
+                f"{asked}: the graph was captured for {was}, and this step has {now}. Leave data.rampup_batch_size unset, or "
+                "set cuda_graph_impl='none'."
+            )
+
+    def _warn_of_unheard_hooks(self) -> None:
+        names = self._heard_per_microbatch() if self.kind == "full_iteration" else []
+        if names:
+            import logging
+
+            logging.getLogger(__name__).warning(
+                "%s: %s is not called once the step has been captured, for a graph replays kernels and not Python "
+                "(model.config.cuda_graph_impl).",
+                ", ".join(names),
+                " or ".join(PER_MICROBATCH),
+            )
+
+    def _capture_layers(self, step: Any) -> None:
+        from megatron.core.transformer.cuda_graphs import TECudaGraphHelper
+
+        self._helper = TECudaGraphHelper(
+            model=self._chunks,
+            config=self._config,
+            seq_length=step.seq_length,
+            micro_batch_size=step.micro_batch_size,
+            optimizers=self.optimizers,
+        )
+        with self._pause_gathers() as paused:
+            self._helper.create_cudagraphs()
+        if paused:
+            # What a graph replays calls no hooks of modules: it gathers their parameters by hand.
+            self._helper.cuda_graph_set_manual_hooks()
+
+    def _wrap(self, schedule: Callable[..., Any]) -> Any:
+        from inspect import signature
+
+        from megatron.core.full_cuda_graph import FullCudaGraphWrapper
+
+        options = {
+            "cuda_graph_warmup_steps": self._config.cuda_graph_warmup_steps,
+            "use_single_mempool": getattr(self._config, "cuda_graph_use_single_mempool", False),
+        }
+        known = signature(FullCudaGraphWrapper.__init__).parameters  # 0.16 has one pool per stage
+        return FullCudaGraphWrapper(schedule, **{name: value for name, value in options.items() if name in known})
+
+
+def forget_whole_steps() -> None:
+    """Megatron-Core keeps the graph, its results and its inputs on classes: those of a run before would be replayed."""
+    from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
+
+    for stage in ("training", "validation"):
+        FullCudaGraphWrapper.curr_iteration[stage] = 0
+        FullCudaGraphWrapper.cuda_graph[stage] = None
+        FullCudaGraphWrapper.result[stage] = None
+        StaticBufferLoader.static_buffers[stage] = []
+
+
+@contextlib.contextmanager
+def building_stream(config: Any) -> Iterator[None]:
+    """Where the gradient buffers of chunks are made whose step is to be captured: their hooks remember the stream, and one that
+    captures nothing would break the capture."""
+    kind = kind_of(config)
+    if kind == "none":
+        yield
+        return
+    import torch
+
+    stream = _stream_of_captures() if kind == "full_iteration" else torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _stream_of_captures() -> Any:
+    try:
+        from megatron.core.full_cuda_graph import get_shared_capture_stream  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:  # before 0.19 every capture has a stream of its own
+        import torch
+
+        return torch.cuda.Stream()
+    return get_shared_capture_stream()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU machine decides, by what is installed there; asked without a GPU."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from nemo2.backend import cuda
+from nemo2.backend.cuda import CudaBackend
+
+
+def test_with_transformer_engine_nothing_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "have_te", lambda: True)
+    assert CudaBackend().config_overrides() == {}
+
+
+def test_what_is_turned_off_without_it_names_a_setting_and_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "have_te", lambda: False)
+    monkeypatch.setattr(cuda, "has", lambda name: False)
+    found = CudaBackend().config_overrides()
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)} | {"use_te_rng_tracker"}
+    # The second is an option of fused kernels that only some versions have as a field.
+    assert set(found) - fields <= {"moe_router_fusion"}
+    assert found["gradient_accumulation_fusion"][0] is False
+    assert len({reason for _, reason in found.values()}) == len(found)  # each its own
+    monkeypatch.setattr(cuda, "has", lambda name: name == "fused_weight_gradient_mlp_cuda")
+    assert "gradient_accumulation_fusion" not in CudaBackend().config_overrides()
+
+
+def test_plain_layers_on_a_gpu_are_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from nemo2.models.layers import spec
+
+    made: list[Any] = []
+    monkeypatch.setattr(spec, "get_backend", CudaBackend)
+    monkeypatch.setattr(spec, "local_layer_spec", lambda config, **rest: made.append(config))
+    monkeypatch.delenv("RANK", raising=False)
+    spec._say_what_is_missing.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            spec.layer_spec(TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2))
+    spec._say_what_is_missing.cache_clear()
+    assert len(made) == 2
+    (said,) = [record.getMessage() for record in caplog.records if "plain PyTorch" in record.getMessage()]
+    assert "nemo2[te]" in said and "fp8" in said

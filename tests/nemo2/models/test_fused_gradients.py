@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers add their weights' gradients themselves, by what is installed."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+
+def build(te: bool, apex: bool) -> dict[str, Any]:
+    """A model that was asked to fuse, on a machine with these packages; its layers stay the plain ones."""
+    import small_runs
+    from megatron.core.tensor_parallel import layers
+
+    from nemo2.backend import get_backend
+    from nemo2.models import fused_gradients
+    from nemo2.models.llama import LlamaConfig
+    from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
+    from nemo2.parallel.layout import Layout
+
+    get_backend().install()
+    initialize_model_parallel(Layout())
+    seed_random_streams(0)
+    config = LlamaConfig(**small_runs.MODEL, share_embeddings_and_output_weights=False)
+    config.gradient_accumulation_fusion = True  # later than this machine may object
+    with (
+        patch.object(fused_gradients, "has", lambda name: apex if name == fused_gradients.APEX else te),
+        patch.object(fused_gradients, "have_te", lambda: te),
+    ):
+        try:
+            model = config.configure_model(None)
+        except RuntimeError as error:
+            return {"raised": str(error), "left": layers._grad_accum_fusion_available}
+        fuses = fused_gradients.output_layer_fuses(True)
+    found = {
+        name: part.gradient_accumulation_fusion
+        for name, part in model.named_modules()
+        if hasattr(part, "gradient_accumulation_fusion")
+    }
+    return {"linears": found, "asked": config.gradient_accumulation_fusion, "fuses": fuses} | {
+        "left": layers._grad_accum_fusion_available
+    }
+
+
+def test_megatron_cores_own_linears_leave_it_where_only_transformer_engine_fuses(run_on_ranks: Any) -> None:
+    found = run_on_ranks(build, 1, te=True, apex=False)[0]
+    assert found["linears"] and not any(found["linears"].values())
+    assert "output_layer" in found["linears"]
+    assert found["asked"] is True  # what Transformer Engine's layers read
+    assert found["fuses"] is False
+    assert found["left"] is False
+
+
+def test_without_either_megatron_core_says_what_is_missing(run_on_ranks: Any) -> None:
+    found = run_on_ranks(build, 1, te=False, apex=False)[0]
+    assert "fused_weight_gradient_mlp_cuda" in found["raised"]
+
+
+@pytest.mark.parametrize(("te", "apex", "expected"), [(True, False, True), (False, True, True), (False, False, False)])
+def test_the_default_follows_from_what_is_installed(te: bool, apex: bool, expected: bool) -> None:
+    from nemo2.models import fused_gradients
+
+    with patch.object(fused_gradients, "has", lambda name: apex if name == fused_gradients.APEX else te):
+        assert fused_gradients.some_layer_fuses() is expected
+
+
+def sharded() -> dict[str, Any]:
+    import small_runs
+    from megatron.core.tensor_parallel import layers
+
+    import nemo2 as nl
+    from nemo2.backend.cpu import CpuBackend
+    from nemo2.config.adjust import adjustments
+
+    real = CpuBackend.config_overrides
+    told = {}
+    kept = {"gradient_accumulation_fusion"}
+    with patch.object(
+        CpuBackend, "config_overrides", lambda self: {k: v for k, v in real(self).items() if k not in kept}
+    ):
+        for name, options in {"FSDP2": {"strategy": nl.FSDP2Strategy()}, "Megatron-FSDP": {"fsdp": "megatron"}}.items():
+            model = small_runs.build_llama(distributed=True)
+            model.config.gradient_accumulation_fusion = True
+            with patch.object(layers, "_grad_accum_fusion_available", True):
+                small_runs.fit(model, max_steps=1, precision="bf16-mixed", **options)
+            told[name] = [one.why for one in adjustments(model.config)["gradient_accumulation_fusion"]]
+            small_runs.release()
+    return told
+
+
+def test_sharded_gradients_are_added_apart(run_on_ranks: Any) -> None:
+    told = run_on_ranks(sharded, 2)[0]
+    assert told == {
+        "FSDP2": ["FSDP2Strategy has no buffers of gradients"],
+        "Megatron-FSDP": ["Megatron-FSDP keeps gradients in pieces"],
+    }

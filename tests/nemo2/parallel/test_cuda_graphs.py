@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the training loop does for CUDA graphs, with Megatron-Core's own wrappers over stand-ins for captures.
+
+A stand-in replays what was captured, with the captured inputs, and calls nothing else of the step: a loop that relied on
+Python inside a replay, or captured at the wrong time, trains otherwise than without graphs. tests/gpu has the real thing.
+"""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+
+from nemo2.errors import ConfigError
+from nemo2.parallel.cuda_graphs import kind_of, modules_of
+
+STEPS, WARMUP = 6, 2
+
+
+class StandIn:
+    """Replaces what needs a GPU in this process, and counts."""
+
+    def __init__(self) -> None:
+        self.captures = self.replays = self.calls_inside = self.hooks = self.deleted = 0
+        self.seeds: list[bool] = []
+
+    @contextlib.contextmanager
+    def in_place(self) -> Any:
+        from unittest.mock import patch
+
+        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+        import nemo2.strategies.world as world
+        from nemo2.backend.cpu import CpuBackend
+
+        overrides, seed = CpuBackend.config_overrides, world.seed_random_streams
+
+        def honest(backend: Any) -> Any:
+            return {name: value for name, value in overrides(backend).items() if "cuda_graph" not in name}
+
+        def seeded(number: int, *, te_rng_tracker: bool, for_graphs: bool) -> None:
+            self.seeds.append(for_graphs)
+            seed(number, te_rng_tracker=te_rng_tracker)
+            # Megatron-Core asserts a tracker whose state lives on a GPU, or this.
+            get_cuda_rng_tracker().is_inference_rng_tracker = True  # pyright: ignore[reportOptionalMemberAccess]
+
+        with patch.object(CpuBackend, "config_overrides", honest), patch.object(world, "seed_random_streams", seeded):
+            yield self
+
+    @contextlib.contextmanager
+    def layers(self) -> Any:
+        """Transformer Engine's ``make_graphed_callables`` for Megatron-Core's helper."""
+        from unittest.mock import patch
+
+        from megatron.core.transformer import cuda_graphs
+        from megatron.core.transformer.module import GraphableMegatronModule
+        from megatron.core.transformer.transformer_layer import TransformerLayer
+
+        def make(layers: Any, arguments: Any, *, sample_kwargs: Any, **options: Any) -> tuple[Any, ...]:
+            self.captures += 1
+            count = len(arguments) // len(layers)
+            self.microbatches = count
+            for layer, inputs, named in zip(layers * count, arguments, sample_kwargs, strict=False):
+                # As a fused weight gradient does: the loop must not train on what samples left behind.
+                own = list(layer.parameters())
+                found = torch.autograd.grad(layer(*inputs, **named)[0].float().sum(), own, allow_unused=True)
+                for parameter, gradient in zip(own, found, strict=True):
+                    parameter.main_grad.add_(gradient)
+            return tuple(self._replaying(layer) for layer in layers * count)
+
+        with (
+            patch.object(cuda_graphs, "HAVE_TE_GRAPHS", True),
+            patch.object(cuda_graphs, "is_te_min_version", lambda version: True),
+            patch.object(cuda_graphs, "make_graphed_callables", make, create=True),
+            # The layer's own also makes an empty mask, for which it imports Transformer Engine.
+            patch.object(
+                TransformerLayer,
+                "_get_te_cuda_graph_replay_args",
+                GraphableMegatronModule._get_te_cuda_graph_replay_args,
+            ),
+        ):
+            yield
+
+    def _replaying(self, layer: Any) -> Any:
+        def replay(*inputs: Any, is_first_microbatch: bool, **named: Any) -> Any:
+            self.replays += 1
+            return layer._te_cuda_graph_capture(*inputs, **named)
+
+        replay.reset = lambda: setattr(self, "deleted", self.deleted + 1)  # pyright: ignore[reportFunctionMemberAccess]
+        return replay
+
+    @contextlib.contextmanager
+    def whole_step(self) -> Any:
+        """``torch.cuda.CUDAGraph`` of a whole schedule: its replay runs the captured step on the static inputs again."""
+        from unittest.mock import patch
+
+        from megatron.core.full_cuda_graph import StaticBufferLoader
+
+        import nemo2.parallel.megatron_parallel as parallel
+
+        real = parallel.get_forward_backward_func
+        capturing: list[Any] = []
+
+        class Graph:
+            call: Any = None
+
+            def register_generator_state(self, state: Any) -> None:
+                """Nothing to advance."""
+
+            def replay(graph) -> None:
+                self.replays += 1
+                inputs = [iter(StaticBufferLoader.static_buffers["training"])]
+                again = real()(**{**graph.call, "data_iterator": inputs})
+                for old, new in zip(graph.results, again, strict=True):
+                    for name in old:
+                        old[name].copy_(new[name])
+
+        @contextlib.contextmanager
+        def capture(graph: Any, **options: Any) -> Any:
+            self.captures += 1
+            capturing.append(graph)
+            yield
+            capturing.pop()
+
+        def schedule(**call: Any) -> Any:
+            results = real()(**call)
+            if capturing:  # a capture computes nothing: what it left behind goes
+                for chunk in call["model"]:
+                    chunk.zero_grad_buffer()
+                capturing[0].call, capturing[0].results = call, results
+            return results
+
+        with (
+            patch.object(parallel, "get_forward_backward_func", lambda: schedule),
+            patch.object(torch.cuda, "CUDAGraph", Graph),
+            patch.object(torch.cuda, "graph", capture),
+            patch.object(torch.cuda, "graph_pool_handle", lambda: None),
+            patch.object(torch.cuda, "get_device_capability", lambda: (9, 0)),
+        ):
+            yield
+
+
+def train(kind: str, *, hooks: bool = False, **options: Any) -> dict[str, Any]:
+    """The record of a run, and what the stand-ins counted."""
+    import lightning.pytorch as pl
+
+    heard: list[int] = []
+
+    class Counts(pl.Callback):
+        def on_megatron_microbatch_start(self, step: Any) -> None:
+            if step.stage == "training":
+                heard.append(step.step_i)
+
+    inside = StandIn()
+    settings = options.pop("settings", {})
+    graphs = {"cuda_graph_impl": kind, "cuda_graph_warmup_steps": WARMUP} if kind != "none" else {}
+    options["callbacks"] = [Counts()] if hooks else []
+    shape = {"inspect": lambda trainer: trainer.strategy.ddp_config.check_for_nan_in_grad}
+    with contextlib.ExitStack() as stack:
+        if kind != "none":
+            stack.enter_context(inside.in_place())
+            stack.enter_context(inside.layers() if kind == "transformer_engine" else inside.whole_step())
+        model = small_runs.build_llama(**{"distributed": True, **settings, **graphs})
+        record = small_runs.fit(model, max_steps=STEPS, precision="bf16-mixed", **shape, **options)
+    return record | {"heard": heard, "counted": vars(inside)}
+
+
+def with_and_without(kind: str, **options: Any) -> dict[str, Any]:
+    plain = train("none", **options)
+    small_runs.release()
+    return {"plain": plain, "graphs": train(kind, **options)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_layers_are_captured_after_the_warm_up_and_train_as_without(run_on_ranks: Any, world_size: int) -> None:
+    found = run_on_ranks(with_and_without, world_size, "transformer_engine")[0]
+    plain, graphs = found["plain"], found["graphs"]
+    assert graphs["losses"] == plain["losses"]
+    assert graphs["grad_norms"] == plain["grad_norms"]
+    counted = graphs["counted"]
+    assert counted["captures"] == 1
+    microbatches = small_runs.GBS // small_runs.MBS // world_size
+    assert counted["replays"] == small_runs.MODEL["num_layers"] * microbatches * (STEPS - WARMUP)
+    assert counted["deleted"] == small_runs.MODEL["num_layers"] * counted["microbatches"]  # at the end of the run
+    assert counted["seeds"] == [True]
+
+
+def test_gathering_parameters_goes_on_beside_graphs_of_layers(run_on_ranks: Any) -> None:
+    from nemo2.parallel.ddp_config import DistributedDataParallelConfig
+
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True
+    )
+    found = run_on_ranks(with_and_without, 2, "transformer_engine", ddp=ddp)[0]
+    assert found["graphs"]["losses"] == found["plain"]["losses"]
+    assert found["graphs"]["grad_norms"] == found["plain"]["grad_norms"]
+
+
+@pytest.mark.parametrize("layout", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}])
+def test_a_whole_step_is_replayed_on_new_batches(run_on_ranks: Any, layout: dict[str, int]) -> None:
+    world_size = 2 if layout else 1
+    found = run_on_ranks(with_and_without, world_size, "full_iteration", hooks=True, **layout)[0]
+    plain, graphs = found["plain"], found["graphs"]
+    assert graphs["losses"] == plain["losses"]
+    assert graphs["grad_norms"] == plain["grad_norms"]
+    assert graphs["counted"]["captures"] == 1
+    assert graphs["counted"]["replays"] == STEPS - WARMUP
+    assert plain["inspected"] is True
+    assert graphs["inspected"] is False  # the search for NaN waits for the GPU
+
+
+def twice() -> list[list[float]]:
+    first = train("full_iteration")
+    small_runs.release()
+    return [first["losses"], train("full_iteration")["losses"]]
+
+
+def test_a_second_run_of_a_process_captures_its_own_step(run_on_ranks: Any) -> None:
+    first, second = run_on_ranks(twice, 1)[0]
+    assert first == second
+
+
+def refusals() -> dict[str, str]:
+    """What a run is told whose settings don't go together."""
+    from nemo2.parallel.ddp_config import DistributedDataParallelConfig
+
+    said = {}
+    checked = DistributedDataParallelConfig(use_distributed_optimizer=True, check_for_nan_in_grad=True)
+    cases: dict[str, Any] = {
+        "nan": ("full_iteration", {"ddp": checked}),
+        "fsdp": ("transformer_engine", {"fsdp": "megatron"}),
+        "fp32": ("transformer_engine", {"precision": "32"}),
+    }
+    for name, (kind, options) in cases.items():
+        inside = StandIn()
+        with inside.in_place(), pytest.raises(ConfigError) as caught:
+            small_runs.fit(
+                small_runs.build_llama(distributed=True, cuda_graph_impl=kind),
+                max_steps=1,
+                **{"precision": "bf16-mixed", **options},
+            )
+        said[name] = str(caught.value)
+        small_runs.release()
+    return said
+
+
+def test_what_a_graph_cannot_hold_is_refused_before_the_run(run_on_ranks: Any) -> None:
+    said = run_on_ranks(refusals, 1)[0]
+    assert "check_for_nan_in_grad=True" in said["nan"]
+    assert "test_cuda_graphs.py" in said["nan"]  # where it was set
+    assert "Megatron-FSDP" in said["fsdp"]
+    assert "bf16" in said["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "modules"),
+    [
+        ({}, "none", ()),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full"}, "local", ()),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, "full_iteration", ("full_iteration",)),
+        ({"cuda_graph_impl": "full_iteration", "cuda_graph_modules": []}, "full_iteration", ()),
+        (
+            {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": "attn,mlp"},
+            "transformer_engine",
+            ("attn", "mlp"),
+        ),
+        ({"enable_cuda_graph": True}, "local", ()),
+        ({"external_cuda_graph": True, "cuda_graph_impl": "none"}, "transformer_engine", ()),
+    ],
+)
+def test_both_versions_names_are_understood(config: dict[str, Any], kind: str, modules: tuple[str, ...]) -> None:
+    assert kind_of(SimpleNamespace(**config)) == kind
+    assert modules_of(SimpleNamespace(**config)) == modules
