@@ -52,8 +52,10 @@ def spell_as_installed(config: Any) -> None:
     """A whole step is asked for in one way, whatever the installed version calls it: 0.19 takes the names of 0.16, and here
     0.16 takes those of 0.19."""
     if getattr(config, "cuda_graph_impl", None) == "full_iteration" and not hasattr(config, "cuda_graph_modules"):
+        from megatron.core.transformer.enums import CudaGraphScope
+
         why = "before Megatron-Core 0.19 a whole step is a scope of local graphs"
-        adjust(config, "cuda_graph_scope", "full_iteration", why=why)
+        adjust(config, "cuda_graph_scope", [CudaGraphScope.full_iteration], why=why)
         adjust(config, "cuda_graph_impl", "local", why=why)
 
 
