@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.cases import Case, cases, fits
+from bench.gpu.cases import GPUS, Case, cases, fits, gpu_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "lightning", "transformers", "accelerate")
@@ -35,21 +35,52 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=10, help="of these not counted (default 10)")
     parser.add_argument("--output", type=Path, help="write gpu.json and gpu.md there, after every case")
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU: says that it runs, nothing about speed")
-    parser.add_argument("--fits", action="store_true", help="count what each case needs on an H200, and run nothing")
+    parser.add_argument(
+        "--gpu", choices=GPUS, help="as many layers as this one holds (default: by this machine's memory)"
+    )
+    parser.add_argument("--fits", action="store_true", help="count what each case needs, and run nothing")
     arguments = parser.parse_args()
-    chosen = [case for case in cases(toy=arguments.toy) if any(word in case.name for word in arguments.only)]
+    known = cases(arguments.gpu or gpu_here(), toy=arguments.toy)
+    chosen = [case for case in known if any(word in case.name for word in arguments.only)]
     if not chosen:
-        parser.error(f"--only {' '.join(arguments.only)}: no such case. There are {', '.join(c.name for c in cases())}")
+        parser.error(f"--only {' '.join(arguments.only)}: no such case. There are {', '.join(c.name for c in known)}")
     if not 0 <= arguments.warm_up < arguments.steps - 1:
         parser.error(f"--warm-up {arguments.warm_up} leaves no two of --steps {arguments.steps} to count")
     if arguments.fits:
-        return print_fits(chosen)
+        return print_fits(chosen, arguments.gpu or GPUS[0])
     return run(chosen, arguments)
 
 
-def print_fits(chosen: list[Case]) -> int:
+def gpu_here() -> str:
+    """Whose numbers of layers this machine takes; without a GPU those of the first."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return GPUS[0]
+    return gpu_for(torch.cuda.get_device_properties(0).total_memory / 2**30)
+
+
+def clocks() -> dict[str, str]:
+    """How fast and at what power the GPU may run, as its driver tells; empty where there is none to ask."""
+    names = (
+        "clocks.max.sm",
+        "clocks.current.sm",
+        "clocks.max.memory",
+        "power.limit",
+        "persistence_mode",
+        "driver_version",
+    )
+    query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(names, (value.strip() for value in told.split(",")), strict=False))
+
+
+def print_fits(chosen: list[Case], gpu: str) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    verdicts = {case: fits(case) for case in chosen}
+    verdicts = {case: fits(case, gpu) for case in chosen}
     for case, (fit, gib) in verdicts.items():
         print(f"{case.name:36} {case.layers or 'all':>4} layers {gib:7.1f} GiB  {'fits' if fit else 'DOES NOT FIT'}")
     return 0 if all(fit for fit, _ in verdicts.values()) else 1
@@ -80,6 +111,7 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
         "device": device,
         "date": time.strftime("%Y-%m-%d"),
         "toy": arguments.toy,
+        "clocks": clocks(),
         "versions": {name: found for name in PACKAGES if (found := installed(name))},
         "peaks": matrix_product_peaks(toy=arguments.toy),
         "rows": [],
@@ -92,8 +124,7 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
         if time.monotonic() - began > 60 * arguments.minutes:
             result["left_out"].append(f"{case.name}, for the time was up")
             continue
-        # fp8 has no counterpart in the Trainer: its bf16 row is the comparison.
-        turns = measure(case, [arm for arm in arms if arm != "hf" or case.precision == "bf16"], arguments)
+        turns = measure(case, [arm for arm in arms if comparable(arm, case)], arguments)
         result["rows"].append(figures(case, turns, result["peaks"], device=device))
         print(json.dumps(result["rows"][-1]), flush=True)
         if arguments.output:
@@ -102,6 +133,11 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
             (arguments.output / "gpu.md").write_text(page(result))
     print(page(result))
     return 1 if any("failed" in row["arms"].get("ours", {}) for row in result["rows"]) else 0
+
+
+def comparable(arm: str, case: Case) -> bool:
+    """Neither other arm captures CUDA graphs, and the Trainer has no fp8: the plain row is the comparison."""
+    return arm == "ours" or (not case.graphs and (arm == "bare" or case.precision == "bf16"))
 
 
 def measure(case: Case, arms: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:

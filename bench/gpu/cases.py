@@ -15,6 +15,10 @@ PRECISIONS = {
 """Name of a precision here to the recipe factory that makes its plugin."""
 
 
+GRAPHS = "+graphs"
+"""Stands in the name of a case with CUDA graphs, before their kind."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
     """One row of the table.
@@ -25,6 +29,7 @@ class Case:
         seq: tokens per sample.
         precision: a key of `PRECISIONS`.
         microbatches: of one sample each per step.
+        graphs: which CUDA graphs (``model.config.cuda_graph_impl``); None: none.
         toy: the same in kind at a size for a CPU: says that the scripts run, nothing about speed.
     """
 
@@ -33,38 +38,59 @@ class Case:
     seq: int
     precision: str = "bf16"
     microbatches: int = 4
+    graphs: str | None = None
     toy: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.recipe}/{self.seq}/{self.precision}"
+        return f"{self.recipe}/{self.seq}/{self.precision}" + (f"{GRAPHS}-{self.graphs}" if self.graphs else "")
 
     @property
     def tokens_per_step(self) -> int:
         return self.seq * self.microbatches
 
 
-# Layers: what an H200 holds at 18 bytes a parameter with the activations of one sample, by `--fits`, and with room for
+# Layers: what a GPU holds at 18 bytes a parameter with the activations of one sample, by `--fits`, and with room for
 # the copies of the weights in fp8, two bytes a parameter, which `rehearse` does not count.
-_MODELS: dict[str, dict[int, int | None]] = {
-    "llama3_8b": {8192: 20, 4096: 23},
-    "llama32_1b": {8192: None, 4096: None},
-    "mixtral_8x7b": {4096: 4},
-    "qwen3_30b_a3b": {4096: 9},
+_MODELS: dict[str, dict[int, dict[str, int | None]]] = {
+    "llama3_8b": {8192: {"H200": 20, "H100": 9}, 4096: {"H200": 23, "H100": 10}},
+    "llama32_1b": {8192: {"H200": None, "H100": None}, 4096: {"H200": None, "H100": None}},
+    "mixtral_8x7b": {4096: {"H200": 4, "H100": 2}},
+    "qwen3_30b_a3b": {4096: {"H200": 9, "H100": 4}},
 }
+GPUS = ("H200", "H100")
+"""For which there are numbers of layers."""
+_GRAPHS = (("llama32_1b", 4096, "transformer_engine"), ("llama32_1b", 4096, "full_iteration"))
+"""What launching many small kernels may hold back."""
 
 
-def cases(*, toy: bool = False) -> list[Case]:
-    """All cases, those first whose figures are asked for first."""
+def cases(gpu: str = "H200", *, toy: bool = False) -> list[Case]:
+    """All cases for a GPU of `GPUS`, those first whose figures are asked for first."""
     table = [
-        Case(recipe=recipe, layers=layers, seq=seq, precision=precision)
+        Case(recipe=recipe, layers=layers[gpu], seq=seq, precision=precision)
         for precision in PRECISIONS
         for recipe, lengths in _MODELS.items()
         for seq, layers in lengths.items()
     ]
-    if not toy:
-        return table
-    return list(dict.fromkeys(small(case) for case in table if case.precision == "bf16"))
+    if toy:
+        return list(dict.fromkeys(small(case) for case in table if case.precision == "bf16"))
+    return table + [
+        Case(recipe=recipe, layers=_MODELS[recipe][seq][gpu], seq=seq, graphs=graphs) for recipe, seq, graphs in _GRAPHS
+    ]
+
+
+def gpu_for(gib: float) -> str:
+    """Of `GPUS`, the largest whose layers a GPU with this much memory holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    from nemo2.gpus import GIB, gpu
+
+    for name in GPUS:
+        if gib >= gpu(name).memory / GIB - 1:
+            return name
+    raise ValueError(f"This GPU has {gib:.0f} GiB; the cases are laid out for {' and '.join(GPUS)}.")
 
 
 def small(case: Case) -> Case:
@@ -97,6 +123,8 @@ def recipe_of(case: Case, *, steps: int = 10) -> Any:
     recipe.trainer.enable_checkpointing = False
     recipe.log.ckpt = None
     recipe.resume = None
+    if case.graphs:
+        recipe.model.config.cuda_graph_impl = case.graphs
     return recipe
 
 

@@ -4,7 +4,7 @@
 import statistics
 from typing import Any
 
-from bench.gpu.cases import Case, recipe_of
+from bench.gpu.cases import GRAPHS, Case, recipe_of
 
 NAMES = {"ours": "nemo2", "bare": "bare Megatron-Core", "hf": "HF Trainer"}
 COLUMNS = {
@@ -12,6 +12,7 @@ COLUMNS = {
     "ours / HF": "at least 1.3 for the Llamas",
     "of the product's peak": "at least 0.70 for llama3_8b at 8,192 tokens in bf16",
     "fp8 / bf16": "at least 1.35",
+    "graphs / none": "no figure",
 }
 """The ratios of a case, and what is asked of each."""
 
@@ -86,22 +87,26 @@ def ratio(turns: list[dict[str, Any]], other: str) -> float | None:
     return statistics.median(pairs) if pairs else None
 
 
-def fp8_gains(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Our tokens per second in each fp8 case over those of the same case in bf16."""
+def gains(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Our tokens per second over those of another case of ours, by column: fp8 over bf16, with CUDA graphs over without."""
     speed = {row["case"]: row["arms"].get("ours", {}).get("tokens_per_second") for row in rows}
-    gains = {}
+    found: dict[str, dict[str, float]] = {"fp8 / bf16": {}, "graphs / none": {}}
     for name, value in speed.items():
         base, _, precision = name.rpartition("/")
-        reference = speed.get(f"{base}/bf16")
-        if precision.startswith("fp8") and value and reference:
-            gains[name] = value / reference
-    return gains
+        column, other = ("fp8 / bf16", f"{base}/bf16") if precision.startswith("fp8") else ("graphs / none", name)
+        if GRAPHS in name:
+            column, other = "graphs / none", name.partition(GRAPHS)[0]
+        if other != name and value and speed.get(other):
+            found[column][name] = value / speed[other]
+    return found
 
 
 def page(result: dict[str, Any]) -> str:
     """The whole result as Markdown."""
     lines = [f"# {result['device']}, {result['date']}", ""]
     lines += [", ".join(f"{name} {version}" for name, version in result["versions"].items()) + ".", ""]
+    if result.get("clocks"):
+        lines += ["; ".join(f"{name} {value}" for name, value in result["clocks"].items()) + ".", ""]
     if result["toy"]:
         lines += ["Toy sizes: this says that the scripts run, and nothing about speed.", ""]
     peaks = ", ".join(f"{kind} {rate / 1e12:,.0f}" for kind, rate in result["peaks"].items())
@@ -123,9 +128,9 @@ def page(result: dict[str, Any]) -> str:
                 f"{values['tflops_causal']:,.1f} / {values['tflops_full']:,.1f} | {values['peak_gib']:.1f} |"
             )
     lines += ["", "| case | " + " | ".join(COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
-    gains = fp8_gains(result["rows"])
+    own = gains(result["rows"])
     for row in result["rows"]:
-        ratios = row["ratios"] | {"fp8 / bf16": gains.get(row["case"])}
+        ratios = row["ratios"] | {column: values.get(row["case"]) for column, values in own.items()}
         cells = ["–" if ratios.get(column) is None else f"{ratios[column]:.3f}" for column in COLUMNS]
         lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
     lines += ["", "Asked for: " + "; ".join(f"{column} {words}" for column, words in COLUMNS.items()) + ".", ""]

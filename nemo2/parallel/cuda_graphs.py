@@ -107,9 +107,20 @@ class StepGraphs:
             self._whole_step = self._wrap(schedule)
         return self._whole_step
 
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed by now."""
+        if self.kind == "local":
+            from megatron.core.transformer.cuda_graphs import _CudagraphGlobalRecord
+
+            return bool(_CudagraphGlobalRecord.cudagraph_created)
+        if self.kind == "transformer_engine":
+            return self._helper is not None and bool(self._helper.graphs_created())
+        return self._whole_step is not None and self._whole_step.cuda_graph["training"] is not None
+
     def close(self) -> None:
         """Give the graphs back, so that another model may be trained in this process."""
-        if self._helper is not None and self._helper.graphs_created():
+        if self.kind == "transformer_engine" and self.captured:
             self._helper.delete_cuda_graphs()
         if self.kind == "local" and self._steps:
             from megatron.core.transformer.cuda_graphs import delete_cuda_graphs

@@ -12,8 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.gpu.cases import Case, cases  # noqa: E402
-from bench.gpu.report import figures, fp8_gains, page, step_flops  # noqa: E402
+from bench.gpu.__main__ import clocks, comparable  # noqa: E402
+from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of  # noqa: E402
+from bench.gpu.report import figures, gains, page, step_flops  # noqa: E402
 
 CASE = Case(recipe="llama32_1b", layers=2, seq=64, microbatches=2, toy=True)
 
@@ -56,18 +57,50 @@ def test_an_arm_that_fails_is_a_row_with_its_reason() -> None:
     }  # fmt: skip
     written = page(result)
     assert "| HF Trainer | OutOfMemoryError: CUDA out of memory |" in written
-    assert "| llama32_1b/64/bf16 | – | – | – | – |" in written
+    assert "| llama32_1b/64/bf16 | – | – | – | – | – |" in written
     assert written.endswith("Not measured: the rest, for the time was up.\n")
 
 
-def test_the_gain_of_fp8_is_over_the_same_case_in_bf16() -> None:
+def test_gains_are_over_our_own_case_without() -> None:
+    speeds = {"bf16": 100.0, "fp8-delayed": 140.0, "bf16+graphs-full_iteration": 110.0}
     rows = [
         {"case": f"llama3_8b/8192/{precision}", "arms": {"ours": {"tokens_per_second": speed}}}
-        for precision, speed in (("bf16", 100.0), ("fp8-delayed", 140.0))
+        for precision, speed in speeds.items()
     ]
-    assert fp8_gains([*rows, {"case": "x/1/fp8-delayed", "arms": {"ours": {"failed": "no"}}}]) == {
-        "llama3_8b/8192/fp8-delayed": pytest.approx(1.4)
+    assert gains([*rows, {"case": "x/1/fp8-delayed", "arms": {"ours": {"failed": "no"}}}]) == {
+        "fp8 / bf16": {"llama3_8b/8192/fp8-delayed": pytest.approx(1.4)},
+        "graphs / none": {"llama3_8b/8192/bf16+graphs-full_iteration": pytest.approx(1.1)},
     }
+
+
+def test_every_gpu_has_its_numbers_of_layers_and_graphs_their_cases() -> None:
+    for gpu in GPUS:
+        names = [case.name for case in cases(gpu)]
+        assert len(set(names)) == len(names)
+    assert gpu_for(139.8) == "H200"
+    assert gpu_for(79.1) == "H100"
+    with pytest.raises(ValueError, match="24 GiB"):
+        gpu_for(24)
+    captured = [case for case in cases("H100") if case.graphs]
+    assert {case.graphs for case in captured} == {"transformer_engine", "full_iteration"}
+    assert recipe_of(captured[0]).model.config.cuda_graph_impl == captured[0].graphs
+    assert [arm for arm in ("ours", "bare", "hf") if comparable(arm, captured[0])] == ["ours"]
+    assert not comparable("hf", Case(recipe="llama32_1b", layers=None, seq=64, precision="fp8-delayed"))
+
+
+def test_clocks_are_told_where_a_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert clocks() == {}
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho '1980 MHz, 345 MHz, 2619 MHz, 700.00 W, Enabled, 580.1'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    told = clocks()
+    assert (told["clocks.max.sm"], told["power.limit"]) == ("1980 MHz", "700.00 W")
+    result = {
+        "device": "a GPU", "date": "today", "toy": False, "clocks": told, "versions": {}, "peaks": {}, "rows": [], "left_out": [],
+    }  # fmt: skip
+    assert "power.limit 700.00 W" in page(result)
 
 
 def test_toys_are_told_apart_by_recipe_and_fp8_has_none() -> None:

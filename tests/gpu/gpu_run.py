@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--save", help="folder for a checkpoint of the last step")
     parser.add_argument("--load", help="checkpoint to go on from")
     parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--graphs", default="none", help="model.config.cuda_graph_impl")
+    parser.add_argument("--softcap", type=float, help="model.config.attn_logit_softcapping")
     parser.add_argument("--lr", type=float, default=1e-3)
     options = parser.parse_args()
     if options.device == "cpu":
@@ -43,11 +45,13 @@ def main() -> None:
 
 def run(options: argparse.Namespace) -> dict:
     import fiddle as fdl
+    import lightning.pytorch as pl
     import small_runs
     import torch
 
     from nemo2 import ModelCheckpoint
     from nemo2.backend import get_backend
+    from nemo2.models.layers import flex
     from nemo2.recipes.precision import mixed_precision
 
     if options.device == "gpu" and not torch.cuda.is_available():
@@ -79,7 +83,16 @@ def run(options: argparse.Namespace) -> dict:
         seen["backend"] = torch.distributed.get_backend()
         return seen
 
-    model = small_runs.build_llama(lr=options.lr, **WIDE)
+    class Captured(pl.Callback):
+        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            graphs = trainer.strategy.megatron_parallel.graphs  # pyright: ignore[reportAttributeAccessIssue]
+            seen["compiled"] = len(flex._shapes)
+            seen["captured"] = graphs is not None and graphs.captured
+
+    callbacks.append(Captured())
+    model = small_runs.build_llama(
+        lr=options.lr, cuda_graph_impl=options.graphs, attn_logit_softcapping=options.softcap, **WIDE
+    )
     record = small_runs.fit(
         model,
         FewData(size=small_runs.GBS * options.steps),

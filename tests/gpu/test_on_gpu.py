@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU path against the CPU path, one run per process: Transformer Engine's layers, fp8, NCCL, checkpoints to and fro.
+"""The GPU path against the CPU path, one run per process: Transformer Engine's layers, fp8, NCCL, CUDA graphs, checkpoints to
+and fro.
 
 Left out of `make test`; `make test-gpu` runs them and fails where there is no GPU. The runs themselves can be tried without
 one: NEMO2_GPU_TESTS_ON=cpu puts both sides on the CPU.
@@ -71,6 +72,22 @@ def test_an_asynchronous_save_is_what_a_synchronous_one_is(tmp_path: Path, start
     assert there["losses"] == beside["losses"]
     resumed = [train(GPU, 11, load=checkpoint(tmp_path / name))["losses"] for name in ("background", "waiting")]
     assert resumed[0] == resumed[1]
+
+
+@pytest.mark.parametrize("graphs", ["transformer_engine", "local", "full_iteration"])
+def test_captured_steps_train_as_the_others_do(start: Path, graphs: str) -> None:
+    plain = train(GPU, 21, load=start)
+    there = train(GPU, 21, load=start, graphs=graphs)
+    assert there["captured"] is (GPU == "gpu")  # a CPU turns them off
+    assert there["losses"] == pytest.approx(plain["losses"], rel=1e-2)
+    assert there["norms"] == pytest.approx(plain["norms"], rel=5e-2)
+
+
+def test_soft_capped_attention_is_compiled_and_the_same(start: Path) -> None:
+    there, here = (train(device, 21, load=start, softcap=5.0) for device in (GPU, "cpu"))
+    assert there["losses"] == pytest.approx(here["losses"], rel=1e-2)
+    if GPU == "gpu":
+        assert there["compiled"] > 0
 
 
 @pytest.mark.parametrize("recipe", ["bf16_with_fp8_mixed", "bf16_with_fp8_current_scaling_mixed"])

@@ -2,7 +2,8 @@
 """Attention of one run of queries over one run of keys: masks, windows, soft-capping and sinks.
 
 Tensors are heads first: `[B, N, S, D]` queries, `[B, G, T, D]` keys, `[B, G, T, E]` values. scaled_dot_product_attention
-does what it can; soft-capped scores and attention sinks, which it cannot express, are computed step by step in fp32.
+does what it can; soft-capped scores and attention sinks, which it cannot express, are computed step by step in fp32, where
+no compiled kernel takes them (`flex`).
 """
 
 import dataclasses
@@ -12,6 +13,8 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nemo2.models.layers import flex
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,9 @@ def attend(
     offset, num_queries, num_keys = first_query - start, q.size(2), end - start
     plain = rule.softcap is None and sink is None
     triangle = offset == 0 and num_queries == num_keys and rule.causal and (rule.left is None or rule.left >= num_keys)
+    others = forbidden is not None or sink is not None or dropout_p > 0.0
+    if not (plain and triangle) and flex.takes(q, k, v, rule, offset, others=others):
+        return flex.attend_compiled(q, k, v, rule, offset)
     dropping = dropout_context() if dropout_context is not None and dropout_p > 0.0 else nullcontext()
     if plain and triangle and forbidden is None:
         with dropping:  # without a mask, so that torch may pick a kernel that never makes one

@@ -148,6 +148,13 @@ def train(kind: str, *, hooks: bool = False, **options: Any) -> dict[str, Any]:
 
     heard: list[int] = []
 
+    captured: list[bool] = []
+
+    class Ends(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            graphs = trainer.strategy.megatron_parallel.graphs
+            captured.append(graphs is not None and graphs.captured)
+
     class Counts(pl.Callback):
         def on_megatron_microbatch_start(self, step: Any) -> None:
             if step.stage == "training":
@@ -156,15 +163,15 @@ def train(kind: str, *, hooks: bool = False, **options: Any) -> dict[str, Any]:
     inside = StandIn()
     settings = options.pop("settings", {})
     graphs = {"cuda_graph_impl": kind, "cuda_graph_warmup_steps": WARMUP} if kind != "none" else {}
-    options["callbacks"] = [Counts()] if hooks else []
-    shape = {"inspect": lambda trainer: trainer.strategy.ddp_config.check_for_nan_in_grad}
+    options["callbacks"] = [Ends(), Counts()] if hooks else [Ends()]
+    inspected = {"inspect": lambda trainer: trainer.strategy.ddp_config.check_for_nan_in_grad}
     with contextlib.ExitStack() as stack:
         if kind != "none":
             stack.enter_context(inside.in_place())
             stack.enter_context(inside.layers() if kind == "transformer_engine" else inside.whole_step())
         model = small_runs.build_llama(**{"distributed": True, **settings, **graphs})
-        record = small_runs.fit(model, max_steps=STEPS, precision="bf16-mixed", **shape, **options)
-    return record | {"heard": heard, "counted": vars(inside)}
+        record = small_runs.fit(model, max_steps=STEPS, precision="bf16-mixed", **inspected, **options)
+    return record | {"captured": captured, "heard": heard, "counted": vars(inside)}
 
 
 def with_and_without(kind: str, **options: Any) -> dict[str, Any]:
@@ -181,6 +188,7 @@ def test_layers_are_captured_after_the_warm_up_and_train_as_without(run_on_ranks
     assert graphs["grad_norms"] == plain["grad_norms"]
     counted = graphs["counted"]
     assert counted["captures"] == 1
+    assert graphs["captured"] == [False] * WARMUP + [True] * (STEPS - WARMUP)
     microbatches = small_runs.GBS // small_runs.MBS // world_size
     assert counted["replays"] == small_runs.MODEL["num_layers"] * microbatches * (STEPS - WARMUP)
     assert counted["deleted"] == small_runs.MODEL["num_layers"] * counted["microbatches"]  # at the end of the run
@@ -207,6 +215,7 @@ def test_a_whole_step_is_replayed_on_new_batches(run_on_ranks: Any, layout: dict
     assert graphs["grad_norms"] == plain["grad_norms"]
     assert graphs["counted"]["captures"] == 1
     assert graphs["counted"]["replays"] == STEPS - WARMUP
+    assert graphs["captured"] == [False] * WARMUP + [True] * (STEPS - WARMUP)
     assert plain["inspected"] is True
     assert graphs["inspected"] is False  # the search for NaN waits for the GPU
 
