@@ -100,6 +100,8 @@ class GPTConfig(TransformerConfig):
     """The same for the logits over the vocabulary."""
     post_sublayer_layernorm: bool = False
     """A further norm behind each attention and feed-forward layer, before the residual is added, as in Gemma 2 and 3."""
+    cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
+    """Which parts of a training step are captured in CUDA graphs, and by whom (`nemo2.parallel.cuda_graphs`)."""
     tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 

@@ -8,6 +8,7 @@ from nemo2.checks.facts import Facts, number, read_facts
 from nemo2.checks.rules.shape import tokenizer_size
 from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
+from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
 
@@ -190,10 +191,9 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         sharding=sharding,
         recompute=facts.of_model("recompute_granularity") or "none",
         recomputed=tuple(facts.of_model("recompute_modules") or ("core_attn",)),
-        # No fused kernel caps scores: they are computed and kept one kernel after another.
+        # Scores are counted as computed and kept one kernel after another: no GPU has shown yet what the compiled kernel does.
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
-        cuda_graphs=any(map(facts.of_model, ("enable_cuda_graph", "external_cuda_graph")))
-        or facts.of_model("cuda_graph_impl", "none") != "none",
+        cuda_graphs=kind_of(_model(facts)) != "none",
         low_attention=bool(facts.of_model("fp8_dot_product_attention")),
         torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
@@ -206,15 +206,18 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
 
 def _experts(facts: Facts) -> dict[str, Any]:
     """How tokens reach their experts."""
-    graphs = f"{facts.of_model('cuda_graph_impl')} {facts.of_model('cuda_graph_scope')}"
     padded = facts.of_model("moe_pad_expert_input_to_capacity")
     once = facts.of_model("moe_token_dispatcher_type") == "flex" or facts.of_model("moe_enable_deepep")
     return {
         "dispatch": "once" if once else "alltoall",
         "overlap_ep": bool(facts.of_model("overlap_moe_expert_parallel_comm")),
         "capacity": bool(padded) and facts.of_model("moe_expert_capacity_factor") is not None,
-        "graphed_experts": "full_iteration" in graphs,
+        "graphed_experts": kind_of(_model(facts)) == "full_iteration",
     }
+
+
+def _model(facts: Facts) -> Any:
+    return facts.config if facts.config is not None else facts.model
 
 
 def _precision(dtypes: Any) -> str:

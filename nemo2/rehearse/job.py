@@ -13,6 +13,7 @@ from typing import Any, Optional
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, parse_gpus, spread_over
+from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.advice import smallest_change
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
@@ -257,6 +258,14 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
         notes.append("8-bit matrix products: counted in 16 bits, so saved activations are an upper bound")
     if keeps_weights_in_eight_bits(recipe):
         notes.append("8-bit copies of weights, kept from one micro-batch to the next, are among the buffers")
+    if kind_of(model) != "none":
+        notes.append(
+            "CUDA graphs keep the inputs and outputs of what they capture in memory of their own, which is not counted"
+        )
+    if getattr(model, "attn_logit_softcapping", None) is not None:
+        notes.append(
+            "soft-capped scores are counted as kept; a GPU whose compiler takes them keeps none, and needs less"
+        )
     return tuple(notes)
 
 

@@ -43,6 +43,14 @@ def test_how_tokens_reach_their_experts_is_the_models() -> None:
     padded = "model.config.moe_pad_expert_input_to_capacity=True", "model.config.moe_expert_capacity_factor=1.0"
     assert dispatched(*padded) == ("alltoall", True, False, False)
     assert dispatched("model.config.moe_token_dispatcher_type=flex")[0] == "once"
+    assert dispatched("model.config.cuda_graph_impl=full_iteration")[2] is True
+    assert dispatched("model.config.cuda_graph_impl=transformer_engine")[2] is False
+
+
+def test_graphs_are_read_though_this_machine_turns_them_off() -> None:
+    assert not subject("llama3_8b").job.cuda_graphs
+    for kind in ("local", "transformer_engine", "full_iteration"):
+        assert subject("llama3_8b", f"model.config.cuda_graph_impl={kind}").job.cuda_graphs
 
 
 def test_the_job_is_the_one_that_the_run_would_settle() -> None:

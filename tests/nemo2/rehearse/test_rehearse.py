@@ -205,3 +205,16 @@ def test_memory_terms_are_all_of_the_total() -> None:
     )
     assert sum(memory.terms().values()) == memory.total == 109
     assert next(iter(memory.terms())) == "activations"
+
+
+def test_what_is_not_counted_is_noted() -> None:
+    from nemo2 import llm
+    from nemo2.rehearse.job import notes_of
+
+    recipe = llm.gemma2_2b.pretrain_recipe()
+    plain = notes_of(recipe, "te")
+    assert any("soft-capped scores" in note for note in plain)
+    recipe.model.config.cuda_graph_impl = "local"
+    (added,) = set(notes_of(recipe, "te")) - set(plain)
+    assert added.startswith("CUDA graphs")
+    assert not any("soft-capped" in note for note in notes_of(llm.llama3_8b.pretrain_recipe(), "te"))
