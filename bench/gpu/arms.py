@@ -130,7 +130,7 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
 
         from nemo2.models.fused_gradients import fusing_where_possible
         from nemo2.models.layers import layer_spec
-        from nemo2.models.router_losses import forget_router_losses
+        from nemo2.models.tracked_losses import forget_tracked_losses
 
         config = copy.copy(final)
         for name in (
@@ -141,7 +141,7 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
             "param_sync_func",
         ):
             setattr(config, name, None)  # the bare loop writes its own
-        forget_router_losses()
+        forget_tracked_losses()
         model = partial(
             GPTModel,
             config=config,

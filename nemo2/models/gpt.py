@@ -31,7 +31,7 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible, some_layer_fuses
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
-from nemo2.models.router_losses import forget_router_losses
+from nemo2.models.tracked_losses import forget_tracked_losses
 from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.loss import MaskedTokenLossReduction
 
@@ -165,8 +165,8 @@ class GPTConfig(TransformerConfig):
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         from nemo2.models.layers import cap_logits, mtp_block_spec, weigh_further_losses
 
-        if self.num_moe_experts:
-            forget_router_losses()
+        if self.num_moe_experts or self.mtp_num_layers:
+            forget_tracked_losses()
         layers = self._resolve_layer_spec(vp_stage)
         build = partial(
             MegatronGPTModel,

@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from nemo2.errors import ConfigError
+from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.hooks import CallbackConnector
@@ -31,6 +32,8 @@ class SteppingStrategy(WorldStrategy):
     _own_names: set[str]
     """Metrics that `_log_unless_the_module_did` has logged."""
     _skip_update: bool = False
+    _tracked_microbatches: int = 0
+    """Since Megatron-Core's trackers of losses were last read."""
 
     def connect(self, model: pl.LightningModule) -> None:
         super().connect(model)
@@ -76,9 +79,9 @@ class SteppingStrategy(WorldStrategy):
         self.megatron_parallel.zero_grad_buffer()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.megatron_parallel.training_step(
-            batch, step_i=self.trainer.global_step, **self._batch_shape("train")
-        )
+        shape = self._batch_shape("train")
+        loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **shape)
+        self._tracked_microbatches += shape.get("num_microbatches", 1)
         self._last_loss = loss
         return loss
 
@@ -136,6 +139,10 @@ class SteppingStrategy(WorldStrategy):
                 metrics["num_zeros_in_grad"] = float(optimizer.num_zeros_in_grad)
             if optimizer.config.fp16:
                 metrics["loss_scale"] = float(optimizer.mcore_optimizer.get_loss_scale())
+        if self.megatron_parallel is not None:
+            tracked = report_tracked_losses(self.megatron_parallel.config, microbatches=self._tracked_microbatches)
+            self._tracked_microbatches = 0
+            metrics |= tracked
         if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
             size = self.data_sampler.current_global_batch_size
             metrics |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}

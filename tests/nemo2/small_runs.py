@@ -149,9 +149,8 @@ def build_trainer(
         strategy=strategy.pop("strategy", None) or MegatronStrategy(**{"ckpt_async_save": False, **strategy}),
         plugins=precision,
         callbacks=list(callbacks),
-        log_every_n_steps=1,
         enable_progress_bar=False,
-        **{"limit_val_batches": 0, **(trainer or {})},
+        **{"limit_val_batches": 0, "log_every_n_steps": 1, **(trainer or {})},
     )
 
 
