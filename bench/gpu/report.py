@@ -20,12 +20,15 @@ COLUMNS = {
 def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float], *, device: str = "") -> dict[str, Any]:
     """What a case's turns say: medians per arm, ratios per repeat and their median; what was predicted for ``device``."""
     flops = {kind: step_flops(case, causal=kind == "causal") for kind in ("causal", "full")}
+    sheet = data_sheet_flops(case, device)
     arms = {}
     for arm in dict.fromkeys(turn["arm"] for turn in turns):
         own = [turn for turn in turns if turn["arm"] == arm]
         good = [turn for turn in own if "failed" not in turn]
         failed = [turn["failed"] for turn in own if "failed" in turn]
         arms[arm] = {"failed": failed[0]} if not good else summary(case, good, flops)
+        if good and sheet:
+            arms[arm]["mfu"] = {kind: arms[arm][f"tflops_{kind}"] * 1e12 / sheet for kind in flops}
     if "tokens_per_second" in arms.get("ours", {}):
         arms["ours"]["predicted_tokens_per_second"] = predicted(case, device)
     ceiling = peaks.get("fp8" if case.precision.startswith("fp8") else "bf16")
@@ -36,15 +39,30 @@ def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float], *,
     return row
 
 
+def chip_of(device: str) -> str | None:
+    """The GPU of `nemo2.gpus` that torch calls ``device``; None for another."""
+    from nemo2.gpus import NAMES as CHIPS
+
+    words = device.upper().replace("-", " ").split()
+    return next((name for name in CHIPS if name in words), None)
+
+
+def data_sheet_flops(case: Case, device: str) -> float | None:
+    """FLOP/s of the device's matrix units by its data sheet, dense, in the precision of the case: what MFU is a share of
+    (PaLM, arXiv:2204.02311, appendix B). None where it isn't known."""
+    from nemo2.gpus import gpu
+
+    chip = chip_of(device)
+    return None if chip is None else gpu(chip).flops.get("fp8" if case.precision.startswith("fp8") else "bf16")
+
+
 def predicted(case: Case, device: str) -> float | None:
     """Tokens per second by `nemo2 plan`'s model of time; None on a device that it doesn't know."""
-    from nemo2.gpus import NAMES as CHIPS
     from nemo2.gpus import gpu
     from nemo2.planner.recipe import read_recipe
     from nemo2.planner.step_time import predict
 
-    words = device.upper().replace("-", " ").split()
-    chip = next((name for name in CHIPS if name in words), None)
+    chip = chip_of(device)
     if chip is None:
         return None
     subject = read_recipe(recipe_of(case), gpu(chip))
@@ -112,20 +130,22 @@ def page(result: dict[str, Any]) -> str:
     peaks = ", ".join(f"{kind} {rate / 1e12:,.0f}" for kind, rate in result["peaks"].items())
     lines += [f"Measured matrix products (TFLOP/s): {peaks}.", ""]
     lines += [
-        "| case | layers | arm | ms a step | tokens/s | predicted | TFLOP/s causal / full | peak GiB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | layers | arm | ms a step | tokens/s | predicted | TFLOP/s causal / full | MFU causal / full | peak GiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         for arm, values in row["arms"].items():
             start = f"| {row['case']} | {row['layers'] or 'all'} | {NAMES[arm]} |"
             if "failed" in values:
-                lines.append(f"{start} {values['failed']} | | | | |")
+                lines.append(f"{start} {values['failed']} | | | | | |")
                 continue
-            guess = values.get("predicted_tokens_per_second")
+            guess, mfu = values.get("predicted_tokens_per_second"), values.get("mfu")
             lines.append(
                 f"{start} {values['step_seconds'] * 1e3:,.1f} | {values['tokens_per_second']:,.0f} | "
                 f"{'–' if guess is None else format(guess, ',.0f')} | "
-                f"{values['tflops_causal']:,.1f} / {values['tflops_full']:,.1f} | {values['peak_gib']:.1f} |"
+                f"{values['tflops_causal']:,.1f} / {values['tflops_full']:,.1f} | "
+                f"{'–' if mfu is None else format(mfu['causal'], '.1%') + ' / ' + format(mfu['full'], '.1%')} | "
+                f"{values['peak_gib']:.1f} |"
             )
     lines += ["", "| case | " + " | ".join(COLUMNS) + " |", "|---" * (1 + len(COLUMNS)) + "|"]
     own = gains(result["rows"])

@@ -7,6 +7,10 @@ Nothing is imported by asking; torch is not needed.
 import importlib.util
 from functools import cache
 
+OLDEST_TE = "2.9.0"
+"""The oldest Transformer Engine that Megatron-Core 0.16.1 takes, and what a GPU machine elsewhere is taken to have: what it
+allows, newer ones allow too."""
+
 _HOW_TO_GET = {
     "transformer_engine": "install nemo2's extra `te` on a machine with an NVIDIA GPU (pip install 'nemo2[te]')",
     "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",

@@ -139,10 +139,11 @@ def row(recipe: Any) -> dict[str, Any]:
 
 def row_of_tree(recipe: Any) -> dict[str, Any]:
     """The same of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
-    from nemo2.parallel.layout import Layout
+    from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
-    sizes = {short: getattr(strategy, field, None) for short, field in _LAYOUT_FIELDS.items()}
+    fields = {**SIZE_FIELDS, "sp": "sequence_parallel"}
+    sizes = {short: getattr(strategy, field, None) for short, field in fields.items()}
     layout = Layout(**{short: size for short, size in sizes.items() if size is not None})
     devices = trainer.devices if isinstance(trainer.devices, int) else 1
     return {
@@ -153,17 +154,6 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
         "seq": recipe.data.seq_length,
         "precision": str(getattr(plugin, "precision", None) or trainer.precision or "32"),
     }
-
-
-_LAYOUT_FIELDS = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-    "sp": "sequence_parallel",
-}
 
 
 def _counted(recipe: Any) -> Optional[int]:

@@ -25,7 +25,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from nemo2.backend import get_backend
-from nemo2.backend.extras import has
+from nemo2.backend.extras import OLDEST_TE, has
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -337,8 +337,6 @@ def _default_optimizer() -> Any:
 _announced: set[str] = set()
 
 
-TE_ELSEWHERE = Version("2.9.0")
-"""The oldest that Megatron-Core 0.16.1 takes: what it allows, newer ones allow too."""
 _elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 
@@ -350,11 +348,11 @@ def _overrides() -> dict[str, tuple[Any, str]]:
 def for_another_machine() -> Iterator[None]:
     """Configurations made inside keep what was asked for, whether or not this machine can do it.
 
-    Megatron-Core compares versions of Transformer Engine for some settings: where there is none, it finds `TE_ELSEWHERE`.
+    Megatron-Core compares versions of Transformer Engine for some settings: where there is none, it finds `OLDEST_TE`.
     """
     token, version_here = _elsewhere.set(True), megatron_utils._te_version
     if not has("transformer_engine"):
-        megatron_utils._te_version = TE_ELSEWHERE  # a cache, which both ends of our range read before they look
+        megatron_utils._te_version = Version(OLDEST_TE)  # a cache, which both ends of our range read before they look
     try:
         yield
     finally:

@@ -51,7 +51,8 @@ def report_tracked_losses(config: Any, *, microbatches: int) -> dict[str, float]
     if routers:
         _report_routers(config, routers, 1 / microbatches, found)
     if further:
-        MTPLossLoggingHelper.track_mtp_metrics(1 / microbatches, 0, None, None, found)
+        # A function of the class, without `staticmethod` in 0.16.
+        MTPLossLoggingHelper.track_mtp_metrics(1 / microbatches, 0, None, None, found)  # pyright: ignore[reportArgumentType]
     found = {name.replace(" ", "_"): value for name, value in found.items()}
     device = _device()
     values = torch.stack([found[name].float() if name in found else torch.zeros((), device=device) for name in names])

@@ -14,10 +14,8 @@ from typing import Any, Optional
 import torch
 from packaging.version import Version
 
+from nemo2.backend.extras import OLDEST_TE
 from nemo2.backend.patching import Patch
-
-TE_VERSION = Version("2.9.0")
-"""What the rehearsed job is taken to have."""
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -74,7 +72,7 @@ ADAM: tuple[Patch, ...] = tuple(
     for target, replacement in {
         "megatron.core.optimizer:Adam": FusedAdam,
         "megatron.core.optimizer.distrib_optimizer:Adam": FusedAdam,
-        "megatron.core.utils:get_te_version": lambda: TE_VERSION,
+        "megatron.core.utils:get_te_version": lambda: Version(OLDEST_TE),
     }.items()
 )
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU benchmark at toy size on a CPU, and what it makes of turns whose times are known."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.gpu.__main__ import clocks, comparable  # noqa: E402
 from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of  # noqa: E402
-from bench.gpu.report import figures, gains, page, step_flops  # noqa: E402
+from bench.gpu.report import data_sheet_flops, figures, gains, page, step_flops  # noqa: E402
 
 CASE = Case(recipe="llama32_1b", layers=2, seq=64, microbatches=2, toy=True)
 
@@ -41,6 +42,9 @@ def test_the_prediction_stands_beside_the_measurement_on_a_gpu_that_is_known() -
     guess = row["arms"]["ours"]["predicted_tokens_per_second"]
     peak = 989e12 * case.tokens_per_step / step_flops(case, causal=True)
     assert 0.3 * peak < guess < 0.8 * peak
+    assert row["arms"]["ours"]["mfu"]["causal"] == pytest.approx(case.tokens_per_step / peak)  # in one second
+    assert data_sheet_flops(dataclasses.replace(case, precision="fp8-current"), "NVIDIA H200") == 1979e12
+    assert data_sheet_flops(case, "x86_64") is None
     assert (
         figures(case, [turn("ours", 0, 1.0)], {}, device="x86_64")["arms"]["ours"]["predicted_tokens_per_second"]
         is None
@@ -56,7 +60,7 @@ def test_an_arm_that_fails_is_a_row_with_its_reason() -> None:
         "rows": [row], "left_out": ["the rest, for the time was up"],
     }  # fmt: skip
     written = page(result)
-    assert "| HF Trainer | OutOfMemoryError: CUDA out of memory |" in written
+    assert "| HF Trainer | OutOfMemoryError: CUDA out of memory | | | | | |" in written
     assert "| llama32_1b/64/bf16 | – | – | – | – | – |" in written
     assert written.endswith("Not measured: the rest, for the time was up.\n")
 
