@@ -54,7 +54,7 @@ def main(job) -> None:
 def _call(job):
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # also makes torch's thread pool anew, which a backward pass's threads must not do at once
     if job["store"] is not None:
         from datetime import timedelta
 

@@ -135,7 +135,7 @@ def _fork(
     try:
         if quiet:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(1, 2)
+            os.dup2(os.open(f"{folder}/errors{rank}", os.O_WRONLY | os.O_CREAT), 2)
         answer = (time.time(), "result", _call(rank, world, function, args, folder, timeout))
     except BaseException:
         answer = (time.time(), "error", f"rank {rank}: {traceback.format_exc()}")
@@ -150,6 +150,9 @@ def _call(rank: int, world: int, function: Callable[..., Any], args: tuple, fold
 
     import torch
 
+    # A fork leaves torch's thread pool behind, to be made anew by whoever asks for it first. Where two threads do, as a backward
+    # pass does, one of them finds none and ends the process ("Invalid thread pool!"). Here one thread asks.
+    torch.set_num_threads(torch.get_num_threads())
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0}
     os.environ.update({name: str(value) for name, value in (own | {"GROUP_RANK": 0}).items()})
     torch.distributed.init_process_group(
@@ -161,9 +164,11 @@ def _call(rank: int, world: int, function: Callable[..., Any], args: tuple, fold
 
 
 def _stacks(folder: str, rank: int) -> str:
-    """Where a rank was when it crashed, or when its time was nearly over."""
-    written = (Path(folder) / f"stacks{rank}").read_text()
-    return f"\n{written}" if written else ""
+    """Where a rank was when it crashed, or when its time was nearly over, and the last that was written to its stderr."""
+    written = [
+        path.read_text()[-4000:] for name in ("errors", "stacks") if (path := Path(folder) / f"{name}{rank}").exists()
+    ]
+    return "".join(f"\n{text}" for text in written if text)
 
 
 def _answer(folder: str, rank: int) -> tuple[Any, ...] | None:

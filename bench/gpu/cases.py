@@ -125,6 +125,8 @@ def recipe_of(case: Case, *, steps: int = 10) -> Any:
     recipe.resume = None
     if case.graphs:
         recipe.model.config.cuda_graph_impl = case.graphs
+        # A graph of the whole step can't wait for what its gradients are; the plain row looks at them.
+        recipe.trainer.strategy.ddp.check_for_nan_in_grad = case.graphs != "full_iteration"
     return recipe
 
 

@@ -68,6 +68,15 @@ def forget(obj: Any, name: str) -> None:
         object.__setattr__(obj, _NOTES, notes)
 
 
+def take_back(obj: Any, name: str) -> None:
+    """Undo the last change of one field that was noted."""
+    notes = adjustments(obj)
+    *others, last = notes[name]
+    setattr(obj, name, last.before)
+    notes[name] = tuple(others)
+    object.__setattr__(obj, _NOTES, {field: told for field, told in notes.items() if told})
+
+
 def _equal(one: Any, other: Any) -> bool:
     """Of one type too: True and 1 are two settings."""
     try:

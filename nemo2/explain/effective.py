@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.config.adjust import Adjustment, adjust, adjustments, forget
+from nemo2.config.adjust import Adjustment, adjust, adjustments, forget, take_back
 from nemo2.config.explicit import explicit_fields, explicit_values, note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.overlap.settings import Decision
@@ -51,14 +51,17 @@ def settle_recipe(recipe: Any, *, gpu: Optional[str] = None) -> Effective:
         recipe: A configured call of ``llm.pretrain`` or its like.
         gpu: "h100", "b200" ...: as on such GPUs, with Transformer Engine. None: as on this machine.
     """
-    from nemo2.models.gpt import for_another_machine
+    from nemo2.models.gpt import for_another_machine, unannounced
     from nemo2.overlap.facts import machine
 
     found = Effective()
     strategy_node = getattr(getattr(recipe, "trainer", None), "strategy", None)
     precision_at, precision = _precision_at(getattr(recipe.trainer, "plugins", None))
     model, missing = (gpu, None) if gpu is not None else machine()
-    with for_another_machine() if gpu is not None else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if gpu is not None:
+            stack.enter_context(for_another_machine())
+            stack.enter_context(unannounced())  # what this machine decides is not what is asked about
         parts = {
             "trainer.strategy": _build(strategy_node, found, "trainer.strategy"),
             "trainer.plugins": _build(precision, found, precision_at),
@@ -66,6 +69,8 @@ def settle_recipe(recipe: Any, *, gpu: Optional[str] = None) -> Effective:
             "optim.config": _build_optimizer(_at(recipe, "optim", "config"), found, elsewhere=gpu is not None),
         }
         strategy: Any = parts["trainer.strategy"]
+        if gpu is not None:
+            _ask_for_graphs_again(parts["model.config"])
         if strategy is not None and hasattr(strategy, "ddp_config"):
             found = _settled(recipe, parts, found, model, missing, precision_at)
             if gpu is not None:
@@ -159,6 +164,12 @@ def _build_model(node: Any, found: Effective, *, elsewhere: bool) -> Any:
         found.refusals.extend(refused.refusals)
         return built
     return contextvars.Context().run(_build, node, found, "model.config")
+
+
+def _ask_for_graphs_again(config: Any) -> None:
+    """Other settings follow from CUDA graphs, which this machine has turned off: before they are settled."""
+    if getattr(config, "adjustments", {}).pop("cuda_graph_impl", None) is not None:
+        take_back(config, "cuda_graph_impl")
 
 
 def _put_back(config: Any, decisions: dict[str, Decision]) -> None:

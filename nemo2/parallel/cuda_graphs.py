@@ -49,8 +49,16 @@ def modules_of(config: Any) -> tuple[str, ...]:
 
 
 def spell_as_installed(config: Any) -> None:
-    """A whole step is asked for in one way, whatever the installed version calls it: 0.19 takes the names of 0.16, and here
-    0.16 takes those of 0.19."""
+    """One way to ask for each kind, whatever the installed version calls it.
+
+    NeMo's switches become `cuda_graph_impl`, for Megatron-Core refuses them when a configuration is looked at a second time;
+    and 0.16 gets the names that it has for a whole step. 0.19 takes those too.
+    """
+    if getattr(config, "cuda_graph_impl", None) == "none":
+        for switch, kind in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
+            if getattr(config, switch, False):
+                adjust(config, "cuda_graph_impl", kind, why=f"model.config.{switch}")
+                adjust(config, switch, False, why="model.config.cuda_graph_impl is what Megatron-Core goes by")
     if getattr(config, "cuda_graph_impl", None) == "full_iteration" and not hasattr(config, "cuda_graph_modules"):
         from megatron.core.transformer.enums import CudaGraphScope
 
@@ -132,7 +140,7 @@ class StepGraphs:
 
     def _refuse_what_cannot_replay(self, step: Any) -> None:
         batch = step.batch[0] if isinstance(step.batch, (tuple, list)) and step.batch else step.batch
-        asked = f"model.config.cuda_graph_impl={self._config.cuda_graph_impl!r}"
+        asked = f"model.config.cuda_graph_impl={self.kind!r}"
         if isinstance(batch, dict) and batch.get("cu_seqlens") is not None:
             raise ConfigError(
                 f"{asked} with packed sequences: where they begin changes from batch to batch, and a captured kernel can't. "

@@ -172,7 +172,7 @@ def prepare_graphs(
     kind = kind_of(model_config)
     if kind == "none":
         return
-    asked = f"model.config.cuda_graph_impl={model_config.cuda_graph_impl!r}{at(model_config, 'cuda_graph_impl')}"
+    asked = f"model.config.cuda_graph_impl={kind!r}{at(model_config, 'cuda_graph_impl')}"
     if kind == "transformer_engine" and get_backend().name == "cuda" and not have_te():
         raise ConfigError(f"{asked}: {why_missing('transformer_engine')}. 'local' needs none.")
     if kind == "transformer_engine" and not model_config.bf16:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 from bench.gpu.__main__ import clocks, comparable  # noqa: E402
 from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of  # noqa: E402
 from bench.gpu.report import data_sheet_flops, figures, gains, page, step_flops  # noqa: E402
+from nemo2.checks import check_recipe  # noqa: E402
 
 CASE = Case(recipe="llama32_1b", layers=2, seq=64, microbatches=2, toy=True)
 
@@ -88,6 +89,8 @@ def test_every_gpu_has_its_numbers_of_layers_and_graphs_their_cases() -> None:
     captured = [case for case in cases("H100") if case.graphs]
     assert {case.graphs for case in captured} == {"transformer_engine", "full_iteration"}
     assert recipe_of(captured[0]).model.config.cuda_graph_impl == captured[0].graphs
+    for case in captured:
+        check_recipe(recipe_of(case), gpu=(9, 0))  # raises where the run would refuse it
     assert [arm for arm in ("ours", "bare", "hf") if comparable(arm, captured[0])] == ["ours"]
     assert not comparable("hf", Case(recipe="llama32_1b", layers=None, seq=64, precision="fp8-delayed"))
 

@@ -14,7 +14,11 @@ _DROPLESS = "attn, moe_router and moe_preprocess"
 
 
 def _asked(facts: Facts) -> str:
-    return f"{_IMPL}={facts.of_model('cuda_graph_impl')!r}"
+    return f"{_IMPL}={_kind(facts)!r}"
+
+
+def _kind(facts: Facts) -> str:
+    return kind_of(facts.config if facts.config is not None else facts.model)
 
 
 @GRAPHS.rule(
@@ -40,7 +44,7 @@ def _settings(facts: Facts) -> Iterator[str]:
 )
 def _experts(facts: Facts) -> Iterator[str]:
     config = facts.config if facts.config is not None else facts.model
-    kind = kind_of(config)
+    kind = _kind(facts)
     if kind == "none" or not facts.of_model("num_moe_experts"):
         return
     whole = kind == "full_iteration" or not modules_of(config)
@@ -64,7 +68,7 @@ def _experts(facts: Facts) -> Iterator[str]:
 )
 def _constant(facts: Facts) -> Iterator[str]:
     ramp = getattr(facts.data, "rampup_batch_size", None)
-    kind = kind_of(facts.config if facts.config is not None else facts.model)
+    kind = _kind(facts)
     if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
         yield (
             f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, and {_asked(facts)} captures a step with "
@@ -82,7 +86,7 @@ def _constant(facts: Facts) -> Iterator[str]:
     mended_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
 )
 def _segments(facts: Facts) -> Iterator[str]:
-    kind = kind_of(facts.config if facts.config is not None else facts.model)
+    kind = _kind(facts)
     if kind not in ("local", "transformer_engine") or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):

@@ -203,3 +203,20 @@ def test_experts_in_fp8_are_explained_where_transformer_engine_is_not_installed(
     effective = settle_recipe(recipe, gpu="h100")
     assert effective.refusals == []
     assert effective.value("model.config", "fp8") == (True, "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [("cuda_graph_impl=transformer_engine", "transformer_engine"), ("enable_cuda_graph=True", "local")],
+)
+def test_graphs_and_what_follows_from_them_are_explained_for_a_gpu(change: str, kind: str) -> None:
+    from nemo2.config.adjust import adjustments
+
+    recipe = llama3_8b.pretrain_recipe()
+    apply_overrides(recipe, [f"model.config.{change}"])
+    objects = settle_recipe(recipe, gpu="h100").objects
+    assert objects["model.config"].cuda_graph_impl == kind
+    assert objects["model.config"].use_te_rng_tracker is True
+    assert "graph" in adjustments(objects["trainer.strategy"])["use_te_rng_tracker"][-1].why
+    here = settle_recipe(recipe).objects["model.config"]
+    assert here.cuda_graph_impl == "none"

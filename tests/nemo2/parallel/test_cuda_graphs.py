@@ -263,6 +263,23 @@ def test_what_a_graph_cannot_hold_is_refused_before_the_run(run_on_ranks: Any) -
     assert "bf16" in said["fp32"]
 
 
+def switched() -> list[Any]:
+    """NeMo's switches, through the two looks that Megatron-Core takes at a configuration, and beside a setting of ours."""
+    found = []
+    for switch in ("enable_cuda_graph", "external_cuda_graph"):
+        inside = StandIn()
+        with inside.in_place():
+            model = small_runs.build_llama(**{switch: True})
+            model.config.bf16 = True
+            model.config.__post_init__()
+            found.append((model.config.cuda_graph_impl, getattr(model.config, switch)))
+    return found
+
+
+def test_nemos_switches_are_understood(run_on_ranks: Any) -> None:
+    assert run_on_ranks(switched, 1)[0] == [("local", False), ("transformer_engine", False)]
+
+
 @pytest.mark.parametrize(
     ("config", "kind", "modules"),
     [
