@@ -122,10 +122,11 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
 
 
 def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: int) -> Optional[Ranks]:
-    """What a configured run's variables follow from; None without a Megatron layout."""
+    """What a configured run's variables follow from; None for a strategy that isn't ours."""
     trainer: Any = getattr(recipe, "trainer", None)
     strategy: Any = getattr(trainer, "strategy", None)
-    if not hasattr(strategy, "tensor_model_parallel_size"):
+    sharded = _is_sharded_by_torch(strategy)
+    if not hasattr(strategy, "tensor_model_parallel_size") and not sharded:
         return None
     ddp = getattr(strategy, "ddp", None)
     names = {getattr(getattr(node, "__fn_or_cls__", type(node)), "__name__", "") for node in trainer.callbacks or []}
@@ -134,6 +135,16 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     dropless = bool(getattr(model, "num_moe_experts", None)) and not getattr(
         model, "moe_pad_expert_input_to_capacity", False
     )
+    if sharded:
+        cut = getattr(strategy, "tensor_parallel_size", 1)
+        return Ranks(
+            capability=capability,
+            tensor_parallel=cut if isinstance(cut, int) else 1,  # "auto" is 1
+            context_parallel=getattr(strategy, "context_parallel_size", 1),
+            world_size=devices * nodes,
+            fsdp=True,
+            varying_sizes=dropless,
+        )
     return Ranks(
         capability=capability,
         tensor_parallel=strategy.tensor_model_parallel_size,
@@ -146,6 +157,12 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
         varying_sizes=dropless,
         graphs=kind_of(model) != "none",
     )
+
+
+def _is_sharded_by_torch(strategy: Any) -> bool:
+    """Whether it is one of `nemo2.strategies.torch_sharded`'s, asked without importing that."""
+    target = getattr(strategy, "__fn_or_cls__", type(strategy))
+    return any(base.__name__ == "TorchShardedStrategy" for base in getattr(target, "__mro__", ()))
 
 
 def set_variables(

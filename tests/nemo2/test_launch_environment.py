@@ -111,6 +111,24 @@ def test_a_recipe_of_experts_tells_whether_they_drop_tokens() -> None:
     assert ranks_of(recipe, capability=HOPPER, devices=8, nodes=8)[-2:] == (False, True)
 
 
+def test_torchs_sharding_has_its_variables_too() -> None:
+    import nemo2 as nl
+    from nemo2.config import Config
+
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.trainer.strategy = Config(nl.FSDP2Strategy, context_parallel_size=2)
+    ranks = ranks_of(recipe, capability=BLACKWELL, devices=4, nodes=2)
+    assert ranks == Ranks(BLACKWELL, context_parallel=2, world_size=8, fsdp=True)
+    assert launch_variables(ranks)[CONNECTIONS].value == "32"
+    recipe.trainer.strategy = Config(nl.FSDPStrategy)
+    ranks = ranks_of(recipe, capability=HOPPER, devices=8, nodes=1)
+    assert ranks == Ranks(HOPPER, world_size=8, fsdp=True)
+    [sentence] = objections(ranks, {CONNECTIONS: "1"})
+    assert "FSDP" in sentence
+    recipe.trainer.strategy = "auto"  # Lightning's own
+    assert ranks_of(recipe, capability=HOPPER, devices=8, nodes=1) is None
+
+
 def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

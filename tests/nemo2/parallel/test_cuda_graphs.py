@@ -280,6 +280,57 @@ def test_nemos_switches_are_understood(run_on_ranks: Any) -> None:
     assert run_on_ranks(switched, 1)[0] == [("local", False), ("transformer_engine", False)]
 
 
+def graphs_of(kind: str, *, stages: int = 1, hooks: tuple[str, ...] = ()) -> Any:
+    from nemo2.parallel.cuda_graphs import StepGraphs
+
+    config = SimpleNamespace(cuda_graph_impl=kind, pipeline_model_parallel_size=stages, cuda_graph_warmup_steps=3)
+    return StepGraphs([], config, pause_gathers=contextlib.nullcontext, heard_per_microbatch=lambda: list(hooks))
+
+
+def step_of(batch: Any = None, *, microbatches: int = 4, seq: int = 16) -> Any:
+    return SimpleNamespace(
+        batch={"tokens": torch.zeros(8, 16)} if batch is None else batch,
+        num_microbatches=microbatches,
+        micro_batch_size=2,
+        seq_length=seq,
+    )
+
+
+def test_packed_sequences_are_refused() -> None:
+    packed = {"tokens": torch.zeros(1, 16), "cu_seqlens": torch.tensor([0, 7, 16])}
+    for batch in (packed, (packed, 0, 0)):
+        with pytest.raises(ConfigError, match="packed sequences"):
+            graphs_of("local").around(len, step_of(batch))
+    with pytest.raises(ConfigError, match="this one is a Tensor"):
+        graphs_of("full_iteration").around(len, step_of(torch.zeros(3)))
+
+
+def test_a_batch_that_grows_is_refused_where_its_size_was_captured() -> None:
+    for graphs in (graphs_of("local"), graphs_of("local", stages=2)):
+        assert graphs.around(len, step_of()) is len
+    graphs = graphs_of("local")
+    graphs.around(len, step_of())
+    assert graphs.around(len, step_of(microbatches=8)) is len  # one micro-batch after the other, each the same
+    staged = graphs_of("local", stages=2)
+    staged.around(len, step_of())
+    with pytest.raises(ConfigError, match="4 micro-batches, and this step has .* 8 micro-batches"):
+        staged.around(len, step_of(microbatches=8))
+    with pytest.raises(ConfigError, match="rampup_batch_size"):
+        graphs.around(len, step_of(seq=32))
+
+
+def test_hooks_that_a_replay_does_not_call_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    listening = graphs_of("full_iteration", hooks=("Mine",))
+    listening._refuse_what_cannot_replay(step_of())
+    listening._refuse_what_cannot_replay(step_of())
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "Mine: on_megatron_microbatch_start or on_megatron_microbatch_end is not called"
+    )
+    graphs_of("local", hooks=("Mine",))._refuse_what_cannot_replay(step_of())
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("config", "kind", "modules"),
     [
