@@ -10,7 +10,7 @@ from nemo2.parallel.cuda_graphs import kind_of, modules_of
 
 GRAPHS = Topic("CUDA graphs")
 _IMPL = "model.config.cuda_graph_impl"
-_DROPLESS = "attn, moe_router and moe_preprocess"
+_PARTS = "cuda_graph_scope='attn,moe_router,moe_preprocess', from Megatron-Core 0.19 on named cuda_graph_modules"
 
 
 def _asked(facts: Facts) -> str:
@@ -49,12 +49,11 @@ def _experts(facts: Facts) -> Iterator[str]:
         return
     whole = kind == "full_iteration" or not modules_of(config)
     if whole and not facts.of_model("moe_pad_expert_input_to_capacity"):
-        name = "cuda_graph_modules" if hasattr(config, "cuda_graph_modules") else "cuda_graph_scope"
-        instead = f"cuda_graph_impl='transformer_engine' and {name}" if kind == "full_iteration" else name
+        instead = "" if kind == "transformer_engine" else "cuda_graph_impl='transformer_engine' and "
         yield (
             f"{_asked(facts)} captures whole layers, and the number of tokens of each of the "
-            f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of them (model.config."
-            f"{instead}: {_DROPLESS}), or give every expert as many (moe_pad_expert_input_to_capacity=True and "
+            f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of them (model.config: "
+            f"{instead}{_PARTS}), or give every expert as many (moe_pad_expert_input_to_capacity=True and "
             "moe_expert_capacity_factor), which drops tokens."
         )
 
