@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> dict:
     class Captured(pl.Callback):
         def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             graphs = trainer.strategy.megatron_parallel.graphs  # pyright: ignore[reportAttributeAccessIssue]
-            seen["compiled"] = len(flex._shapes)
+            seen["compiled"] = sum(shape[0] != "trial" for shape in flex._shapes)
             seen["captured"] = graphs is not None and graphs.captured
 
     callbacks.append(Captured())

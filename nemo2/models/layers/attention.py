@@ -17,7 +17,6 @@ All give the same numbers. A mask of its own per query, and dropout in a ring, a
 done by gathering, which is said once.
 """
 
-import logging
 import math
 from contextlib import AbstractContextManager
 from typing import Any, Optional
@@ -36,13 +35,12 @@ from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attend import Rule, attend
 from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order
+from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.ring import ring_attention
 from nemo2.models.layers.rules import attention_problems, refuse
 
-_log = logging.getLogger(__name__)
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.causal_bottom_right)
 _UNMASKED = (AttnMaskType.no_mask,)
-_announced: set[str] = set()
 
 
 class SDPAttention(MegatronModule):
@@ -194,7 +192,7 @@ class SDPAttention(MegatronModule):
             beyond = "attention dropout"
         if beyond is None:
             return self.cp_comm_type
-        _say_once(f"cp_comm_type={self.cp_comm_type!r} is done as 'all_gather', because of {beyond}.")
+        say_once(f"cp_comm_type={self.cp_comm_type!r} is done as 'all_gather', because of {beyond}.")
         return "all_gather"
 
     def _attend_chunks(
@@ -324,10 +322,3 @@ def _sequences_of(params: PackedSeqParams, num_tokens: int, *, causal: bool) -> 
     if ends[-1] < num_tokens:
         ends.append(num_tokens)
     return [(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True) if end > start]
-
-
-def _say_once(message: str) -> None:
-    if message not in _announced:
-        _announced.add(message)
-        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            _log.warning(message)

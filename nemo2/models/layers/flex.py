@@ -7,19 +7,20 @@ has no backward of it.
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor
 
+from nemo2.models.layers.notices import say_once
+
 if TYPE_CHECKING:
     from nemo2.models.layers.attend import Rule
 
-_log = logging.getLogger(__name__)
-MAX_SHAPES = 6
-"""A kernel is compiled for each shape, and torch gives up at 8 of one function: packed sequences have more."""
+MAX_SHAPES = 7
+"""A kernel is compiled for each shape, those of trials too, and torch gives up after 8 of one function: packed sequences have
+more."""
 _TRIAL = 256
 _shapes: set[tuple[Any, ...]] = set()
 
@@ -32,10 +33,12 @@ def takes(q: Tensor, k: Tensor, v: Tensor, rule: "Rule", offset: int, *, others:
         return False
     shape = (rule, offset, *q.shape, *k.shape, q.dtype)
     if shape not in _shapes and len(_shapes) >= MAX_SHAPES:
-        _say_once(
+        say_once(
             f"More than {MAX_SHAPES} shapes of attention: those that come later are not compiled, and keep their scores."
         )
         return False
+    if shape in _shapes:
+        return True
     if not _works(q.dtype, q.size(3), q.device, rule):
         return False
     _shapes.add(shape)
@@ -103,6 +106,7 @@ def _block_mask(
 def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "Rule") -> bool:
     """Whether forward and backward compile here for heads of this width, tried once on a few tokens. The backward is compiled
     when it first runs, which would be too late to do otherwise."""
+    _shapes.add(("trial", rule, width, dtype))
     try:
         with torch.enable_grad():
             # No random numbers: those of the run would come out otherwise.
@@ -113,14 +117,8 @@ def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "Rule") -
         raise
     except Exception as error:  # whatever the compiler raises: there is another way
         reason = (str(error).strip().splitlines() or [""])[0]
-        _say_once(
+        say_once(
             f"flex_attention doesn't compile here, and attention keeps its scores: {type(error).__name__}: {reason}"
         )
         return False
     return True
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        _log.warning("%s", message)

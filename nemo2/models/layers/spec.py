@@ -9,8 +9,6 @@ layer, because only a block names the class of its final norm, and because layer
 import copy
 import dataclasses
 import functools
-import logging
-import os
 from typing import Any, Optional
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
@@ -33,6 +31,7 @@ from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA
 from nemo2.models.layers.moe import UPSTREAM_SCALES_RIGHT, LocalMoELayer
 from nemo2.models.layers.norm import TorchNorm
+from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.post_norm import with_post_norm
 from nemo2.models.layers.rules import layer_problems, mla_problems, refuse
 
@@ -50,7 +49,9 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
         ConfigError: see `local_layer_spec`.
     """
     if not have_te():
-        _say_what_is_missing()
+        backend = get_backend()
+        if isinstance(backend, CudaBackend):  # a CPU misses nothing: there these layers are the only ones
+            say_once(backend.plain_layers())
         return local_layer_spec(config, vp_stage=vp_stage)
     refuse(mla_problems(config))
     block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
@@ -114,14 +115,6 @@ def _block(
         qk_l2_norm=getattr(config, "qk_l2_norm", False),
         vp_stage=vp_stage,
     )
-
-
-@functools.cache
-def _say_what_is_missing() -> None:
-    """Once per process, on rank 0. A CPU misses nothing: there these layers are the only ones."""
-    backend = get_backend()
-    if isinstance(backend, CudaBackend) and os.environ.get("RANK", "0") == "0":
-        logging.getLogger(__name__).warning("%s", backend.plain_layers())
 
 
 def _replacements(config: TransformerConfig) -> dict[Any, Any]:

@@ -32,16 +32,16 @@ def test_what_is_turned_off_without_it_names_a_setting_and_its_cost(monkeypatch:
 
 def test_plain_layers_on_a_gpu_are_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from nemo2.models.layers import spec
+    from nemo2.models.layers.notices import say_once
 
     made: list[Any] = []
     monkeypatch.setattr(spec, "get_backend", CudaBackend)
     monkeypatch.setattr(spec, "local_layer_spec", lambda config, **rest: made.append(config))
-    monkeypatch.delenv("RANK", raising=False)
-    spec._say_what_is_missing.cache_clear()
+    say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             spec.layer_spec(TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2))
-    spec._say_what_is_missing.cache_clear()
+    say_once.cache_clear()
     assert len(made) == 2
     (said,) = [record.getMessage() for record in caplog.records if "plain PyTorch" in record.getMessage()]
     assert "nemo2[te]" in said and "fp8" in said

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What layers say of themselves: once per process, on rank 0, however many layers there are."""
+
+import functools
+import logging
+
+import torch
+
+_log = logging.getLogger(__name__)
+
+
+@functools.cache
+def say_once(message: str) -> None:
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        _log.warning("%s", message)
