@@ -7,6 +7,9 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
+# The tests start hundreds of processes. Without byte code each would compile what it imports of torch, for 15 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup fmt check test test-gpu docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
