@@ -83,6 +83,9 @@ class TorchGroupedMLP(LocalExperts):
     def _run(self, x: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> Tensor:
         if not self._can_group() or x.size(0) == 0:
             return super()._run(x, tokens_per_expert, probs)
+        for expert in self.local_experts:
+            for layer in (expert.linear_fc1, expert.linear_fc2):
+                _run_forward_pre_hooks(layer)
         counts = tokens_per_expert.to(device=x.device, dtype=torch.int32)
         ends = counts.cumsum(0, dtype=torch.int32)
         h = self._product(x, "linear_fc1", ends)
@@ -106,3 +109,14 @@ class TorchGroupedMLP(LocalExperts):
             type(expert.linear_fc1) is ColumnParallelLinear and type(expert.linear_fc2) is RowParallelLinear
             for expert in self.local_experts
         )
+
+
+def _run_forward_pre_hooks(layer: Any) -> None:
+    """The hooks that a call of ``layer`` would run first, for a layer whose parameters are read without calling it.
+
+    Megatron-Core's DistributedDataParallel waits in such a hook for the all-gather of the layer's parameters
+    (``overlap_param_gather``) and starts the next one. Without the hook the product would use the parameters of the step
+    before.
+    """
+    for key, hook in layer._forward_pre_hooks.items():
+        hook(layer, (), {}) if key in layer._forward_pre_hooks_with_kwargs else hook(layer, ())

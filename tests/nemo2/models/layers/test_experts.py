@@ -124,3 +124,45 @@ def test_ranks_with_different_numbers_of_tokens_exchange_them(run_on_ranks, size
     places = [2.0 * place for place in range(1, 1 + len(rows))]  # from both ranks
     answers = run_on_ranks(exchange, 2, sizes)
     assert answers == [[rows, places[: sizes[0]]], [rows, places[sizes[0] :]]]
+
+
+OVERLAPPED = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 32,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_aux_loss_coeff": 0.0,
+    "moe_grouped_gemm": True,
+}
+
+
+def losses(*, expert_parallel: int, overlapped: bool, bucket_size: int) -> list[float]:
+    import small_runs
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=overlapped,
+        bucket_size=bucket_size,
+    )
+    model = small_runs.build_llama(distributed=True, **OVERLAPPED)
+    run = small_runs.fit(model, max_steps=4, expert_model_parallel_size=expert_parallel, ddp=ddp)
+    small_runs.release()
+    return run["losses"]
+
+
+def overlapped_and_not() -> dict[str, list[list[float]]]:
+    """Buckets of everything, and of so few parameters that a bucket holds experts only."""
+    return {
+        f"EP {ep}, {bucket}": [
+            losses(expert_parallel=ep, overlapped=value, bucket_size=bucket) for value in (True, False)
+        ]
+        for ep, bucket in ((2, 40_000_000), (1, 2_000))
+    }
+
+
+def test_grouped_experts_wait_for_the_gather_of_their_parameters(run_on_ranks):
+    for layout, (overlapped, plain) in run_on_ranks(overlapped_and_not, 2)[0].items():
+        assert len(plain) == 4
+        assert overlapped == plain, layout
