@@ -16,7 +16,7 @@ ORDER = ["nemo2.recipes", "nemo2.callbacks", "nemo2"]
 FRONT_DOORS = (
     "nemo2/__init__.py",
     "nemo2/llm/__init__.py",
-    "nemo2/llm/nemo_cli.py",
+    "nemo2/cli/nemo_run.py",
     "nemo2/cli",
 )
 HEAVY = ("torch", "lightning", "megatron", "nemo_run", "fiddle", "numpy", "transformers")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nemo2 import recipes
-from nemo2.parallel.placement import place_recipe
-from nemo2.parallel.schedule import Schedule, timeline
 from nemo2.pictures.pipeline import draw_timeline
 from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
+from nemo2.pictures.ranks import place_recipe
+from nemo2.pictures.schedule import Schedule, timeline
 from nemo2.pictures.svg import Canvas, stack, standalone
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"

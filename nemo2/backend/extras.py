@@ -11,6 +11,9 @@ OLDEST_TE = "2.9.0"
 """The oldest Transformer Engine that Megatron-Core 0.16.1 takes, and what a GPU machine elsewhere is taken to have: what it
 allows, newer ones allow too."""
 
+APEX = "fused_weight_gradient_mlp_cuda"
+"""Apex's extension with which Megatron-Core's own linear layers add a weight's gradient to its buffer."""
+
 _HOW_TO_GET = {
     "transformer_engine": "install nemo2's extra `te` on a machine with an NVIDIA GPU (pip install 'nemo2[te]')",
     "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",
@@ -19,7 +22,7 @@ _HOW_TO_GET = {
     "matplotlib": "install nemo2's extra `docs` (pip install 'nemo2[docs]')",
     "psutil": "pip install psutil",
     "nvidia_resiliency_ext": "pip install nvidia-resiliency-ext (Linux with NVIDIA GPUs)",
-    "fused_weight_gradient_mlp_cuda": "a CUDA extension of Apex; Transformer Engine accumulates gradients itself",
+    APEX: "a CUDA extension of Apex; Transformer Engine accumulates gradients itself",
 }
 
 
@@ -52,3 +55,15 @@ def why_missing(module: str) -> str:
             return "transformer_engine is installed, but this machine has no GPU for its kernels"
         return f"{module} is installed"
     return f"{module} is not installed; {_HOW_TO_GET.get(module, f'pip install {module}')}"
+
+
+def some_layer_fuses() -> bool:
+    """Whether ``gradient_accumulation_fusion`` may be on by default: a package is here that does it. Asks nothing of torch;
+    the backend decides whether its GPU is here too."""
+    return has(APEX) or has("transformer_engine")
+
+
+def output_layer_fuses(asked: bool) -> bool:
+    """Whether the output layer adds its weight's gradient itself, where the model was ``asked`` to: Megatron-Core's linear
+    layers need Apex for it (`nemo2.models.fused_gradients`)."""
+    return asked and (has(APEX) or not have_te())

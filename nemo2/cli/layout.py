@@ -39,8 +39,8 @@ def show_layout(
 
     if output is not None and output.suffix not in (".html", ".svg"):
         raise ConfigError(f"--output {output}: must end in .html for a page or .svg for a picture.")
-    from nemo2.parallel.placement import place_recipe
     from nemo2.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
+    from nemo2.pictures.ranks import place_recipe
 
     recipe = configured(name, overrides or [])
     placement = place_recipe(recipe, name=name, world_size=world_size)
@@ -66,8 +66,8 @@ def show_layout(
 
 def _one_rank(placement: object, rank: int) -> str:
     from nemo2.errors import ConfigError
-    from nemo2.parallel.placement import GROUP_NAMES, Placement
     from nemo2.pictures.placement import describe_rank
+    from nemo2.pictures.ranks import GROUP_NAMES, Placement
     from nemo2.pictures.terminal import ranks_text
 
     assert isinstance(placement, Placement)

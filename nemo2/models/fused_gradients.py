@@ -11,20 +11,7 @@ from typing import Any
 from megatron.core.tensor_parallel import layers
 from torch import nn
 
-from nemo2.backend.extras import has, have_te
-
-APEX = "fused_weight_gradient_mlp_cuda"
-
-
-def some_layer_fuses() -> bool:
-    """Whether the fusion may be on by default: a package is here that does it. Asks nothing of torch; whether its GPU is here
-    too decides the backend."""
-    return has(APEX) or has("transformer_engine")
-
-
-def output_layer_fuses(asked: bool) -> bool:
-    """Whether the output layer does, where the model was ``asked`` to."""
-    return asked and not (have_te() and not has(APEX))
+from nemo2.backend.extras import APEX, has, have_te
 
 
 def fusing_where_possible(build: Callable[[], nn.Module]) -> Any:

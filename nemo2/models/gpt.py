@@ -25,11 +25,11 @@ from packaging.version import Version
 from torch import Tensor
 
 from nemo2.backend import get_backend
-from nemo2.backend.extras import OLDEST_TE, has
+from nemo2.backend.extras import OLDEST_TE, has, some_layer_fuses
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.fused_gradients import fusing_where_possible, some_layer_fuses
+from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
 from nemo2.models.tracked_losses import forget_tracked_losses
 from nemo2.parallel.cuda_graphs import spell_as_installed

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
-from nemo2.backend.extras import have_te, why_missing
+from nemo2.backend.extras import have_te, output_layer_fuses, why_missing
 from nemo2.config.explicit import explicit_values, where_set
 from nemo2.overlap.settings import (
     CALLBACK,
@@ -44,7 +44,7 @@ def facts_of_run(
         gradient_ranks=max(1, world_size // (layout.tp * layout.pp)),
         sequence_parallel=layout.sp,
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
-        fused_weight_gradients=_output_layer_fuses(model_config),
+        fused_weight_gradients=output_layer_fuses(bool(getattr(model_config, "gradient_accumulation_fusion", False))),
         context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
         always_overlapped=_always_overlapped(ddp_config),
         transformer_engine_missing=transformer_engine_missing,
@@ -88,12 +88,6 @@ def gpu_model(device_name: str) -> Optional[str]:
     """ "h100" of "NVIDIA H100 80GB HBM3"; None of a name without a model."""
     match = re.search(r"\b(G?[A-Z]\d{2,4}S?)\b", device_name.upper())
     return match[1].lower() if match else None
-
-
-def _output_layer_fuses(model_config: Any) -> bool:
-    from nemo2.models.fused_gradients import output_layer_fuses
-
-    return output_layer_fuses(bool(getattr(model_config, "gradient_accumulation_fusion", False)))
 
 
 def _always_overlapped(ddp_config: Any) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.parallel.placement import GROUP_NAMES, Placement
-from nemo2.parallel.schedule import Schedule, Timeline, timeline
 from nemo2.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.pictures.pipeline import draw_timeline
 from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
+from nemo2.pictures.ranks import GROUP_NAMES, Placement
+from nemo2.pictures.schedule import Schedule, Timeline, timeline
 from nemo2.pictures.svg import Canvas, stack
 from nemo2.pictures.terminal import placement_text, ranks_text, timeline_text
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from nemo2.parallel.schedule import Slot, Timeline
+from nemo2.pictures.schedule import Slot, Timeline
 from nemo2.pictures.svg import Canvas, legend, nice_ticks, text_width, tick_text
 
 _LEFT, _RIGHT, _TOP, _ROW, _CELL, _STRIP = 66, 118, 66, 36, 24, 4
@@ -43,7 +43,7 @@ def draw_timeline(
     is; what stays empty is the bubble.
 
     Args:
-        timeline: From `nemo2.parallel.schedule`.
+        timeline: From `nemo2.pictures.schedule`.
         title: None given: the schedule's name and sizes.
         note: A second line below the title.
         width: Of the picture, in pixels.

@@ -4,7 +4,7 @@
 A world of a thousand ranks is one replica many times over, so one replica is drawn and the rest is counted.
 """
 
-from nemo2.parallel.placement import Chunk, Placement
+from nemo2.pictures.ranks import Chunk, Placement
 from nemo2.pictures.svg import COLOURS, Canvas, text_width
 
 _LEFT, _WIDTH, _PER_LINE, _HIGH = 74, 1040, 32, 26.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same pictures on a terminal: a pipeline's timeline and who holds what, as lines of text."""
 
-from nemo2.parallel.placement import GROUP_NAMES, Placement
-from nemo2.parallel.schedule import Slot, Timeline
+from nemo2.pictures.ranks import GROUP_NAMES, Placement
+from nemo2.pictures.schedule import Slot, Timeline
 
 _FORWARD, _BACKWARD, _OFF = "\033[30;104m", "\033[30;102m", "\033[0m"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from nemo2.parallel.schedule import Schedule, Timeline, timeline
+from nemo2.pictures.schedule import Schedule, Timeline, timeline
 from nemo2.rehearse.counts import CollectiveCount, RankRehearsal, Rehearsal
 
 _INSIDE = ("tensor", "context", "expert", "expert_tensor", "expert_tensor_and_expert", "tensor_and_context")

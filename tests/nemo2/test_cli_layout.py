@@ -8,7 +8,7 @@ import pytest
 
 from nemo2.cli.app import main
 from nemo2.cli.layout import LAYOUT_EXAMPLE
-from nemo2.parallel.schedule import Schedule, timeline
+from nemo2.pictures.schedule import Schedule, timeline
 from nemo2.pictures.terminal import ranks_text, timeline_text
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which layers add their weights' gradients themselves, by what is installed."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+
+
+@contextmanager
+def installed(te: bool, apex: bool) -> Iterator[None]:
+    """A machine with these packages, as far as fused gradients ask."""
+    from nemo2.backend import extras
+    from nemo2.models import fused_gradients
+
+    with ExitStack() as patches:
+        for module in (extras, fused_gradients):
+            patches.enter_context(patch.object(module, "has", lambda name: apex if name == extras.APEX else te))
+            patches.enter_context(patch.object(module, "have_te", lambda: te))
+        yield
 
 
 def build(te: bool, apex: bool) -> dict[str, Any]:
@@ -13,7 +28,7 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
     from megatron.core.tensor_parallel import layers
 
     from nemo2.backend import get_backend
-    from nemo2.models import fused_gradients
+    from nemo2.backend.extras import output_layer_fuses
     from nemo2.models.llama import LlamaConfig
     from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
     from nemo2.parallel.layout import Layout
@@ -23,15 +38,12 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
     seed_random_streams(0)
     config = LlamaConfig(**small_runs.MODEL, share_embeddings_and_output_weights=False)
     config.gradient_accumulation_fusion = True  # later than this machine may object
-    with (
-        patch.object(fused_gradients, "has", lambda name: apex if name == fused_gradients.APEX else te),
-        patch.object(fused_gradients, "have_te", lambda: te),
-    ):
+    with installed(te, apex):
         try:
             model = config.configure_model(None)
         except RuntimeError as error:
             return {"raised": str(error), "left": layers._grad_accum_fusion_available}
-        fuses = fused_gradients.output_layer_fuses(True)
+        fuses = output_layer_fuses(True)
     found = {
         name: part.gradient_accumulation_fusion
         for name, part in model.named_modules()
@@ -58,10 +70,10 @@ def test_without_either_megatron_core_says_what_is_missing(run_on_ranks: Any) ->
 
 @pytest.mark.parametrize(("te", "apex", "expected"), [(True, False, True), (False, True, True), (False, False, False)])
 def test_the_default_follows_from_what_is_installed(te: bool, apex: bool, expected: bool) -> None:
-    from nemo2.models import fused_gradients
+    from nemo2.backend.extras import some_layer_fuses
 
-    with patch.object(fused_gradients, "has", lambda name: apex if name == fused_gradients.APEX else te):
-        assert fused_gradients.some_layer_fuses() is expected
+    with installed(te, apex):
+        assert some_layer_fuses() is expected
 
 
 def sharded() -> dict[str, Any]:

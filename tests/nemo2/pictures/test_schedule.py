@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError
-from nemo2.parallel.schedule import Schedule, rank_order, timeline
+from nemo2.pictures.schedule import Schedule, rank_order, timeline
 
 FORWARD, BACKWARD = 1.0, 2.0
 RUN = {

@@ -9,7 +9,7 @@ import pytest
 from nemo2 import recipes
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
-from nemo2.parallel.placement import GROUP_NAMES, Placement, groups_of, place_recipe, rank_order, stages_of
+from nemo2.pictures.ranks import GROUP_NAMES, Placement, groups_of, place_recipe, rank_order, stages_of
 
 WORLDS = {
     "dp": (Layout(), 4, False),

@@ -4,9 +4,23 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 NEMO = Path(sys.executable).parent / "nemo"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def entry_points_of_this_checkout(folder: Path) -> Path:
+    """``folder``, in which nemo-run finds the entry points that pyproject.toml names now, whatever was installed earlier."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = folder / f"nemo2-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nemo2\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [line for name, items in groups for line in (f"[{name}]", *(f"{key} = {of}" for key, of in items.items()))]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return folder
 
 
 def nemo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -16,7 +30,9 @@ def nemo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=240,
         cwd=home,
-        env=os.environ | {"NEMORUN_HOME": str(home), "INCLUDE_WORKSPACE_FILE": "false", "COLUMNS": "200"},
+        env=os.environ
+        | {"NEMORUN_HOME": str(home), "INCLUDE_WORKSPACE_FILE": "false", "COLUMNS": "200"}
+        | {"PYTHONPATH": os.pathsep.join((str(entry_points_of_this_checkout(home)), str(ROOT)))},
     )
 
 
