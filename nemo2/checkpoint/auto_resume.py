@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
+from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError
 
@@ -43,8 +44,8 @@ class Search:
 class AutoResume:
     """Find what to resume from.
 
-    The first of these that applies: ``resume_from_path``; with ``resume_if_exists`` the newest finished checkpoint under
-    ``resume_from_directory`` or the run's own directory, in any of its versions; ``restore_config``.
+    The first of these that applies: ``resume_from_path``; with ``resume_if_exists`` the finished checkpoint of the highest
+    step under ``resume_from_directory`` or in the run's own directory, of this run only; ``restore_config``.
     """
 
     restore_config: Optional[RestoreConfig] = None
@@ -59,24 +60,35 @@ class AutoResume:
     """Start from the beginning where ``resume_if_exists`` finds nothing. False: that is an error."""
 
     def setup(
-        self, trainer: pl.Trainer, model: Optional[pl.LightningModule] = None, *, training: bool = True
+        self,
+        trainer: pl.Trainer,
+        model: Optional[pl.LightningModule] = None,
+        *,
+        training: bool = True,
+        directory: Optional[Path] = None,
     ) -> Optional[Path]:
         """Point ``trainer`` at the checkpoint to resume from; returns it, None to start fresh.
 
-        ``training=False``: its weights are only looked at, so that the last checkpoint of a finished run will do.
+        Args:
+            trainer: Its checkpoint callback knows where the run's checkpoints are.
+            model: Kept for NeMo's signature.
+            training: False: its weights are only looked at, so that the last checkpoint of a finished run will do.
+            directory: Where the run's checkpoints are if no callback saves any. None: nowhere.
 
         Raises:
             CheckpointError: asked to resume and there is nothing, or the named checkpoint isn't one.
         """
-        if self.restore_config is not None and not self._resumable(trainer).found:
+        if self.restore_config is not None and not self._resumable(trainer, directory).found:
             trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
-        path = self.get_trainer_ckpt_path(trainer, training=training)
+        path = self.get_trainer_ckpt_path(trainer, training=training, directory=directory)
         if path is not None:
             trainer.ckpt_path = path
         return path
 
-    def get_trainer_ckpt_path(self, trainer: pl.Trainer, *, training: bool = True) -> Optional[Path]:
-        """The checkpoint to resume from, None to start fresh. See `setup` for what is raised."""
+    def get_trainer_ckpt_path(
+        self, trainer: pl.Trainer, *, training: bool = True, directory: Optional[Path] = None
+    ) -> Optional[Path]:
+        """The checkpoint to resume from, None to start fresh. Arguments and errors are those of `setup`."""
         if self.resume_from_path:
             path = Path(self.resume_from_path)
             if not path.is_dir():
@@ -86,8 +98,8 @@ class AutoResume:
             return path
         if not self.resume_if_exists:
             return None
-        search = self._resumable(trainer)
-        looked = ", ".join(str(path) for path in search.looked_at)
+        search = self._resumable(trainer, directory)
+        looked = ", ".join(str(path) for path in search.looked_at) or "no directory: the run saves no checkpoints"
         if search.left_out:
             _say(f"Left out: {_list(search.left_out)}.")
         if search.found is None:
@@ -123,21 +135,24 @@ class AutoResume:
             return None
         return Path(self.restore_config.path) / CONTEXT_PATH
 
-    def _resumable(self, trainer: pl.Trainer) -> Search:
+    def _resumable(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
         """All ranks look, on the file system they share; once they can talk, rank 0 looks and they follow what it saw."""
         if not torch.distributed.is_initialized():
-            return _newest(self._directories(trainer))
-        search = _newest(self._directories(trainer)) if trainer.is_global_zero else Search()
+            return self._look(trainer, directory)
+        search = self._look(trainer, directory) if trainer.is_global_zero else Search()
         return trainer.strategy.broadcast(search)
 
-    def _directories(self, trainer: pl.Trainer) -> list[Path]:
-        """Where this run's checkpoints are. The logger has continued the newest version of the run's name already, so the
-        checkpoint callback points there."""
+    def _look(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
+        """In the directory that is named, whatever run's it is, or for this run's own checkpoints where it saves them. The
+        logger has continued the newest version of the run's name already, so the checkpoint callback points there."""
         if self.resume_from_directory:
             root = Path(self.resume_from_directory)
-            return [root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))]
-        own = getattr(trainer.checkpoint_callback, "dirpath", None)
-        return [Path(own) if own else Path(trainer.default_root_dir) / "checkpoints"]
+            return _newest([root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))], any_run=True)
+        saves = trainer.checkpoint_callback
+        if saves is not None:
+            # Without a logger of ours the callback saves below Lightning's root.
+            directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
+        return _newest([directory] if directory is not None else [], any_run=False)
 
 
 def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
@@ -159,7 +174,7 @@ def _list(left_out: dict[Path, str]) -> str:
     return "; ".join(f"{path} ({reason})" for path, reason in list(left_out.items())[:5])
 
 
-def _newest(directories: list[Path]) -> Search:
+def _newest(directories: list[Path], *, any_run: bool) -> Search:
     search = Search(looked_at=directories)
     for directory in directories:
         if read_manifest(directory) is not None:
@@ -167,8 +182,18 @@ def _newest(directories: list[Path]) -> Search:
         else:
             candidates = finished(directory)
             search.left_out |= unusable(directory)
+        run = None if any_run else run_of(directory)
+        search.left_out |= {
+            path: f"is of run {manifest.run}, and this directory is run {run.id}'s; resume.resume_from_path takes it"
+            for path, manifest in candidates
+            if run is not None and manifest is not None and not belongs(manifest, run)
+        }
         for path, manifest in candidates:
-            if manifest is not None and (search.manifest is None or manifest.step > search.manifest.step):
+            if (
+                manifest is not None
+                and belongs(manifest, run)
+                and (search.manifest is None or manifest.step > search.manifest.step)
+            ):
                 search.found, search.manifest = path, manifest
     return search
 

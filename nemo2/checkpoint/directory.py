@@ -49,6 +49,10 @@ class Manifest:
     metrics: dict[str, float] = field(default_factory=dict)
     """Scalars at the time, e.g. ``val_loss``: retention ranks by them."""
     weights_only: bool = False
+    run: str = ""
+    """Id of the run that saved it, see `lineage`; "" in a checkpoint of a version that gave none."""
+    lineage: list[str] = field(default_factory=list)
+    """Ids of the runs that this run goes on from, the first one first."""
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of every file, by its path inside the checkpoint."""

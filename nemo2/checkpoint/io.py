@@ -32,7 +32,6 @@ from nemo2.checkpoint.directory import (
     WEIGHTS_PATH,
     Manifest,
     comparing,
-    finished,
     is_loaded,
     missing_context,
     problems,
@@ -42,6 +41,7 @@ from nemo2.checkpoint.directory import (
     set_aside,
     temporary_name,
 )
+from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
 from nemo2.checkpoint.untrusted import data_only
@@ -469,11 +469,9 @@ def _damaged(checkpoint: Path, found: list[str]) -> str:
 
 
 def _before(checkpoint: Path) -> Optional[Path]:
-    """The newest other finished checkpoint beside this one that can be resumed."""
-    others = [
-        path for path, manifest in finished(checkpoint.parent) if path != checkpoint and not manifest.weights_only
-    ]
-    steps = dict(finished(checkpoint.parent))
+    """The newest other finished checkpoint of the same run beside this one that can be resumed."""
+    steps = dict(own_finished(checkpoint.parent))
+    others = [path for path, manifest in steps.items() if path != checkpoint and not manifest.weights_only]
     own = steps[checkpoint].step if checkpoint in steps else None
     earlier = [path for path in others if own is None or steps[path].step <= own]
     return earlier[-1] if earlier else None

@@ -4,6 +4,7 @@
 import logging
 import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished, remove, without_last
+from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, ConfigError
@@ -25,7 +27,7 @@ _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 @configurable
 class ModelCheckpoint(Checkpoint):
     """Saves the run, newest first in mind: a checkpoint appears under its name only when it is whole, and the newest one is
-    never deleted.
+    never deleted. Checkpoints of other runs in the same directory are left alone.
 
     A save is due every ``every_n_train_steps`` steps, every ``train_time_interval``, or, with neither set, after every
     validation; and once more when training ends. Where a step is both saved and validated, it is saved after that validation,
@@ -111,6 +113,8 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_step = -1
         self._last_saved_at = 0.0
         self._lock: Optional[DirectoryLock] = None
+        self._run: Optional[Run] = None
+        """Whose checkpoints these are; known on rank 0."""
         self._due = False
         """Whether to save after the validation that this step is about to have."""
         self._validated_step = -1
@@ -125,23 +129,30 @@ class ModelCheckpoint(Checkpoint):
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         if stage != "fit":
             return
-        self._lock_directory(trainer)
+        self._on_rank_zero(trainer, self._lock_directory)  # one run per directory
         if trainer.is_global_zero:
             for path in clean_up(Path(self.dirpath)):
                 _say(f"Deleted {path.name}, left by an interrupted save.")
 
-    def _lock_directory(self, trainer: pl.Trainer) -> None:
-        """One run per directory: rank 0 takes the lock, and every rank hears if it couldn't."""
-        assert self.dirpath is not None
+    def _lock_directory(self) -> None:
+        if self._lock is None:
+            self._lock = DirectoryLock(str(self.dirpath)).acquire()
+
+    def _on_rank_zero(self, trainer: pl.Trainer, action: Callable[[], None]) -> None:
+        """Do something to the directory on rank 0; every rank hears if it couldn't.
+
+        Raises:
+            CheckpointError: on every rank.
+        """
         problem = None
-        if trainer.is_global_zero and self._lock is None:
+        if trainer.is_global_zero:
             try:
-                self._lock = DirectoryLock(self.dirpath).acquire()
-            except (CheckpointError, OSError) as error:
+                action()
+            except CheckpointError as error:
+                problem = str(error)
+            except OSError as error:
                 problem = (
-                    str(error)
-                    if isinstance(error, CheckpointError)
-                    else f"Can't write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
+                    f"Can't write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
                 )
         problem = trainer.strategy.broadcast(problem)
         if problem:
@@ -161,6 +172,11 @@ class ModelCheckpoint(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._last_saved_at = time.monotonic()
         self._last_saved_step = trainer.global_step
+        # Not before: only now Lightning says from which checkpoint it goes on.
+        self._on_rank_zero(trainer, lambda: self._begin(Path(trainer.ckpt_path) if trainer.ckpt_path else None))
+
+    def _begin(self, checkpoint: Optional[Path]) -> None:
+        self._run = begin(Path(str(self.dirpath)), checkpoint)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
@@ -225,6 +241,7 @@ class ModelCheckpoint(Checkpoint):
             storage_options={
                 "published": lambda path: self._published(trainer, path),
                 "metrics": {name: value for name, value in self._values(trainer).items() if isinstance(value, float)},
+                "run": self._run.signature() if self._run is not None else None,
                 "with_context": self.always_save_context or self.save_context_on_train_end,
             },
         )
@@ -242,11 +259,11 @@ class ModelCheckpoint(Checkpoint):
         trainer.strategy.barrier()
 
     def _retain(self, newest: Path) -> None:
-        for path, _ in finished(newest.parent):
+        for path, _ in own(finished(newest.parent), self._run):
             plain = without_last(path)
             if path != newest and path != plain and not plain.exists():
                 path.rename(plain)
-        checkpoints = finished(newest.parent)
+        checkpoints = own(finished(newest.parent), self._run)
         ranked = self._ranked(checkpoints)
         if ranked:
             best, manifest = ranked[0]

@@ -184,7 +184,7 @@ def _setup(
     if training:
         _watch(trainer)
     if resume is not None:
-        resume.setup(trainer, model, training=training)
+        resume.setup(trainer, model, training=training, directory=directory.checkpoints)
     return Path(directory.log_dir)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.checkpoint.directory import finished, unusable
+from nemo2.checkpoint.lineage import own_finished
 from nemo2.errors import ConfigError
 from nemo2.names import safe_name
 
@@ -103,19 +104,22 @@ def choose_directory(
 
 
 def newest_run(root: Path) -> Path | None:
-    """The directory below ``root`` with the newest finished checkpoint, or ``root`` itself (a run without version).
+    """The directory below ``root`` whose run has got furthest, or ``root`` itself (a run without version).
+
+    By the step of its last finished checkpoint; of two at one step, the run that goes on from the other, then the one that
+    saved later. Clocks of machines differ, and time alone would prefer a run that was tried for a few steps.
 
     Where there is none, one whose checkpoints can't be used: it is for `AutoResume` to say so, rather than for a new folder to
     hide it.
     """
     candidates = [root, *(path for path in sorted(root.glob("*")) if path.is_dir() and path.name != CHECKPOINTS)]
     newest = [
-        (max(manifest.saved_at for _, manifest in checkpoints), path)
+        (last.step, len(last.lineage), last.saved_at, path)
         for path in candidates
-        if (checkpoints := finished(path / CHECKPOINTS))
+        if (checkpoints := own_finished(path / CHECKPOINTS)) and (last := checkpoints[-1][1])
     ]
     if newest:
-        return max(newest)[1]
+        return max(newest)[-1]
     broken = [path for path in candidates if unusable(path / CHECKPOINTS)]
     return broken[-1] if broken else None
 

@@ -92,6 +92,7 @@ class Checkpoints(SteppingStrategy):
             metrics=options.get("metrics") or {},
             weights_only=weights_only,
             versions=versions(),
+            **(options.get("run") or {}),
         )
         with_context = options.get("with_context", True)
         return {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run resumes from, and what it says where it can't."""
 
+import shutil
 import types
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 from nemo2.errors import CheckpointError
 
 
-def saved(target: Path, step: int, *, weights_only: bool = False) -> Path:
+def saved(target: Path, step: int, **said: Any) -> Path:
     temporary = temporary_name(target)
     temporary.mkdir(parents=True)
-    publish(temporary, target, Manifest(step=step, consumed_samples=0, layout={}, weights_only=weights_only))
+    publish(temporary, target, Manifest(step=step, consumed_samples=0, layout={}, **said))
     return target
 
 
@@ -81,6 +82,33 @@ def test_another_directory_may_be_a_run_a_folder_of_checkpoints_or_one_checkpoin
     for place in (tmp_path / "run", newest.parent, newest.parent.parent, newest):
         found = AutoResume(resume_if_exists=True, resume_from_directory=str(place)).setup(trainer(tmp_path / "empty"))
         assert found == newest
+
+
+def test_a_run_that_saves_nothing_never_goes_on_from_what_lies_in_the_working_directory(tmp_path, monkeypatch):
+    saved(tmp_path / "checkpoints" / "step=9", 9)
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "run" / "checkpoints"
+    a_trainer = trainer(tmp_path)
+    a_trainer.checkpoint_callback, a_trainer.default_root_dir = None, str(tmp_path)
+    resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True)
+    assert resume.setup(a_trainer) is None and resume.setup(a_trainer, directory=own) is None
+    with pytest.raises(CheckpointError, match="looked in no directory: the run saves no checkpoints"):
+        AutoResume(resume_if_exists=True).setup(a_trainer)
+    # Its own are found all the same, e.g. to be validated.
+    assert resume.setup(a_trainer, directory=saved(own / "step=3", 3).parent) == own / "step=3"
+
+
+def test_a_checkpoint_of_another_run_is_refused_unless_it_is_named(tmp_path):
+    own, stranger = saved(tmp_path / "step=5", 5, run="own"), saved(tmp_path / "step=9", 9, run="stranger")
+    (tmp_path / ".run").write_text('{"id": "own", "lineage": []}')
+    resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True)
+    assert resume.setup(trainer(tmp_path)) == own
+    assert AutoResume(resume_from_path=str(stranger)).setup(trainer(tmp_path)) == stranger
+    named = AutoResume(resume_if_exists=True, resume_from_directory=str(tmp_path))
+    assert named.setup(trainer(tmp_path / "elsewhere")) == stranger
+    shutil.rmtree(own)
+    with pytest.raises(CheckpointError, match=r"step=9 \(is of run stranger.*own's; resume\.resume_from_path takes it"):
+        resume.setup(trainer(tmp_path))
 
 
 def test_a_path_is_taken_as_it_is_or_refused(tmp_path):

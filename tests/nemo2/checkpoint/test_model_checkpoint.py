@@ -24,9 +24,10 @@ class FakeTrainer:
         self.max_steps = 1000
         self.fast_dev_run = False
         self.is_global_zero = True
+        self.ckpt_path = None
         self.callback_metrics: dict[str, torch.Tensor] = {}
         self.lightning_module = types.SimpleNamespace()
-        self.strategy = types.SimpleNamespace(consumed_samples=0, barrier=lambda: None)
+        self.strategy = types.SimpleNamespace(consumed_samples=0, barrier=lambda: None, broadcast=lambda value: value)
         self.saved: list[tuple[str, bool]] = []
 
     def at(self, step: int, **metrics: float) -> "FakeTrainer":
@@ -47,6 +48,7 @@ class FakeTrainer:
                 layout={},
                 metrics=storage_options["metrics"],
                 weights_only=weights_only,
+                **(storage_options["run"] or {}),
             ),
         )
         self.saved.append((path.name, weights_only))
@@ -63,6 +65,18 @@ def after(tmp_path: Path, losses: dict[int, float], **options: Any) -> tuple[lis
 
 
 LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0, 5: 6.0}
+
+
+def test_retention_leaves_the_checkpoints_of_another_run_alone(tmp_path):
+    trainer: Any = FakeTrainer()
+    for steps in ((1, 2, 3), (4, 5, 6)):
+        callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, save_top_k=1, monitor=None)
+        callback.setup(trainer, trainer.lightning_module, "fit")
+        callback.on_train_start(trainer.at(0), trainer.lightning_module)
+        for step in steps:
+            callback.save(trainer.at(step))
+        callback.teardown(trainer, trainer.lightning_module, "fit")
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step=3-last", "step=6-last"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +181,7 @@ def schedules(directory: str) -> dict[str, list[str]]:
             callbacks=[keep],
             trainer={"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
         )
-        found[name] = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+        found[name] = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return found
 
 

@@ -62,10 +62,10 @@ def fit(log, trainer, model=None, **setup):
     return directory
 
 
-def add_checkpoint(run_dir, *, step, saved_at):
+def add_checkpoint(run_dir, *, step, saved_at, **said):
     checkpoint = Path(run_dir) / "checkpoints" / f"m-step={step}"
     checkpoint.mkdir(parents=True)
-    manifest = Manifest(step=step, consumed_samples=step, layout={}, saved_at=saved_at)
+    manifest = Manifest(step=step, consumed_samples=step, layout={}, saved_at=saved_at, **said)
     (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
 
 
@@ -208,17 +208,32 @@ def test_explicit_directory_version_and_no_version(tmp_path, monkeypatch):
     assert choose(tmp_path, log_dir=None, version="v").log_dir == tmp_path / "nemo_experiments" / "n" / "v"
 
 
-def test_resuming_continues_the_version_with_the_newest_finished_checkpoint(tmp_path, monkeypatch):
+def test_resuming_continues_the_version_that_has_got_furthest_whatever_the_clocks_say(tmp_path, monkeypatch):
     monkeypatch.setenv(VERSION_VARIABLE, "2030-01-01_00-00-00")
     assert choose(tmp_path, resume_if_exists=True).version == "2030-01-01_00-00-00"
     now = time.time()
-    add_checkpoint(tmp_path / "n" / "b", step=10, saved_at=now)
-    add_checkpoint(tmp_path / "n" / "c", step=99, saved_at=now - 100)
+    add_checkpoint(tmp_path / "n" / "b", step=4, saved_at=now)
+    add_checkpoint(tmp_path / "n" / "c", step=6, saved_at=now - 100)
     (tmp_path / "n" / "d" / "checkpoints" / "torn").mkdir(parents=True)
     chosen = choose(tmp_path, resume_if_exists=True)
-    assert (chosen.version, chosen.resumed) == ("b", True)
+    assert (chosen.version, chosen.resumed) == ("c", True)
     assert choose(tmp_path).version == "2030-01-01_00-00-00", "without resume a new run gets its own directory"
-    assert choose(tmp_path, resume_if_exists=True, version="c").version == "c"
+    assert choose(tmp_path, resume_if_exists=True, version="b").version == "b"
+
+
+def test_of_two_versions_at_one_step_the_one_that_goes_on_from_the_other_is_continued(tmp_path):
+    now = time.time()
+    add_checkpoint(tmp_path / "n" / "a", step=6, saved_at=now, run="first")
+    add_checkpoint(tmp_path / "n" / "b", step=6, saved_at=now - 100, run="second", lineage=["first"])
+    assert choose(tmp_path, resume_if_exists=True).version == "b"
+
+
+def test_a_strangers_checkpoint_in_a_version_does_not_make_it_the_one_to_continue(tmp_path):
+    now = time.time()
+    add_checkpoint(tmp_path / "n" / "a", step=6, saved_at=now, run="first")
+    add_checkpoint(tmp_path / "n" / "b", step=99, saved_at=now, run="stranger")
+    (tmp_path / "n" / "b" / "checkpoints" / ".run").write_text('{"id": "second", "lineage": []}')
+    assert choose(tmp_path, resume_if_exists=True).version == "a"
 
 
 def test_a_run_without_version_is_resumed_where_it_is(tmp_path):

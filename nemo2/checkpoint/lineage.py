@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose checkpoints these are: the id of a run, which every checkpoint of it carries, and the runs it goes on from.
+
+A directory of checkpoints says in ``.run`` which run writes there now. A run that goes on from a checkpoint of its own
+directory keeps that checkpoint's id. A run that starts anew, or from a checkpoint elsewhere, gets an id of its own, and
+has the other run among its ancestors. Checkpoints that were saved before there were ids belong to whoever has them.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.checkpoint.directory import Manifest, finished, read_manifest
+
+RUN_FILE = ".run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run, by its id, and those it goes on from, the first one first."""
+
+    id: str
+    lineage: tuple[str, ...] = ()
+
+    def signature(self) -> dict[str, Any]:
+        """The fields of a `Manifest` that say this."""
+        return {"run": self.id, "lineage": list(self.lineage)}
+
+
+def run_of(directory: Path) -> Optional[Run]:
+    """The run that ``directory`` belongs to; None where nothing says so."""
+    file = directory / RUN_FILE
+    try:
+        data = json.loads(file.read_text()) if file.is_file() else {}
+        return Run(id=str(data["id"]), lineage=tuple(map(str, data["lineage"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
+    """The run that is about to write to ``directory``, which is told so. One process calls it, which holds the lock.
+
+    Args:
+        checkpoint: What it goes on from. None: it starts anew, and is another run than the one before it.
+    """
+    before = run_of(directory)
+    manifest = read_manifest(checkpoint) if checkpoint is not None else None
+    if checkpoint is None:
+        run = Run(id=_new_id())
+    elif checkpoint.parent.resolve() == directory.resolve():
+        own = manifest.run if manifest is not None else ""
+        run = (
+            Run(id=own, lineage=tuple(manifest.lineage))
+            if manifest is not None and own
+            else before or Run(id=_new_id())
+        )
+    else:
+        ancestors = () if manifest is None else (*manifest.lineage, *filter(None, [manifest.run]))
+        again = before is not None and bool(ancestors) and before.lineage == ancestors
+        run = before if before is not None and again else Run(id=_new_id(), lineage=ancestors)
+    if run != before:
+        temporary = directory / f"{RUN_FILE}-{uuid.uuid4().hex[:8]}"
+        temporary.write_text(json.dumps(asdict(run)) + "\n")
+        os.replace(temporary, directory / RUN_FILE)
+    return run
+
+
+def belongs(manifest: Manifest, run: Optional[Run]) -> bool:
+    """Whether a checkpoint is one of ``run``'s, as far as both say."""
+    return run is None or not manifest.run or manifest.run == run.id
+
+
+def own(checkpoints: Iterable[tuple[Path, Manifest]], run: Optional[Run]) -> list[tuple[Path, Manifest]]:
+    """Those of ``checkpoints`` that are ``run``'s."""
+    return [item for item in checkpoints if belongs(item[1], run)]
+
+
+def own_finished(directory: Path) -> list[tuple[Path, Manifest]]:
+    """The finished checkpoints in ``directory`` of the run it belongs to, oldest step first."""
+    return own(finished(directory), run_of(directory))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:12]
