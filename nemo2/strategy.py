@@ -41,7 +41,7 @@ from nemo2.overlap.apply import leave_one_bucket
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
-from nemo2.parallel.layout import Layout, ParallelismConfig
+from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.strategies.megatron_config import ddp_config_of, one_number_of_instances, refuse_what_is_gone, settle
@@ -187,23 +187,10 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             checkpoint_io=checkpoint_io,
             timeout=collective_timeout(),
         )
-        self.layout = Layout(
-            tp=tensor_model_parallel_size,
-            pp=pipeline_model_parallel_size,
-            vp=virtual_pipeline_model_parallel_size,
-            cp=context_parallel_size,
-            ep=expert_model_parallel_size,
-            etp=expert_tensor_parallel_size,
-            sp=sequence_parallel,
-        )
+        given = locals()
+        self.layout = Layout(**{short: given[name] for short, name in LAYOUT_FIELDS.items()})
         self.parallelism = ParallelismConfig(
-            tensor_model_parallel_size=tensor_model_parallel_size,
-            pipeline_model_parallel_size=pipeline_model_parallel_size,
-            virtual_pipeline_model_parallel_size=virtual_pipeline_model_parallel_size,
-            context_parallel_size=context_parallel_size,
-            sequence_parallel=sequence_parallel,
-            expert_model_parallel_size=expert_model_parallel_size,
-            expert_tensor_parallel_size=expert_tensor_parallel_size,
+            **self.layout.fields(),
             pipeline_dtype=pipeline_dtype,
             microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
             num_layers_in_first_pipeline_stage=num_layers_in_first_pipeline_stage,

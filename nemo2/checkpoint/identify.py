@@ -26,6 +26,7 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.errors import CheckpointError
+from nemo2.parallel.layout import SIZE_FIELDS
 
 Kind = Literal[
     "nemo2", "NeMo 2.0", "Megatron-Bridge", "Megatron-LM", "Megatron-LM (legacy)", "Hugging Face", "torch_dist"
@@ -33,14 +34,6 @@ Kind = Literal[
 _TRACKER = "latest_checkpointed_iteration.txt"
 _BRIDGE = ("run_config.yaml", "train_state.pt", "latest_train_state.pt")
 _NO_COMMAND = "nemo2 doesn't read this format"
-_SIZES = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "virtual_pipeline_model_parallel_size": "vp",
-    "context_parallel_size": "cp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-}
 
 
 @dataclass
@@ -214,9 +207,9 @@ def _read_run_config(found: Found) -> None:
 
 def _sizes(config: dict[str, Any]) -> Optional[str]:
     """``tp2 pp4`` of a configuration with Megatron's names; None where it says nothing of a layout."""
-    if not any(name in config for name in _SIZES):
+    if not any(name in config for name in SIZE_FIELDS.values()):
         return None
-    cuts = [f"{short}{config[name]}" for name, short in _SIZES.items() if config.get(name) not in (None, 1)]
+    cuts = [f"{short}{config[name]}" for short, name in SIZE_FIELDS.items() if config.get(name) not in (None, 1)]
     return " ".join(cuts) or "not cut"
 
 

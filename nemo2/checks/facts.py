@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from nemo2.checks.arithmetic import is_count
 from nemo2.checks.building import Built, as_asked, build_settings
-from nemo2.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,8 @@ class Facts:
         if self.config is None:
             return None
         config = copy.copy(self.config)
-        for short, name in SIZE_FIELDS.items():
-            setattr(config, name, getattr(self.layout, short))
-        config.sequence_parallel = self.layout.sp
+        for name, value in self.layout.fields().items():
+            setattr(config, name, value)
         return config
 
     @property
@@ -183,9 +182,9 @@ def read_facts(
     strategy: Any = getattr(trainer, "strategy", None)
     sizes: dict[str, Any] = {}
     if hasattr(strategy, "tensor_model_parallel_size"):
-        sizes = {short: getattr(strategy, name) for short, name in SIZE_FIELDS.items()}
-        sizes["sp"] = bool(strategy.sequence_parallel)
-    layout = Layout(**sizes) if not Layout.size_problems(**_only_sizes(sizes)) else Layout()
+        sizes = {short: getattr(strategy, name) for short, name in LAYOUT_FIELDS.items()}
+        sizes["sp"] = bool(sizes["sp"])
+    layout = Layout() if Layout.size_problems(**sizes) else Layout(**sizes)
     asked_nodes, asked_devices = number(trainer, "num_nodes") or 1, number(trainer, "devices")
     world_nodes, world_devices = nodes or asked_nodes, devices or asked_devices
     return Facts(
@@ -212,10 +211,6 @@ def number(node: Any, name: str) -> Optional[int]:
 def with_layout(facts: Facts, layout: Layout) -> Facts:
     """The same run cut another way."""
     return replace(facts, layout=layout)
-
-
-def _only_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {short: value for short, value in sizes.items() if short in SIZE_FIELDS}
 
 
 def _derived(model: Any, name: str) -> Any:

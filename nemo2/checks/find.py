@@ -83,7 +83,7 @@ def judge(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
     """What these rules say of these facts, each sentence once."""
     found: dict[str, Problem] = {}
     for rule in rules:
-        if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**_sizes(facts))):
+        if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
             continue
         if rule.topic == LAST_TOPIC and found:
             continue
@@ -109,7 +109,3 @@ def layout_hint(
     listed = "; ".join(f"{layout.describe(facts.world_size)} ({' '.join(changes)})" for layout, changes in near)
     ranks = f"{facts.world_size} GPU{'s' if facts.world_size > 1 else ''}"
     return f"The nearest legal layouts on {ranks}: {listed}."
-
-
-def _sizes(facts: Facts) -> dict[str, Any]:
-    return {name: value for name, value in facts.sizes.items() if name != "sp"}

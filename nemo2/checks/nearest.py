@@ -10,7 +10,7 @@ from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
 from nemo2.checks.find import judge
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
-from nemo2.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, Layout
 
 MOST_TENSOR_RANKS = 64
 """Wider than any machine's fast links; layouts beyond it are never the nearest that anybody wants."""
@@ -31,7 +31,7 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
     found: list[tuple[Layout, list[str]]] = []
     for _, layout in sorted(((_distance(wanted, one), one) for one in _candidates(facts)), key=lambda item: item[0]):
         candidate = with_layout(facts, layout)
-        changes = _changes(facts, layout)
+        changes = layout.overrides(facts.sizes)
         # Problems that every layout has are not a layout's.
         if not changes or judge(candidate, rules) or judge(candidate, own):
             continue
@@ -66,7 +66,7 @@ def _expert_tensor_sizes(wanted: Optional[int], tp: int) -> list[Optional[int]]:
 
 def _wanted(facts: Facts) -> dict[str, Any]:
     """The sizes asked for, 1 for those that are no numbers."""
-    return {field: getattr(facts.layout, field) for field in (*SIZE_FIELDS, "sp")}
+    return {field: getattr(facts.layout, field) for field in LAYOUT_FIELDS}
 
 
 def _distance(wanted: dict[str, Any], layout: Layout) -> tuple[float, int]:
@@ -78,16 +78,3 @@ def _distance(wanted: dict[str, Any], layout: Layout) -> tuple[float, int]:
         steps = abs(math.log2((after or 1) / (before or 1)))
         total, changed = total + steps, changed + (steps > 0)
     return total + 0.25 * (wanted["sp"] != layout.sp), changed
-
-
-def _changes(facts: Facts, layout: Layout) -> list[str]:
-    """Overrides that turn the recipe's layout into this one."""
-    changes = [
-        f"strategy.{field}={getattr(layout, short)}"
-        for short, field in SIZE_FIELDS.items()
-        if getattr(layout, short) != facts.sizes[short]
-        and not (short == "vp" and {layout.vp, facts.sizes["vp"]} == {None, 1})
-    ]
-    if layout.sp != facts.sizes["sp"]:
-        changes.append(f"strategy.sequence_parallel={layout.sp}")
-    return changes

@@ -71,7 +71,7 @@ def try_settings(facts: Facts) -> Trial:
     graphs = None if contradictions else _refusal(facts, capture)
     written = stages = None
     if isinstance(model["model.config"], TransformerConfig) and _refusal(facts, lambda: connect(model)) is None:
-        parallelism = replace(strategy.parallelism, **_sizes(facts))
+        parallelism = replace(strategy.parallelism, **facts.layout.fields())
         if parallelism.pipeline_dtype is None and facts.precision is not None:
             parallelism.pipeline_dtype = facts.precision.pipeline_dtype
 
@@ -103,13 +103,6 @@ def _count_layers(config: Any) -> None:
     for stage in range(config.pipeline_model_parallel_size):
         for chunk in range(chunks) if chunks else (None,):
             get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
-
-
-def _sizes(facts: Facts) -> dict[str, Any]:
-    from nemo2.parallel.layout import SIZE_FIELDS
-
-    sizes = {name: getattr(facts.layout, short) for short, name in SIZE_FIELDS.items()}
-    return sizes | {"sequence_parallel": facts.layout.sp}
 
 
 def _refusal(facts: Facts, step: Callable[[], Any]) -> Optional[str]:

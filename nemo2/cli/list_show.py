@@ -139,18 +139,15 @@ def row(recipe: Any) -> dict[str, Any]:
 
 def row_of_tree(recipe: Any) -> dict[str, Any]:
     """The same of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
-    from nemo2.parallel.layout import SIZE_FIELDS, Layout
+    from nemo2.parallel.layout import Layout
 
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
-    fields = {**SIZE_FIELDS, "sp": "sequence_parallel"}
-    sizes = {short: getattr(strategy, field, None) for short, field in fields.items()}
-    layout = Layout(**{short: size for short, size in sizes.items() if size is not None})
     devices = trainer.devices if isinstance(trainer.devices, int) else 1
     return {
         "family": recipe.model.__fn_or_cls__.__name__.removesuffix("Model"),
         "parameters": _counted(recipe),
         "gpus": devices * trainer.num_nodes,
-        "layout": layout_text(layout),
+        "layout": layout_text(Layout.of(strategy)),
         "seq": recipe.data.seq_length,
         "precision": str(getattr(plugin, "precision", None) or trainer.precision or "32"),
     }
@@ -169,11 +166,9 @@ def _counted(recipe: Any) -> Optional[int]:
 
 def layout_text(layout: Any) -> str:
     """``tp=2 pp=4 vp=5 sp``: what differs from plain data parallelism; ``dp`` if nothing does."""
-    parts = [
-        f"{name}={value}"
-        for name in ("tp", "pp", "vp", "cp", "ep", "etp")
-        if (value := getattr(layout, name)) not in (1, None)
-    ]
+    from nemo2.parallel.layout import SIZE_FIELDS
+
+    parts = [f"{name}={value}" for name in SIZE_FIELDS if (value := getattr(layout, name)) not in (1, None)]
     return " ".join([*parts, "sp"] if layout.sp else parts) or "dp"
 
 

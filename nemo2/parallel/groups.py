@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process groups and random streams of the parallel layout, made by Megatron-Core."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Optional
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 
-from nemo2.parallel.layout import Layout
+from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
 
 def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = None, **options: Any) -> None:
@@ -24,15 +25,11 @@ def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = 
     if parallel_state.model_parallel_is_initialized():
         return
     layout.data_parallel_size(torch.distributed.get_world_size())
+    whole = {} if layout.pp > 1 else {"vp": None}  # one stage has no virtual ones
     if timeout is not None:
         options["distributed_timeout_minutes"] = max(1, round(timeout.total_seconds() / 60))
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vp if layout.pp > 1 else None,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp,
+        **{name: getattr(replace(layout, **whole), short) for short, name in SIZE_FIELDS.items()},
         **options,
     )
 

@@ -6,10 +6,43 @@ A world of ranks is the product ``tp * cp * pp * dp`` for the dense layers and `
 the world.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.errors import ConfigError
+
+
+class Size(NamedTuple):
+    """A parallel size that a user sets, and what it is called where. A new parallelism is a row of `SIZES`, a field of
+    `Layout`, its groups and its rules."""
+
+    short: str
+    """In `Layout`, and everywhere that sizes are drawn or listed."""
+    name: str
+    """Of the strategy, and of Megatron-Core's configurations."""
+    label: str
+    """In a line for a reader: "TP 2"."""
+    group: Optional[str]
+    """What ranks of one group share; None where it makes no group of ranks."""
+    optional: bool = False
+    """Whether it may be None."""
+
+
+SIZES = (
+    Size("tp", "tensor_model_parallel_size", "TP", "tensor parallel"),
+    Size("pp", "pipeline_model_parallel_size", "PP", "pipeline parallel"),
+    Size("vp", "virtual_pipeline_model_parallel_size", "VP", None, optional=True),
+    Size("cp", "context_parallel_size", "CP", "context parallel"),
+    Size("ep", "expert_model_parallel_size", "EP", "expert parallel"),
+    Size("etp", "expert_tensor_parallel_size", "ETP", "expert tensor parallel", optional=True),
+)
+SIZE_FIELDS = {size.short: size.name for size in SIZES}
+"""The strategy's names of the sizes by their short names."""
+LAYOUT_FIELDS = {**SIZE_FIELDS, "sp": "sequence_parallel"}
+"""The strategy's names of all fields of a `Layout`."""
+_OPTIONAL = frozenset(size.short for size in SIZES if size.optional)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +71,36 @@ class Layout:
 
     @staticmethod
     def size_problems(**sizes: Any) -> list[str]:
-        """One sentence for each of the sizes, by their short names, that is no whole number of at least 1."""
+        """One sentence for each of the sizes, by their short names, that is no whole number of at least 1; ``sp`` is none."""
         return [
             f"strategy.{SIZE_FIELDS[name]}={value!r}: must be a whole number of at least 1."
             for name, value in sizes.items()
-            if not (value is None and name in ("vp", "etp"))
+            if name in SIZE_FIELDS
+            and not (value is None and name in _OPTIONAL)
             and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
         ]
+
+    @classmethod
+    def of(cls, strategy: Any) -> "Layout":
+        """The layout of a strategy, configured or live, or of whatever else has fields of these names; a field that isn't
+        there, or is None, has its default.
+
+        Raises:
+            ConfigError: a size is no whole number of at least 1.
+        """
+        given = {short: getattr(strategy, name, None) for short, name in LAYOUT_FIELDS.items()}
+        return cls(**{short: value for short, value in given.items() if value is not None})
+
+    def fields(self) -> dict[str, Any]:
+        """The sizes, and ``sequence_parallel``, under the names of the strategy and of Megatron-Core's configurations."""
+        return {name: getattr(self, short) for short, name in LAYOUT_FIELDS.items()}
+
+    def overrides(self, before: Mapping[str, Any]) -> list[str]:
+        """What to set, as on the command line, where the layout was ``before``, by the short names."""
+        changed = [short for short in LAYOUT_FIELDS if getattr(self, short) != before[short]]
+        if {self.vp, before["vp"]} == {None, 1}:
+            changed.remove("vp")
+        return [f"strategy.{LAYOUT_FIELDS[short]}={getattr(self, short)}" for short in changed]
 
     @property
     def model_parallel_size(self) -> int:
@@ -52,8 +108,18 @@ class Layout:
         return self.tp * self.pp * self.cp
 
     @property
+    def expert_parallel_size(self) -> int:
+        """Ranks that hold one replica of the experts: ``etp * ep * pp``."""
+        return self.expert_tensor_size * self.ep * self.pp
+
+    @property
     def expert_tensor_size(self) -> int:
         return self.tp if self.etp is None else self.etp
+
+    @property
+    def smallest_world(self) -> int:
+        """The fewest ranks that the layout can be laid over; any world of it is a multiple."""
+        return math.lcm(self.model_parallel_size, self.expert_parallel_size)
 
     def data_parallel_size(self, world_size: int) -> int:
         """Replicas of the model in a world.
@@ -77,7 +143,7 @@ class Layout:
                 f"rank{'s' if world_size > 1 else ''}; run on {up} ranks (or another multiple of {size}), or use a smaller "
                 "layout."
             )
-        expert = self.expert_tensor_size * self.ep * self.pp
+        expert = self.expert_parallel_size
         if world_size % expert:
             origin = (
                 "" if self.etp is not None else " (expert_tensor_parallel_size is unset and so equals the tensor size)"
@@ -123,14 +189,3 @@ class ParallelismConfig:
     pipeline_model_parallel_layout: Optional[Union[str, list]]
     pipeline_model_parallel_comm_backend: Optional[str]
     use_te_rng_tracker: bool
-
-
-SIZE_FIELDS = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
-"""The strategy's (and Megatron-Core's) names of the sizes."""

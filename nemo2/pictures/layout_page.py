@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe's layout as one picture, one page or JSON: ranks, layers, experts, groups and the pipeline's timeline."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -164,8 +165,7 @@ def layout_json(one: LayoutView) -> dict[str, Any]:
         "world_size": placement.world_size,
         "gpus_per_node": placement.gpus_per_node,
         "order": placement.order,
-        "layout": {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "sp")}
-        | {"dp": placement.replicas},
+        "layout": dataclasses.asdict(layout) | {"dp": placement.replicas},
         "stages": [
             [
                 {

@@ -147,15 +147,7 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
             f"trainer.strategy={type(strategy).__name__}: which rank holds what is shown for MegatronStrategy, whose sizes "
             "say it."
         )
-    layout = Layout(
-        tp=strategy.tensor_model_parallel_size,
-        pp=strategy.pipeline_model_parallel_size,
-        vp=strategy.virtual_pipeline_model_parallel_size,
-        cp=strategy.context_parallel_size,
-        ep=strategy.expert_model_parallel_size,
-        etp=strategy.expert_tensor_parallel_size,
-        sp=bool(strategy.sequence_parallel),
-    )
+    layout = Layout.of(strategy)
     devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 8
     ranks: int = world_size or (trainer.num_nodes or 1) * devices
     config = recipe.model.config
@@ -199,7 +191,7 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
 
     dp = layout.data_parallel_size(world_size)
     order = order or rank_order()
-    expert_size = layout.expert_tensor_size * layout.ep * layout.pp
+    expert_size = layout.expert_parallel_size
     if world_size % expert_size:
         raise ConfigError(
             f"expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "

@@ -18,7 +18,7 @@ from nemo2.checks.facts import Facts, with_layout
 from nemo2.checks.find import judge
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
 from nemo2.errors import ConfigError
-from nemo2.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.parallel.layout import Layout
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject
@@ -216,15 +216,7 @@ def _with_micro_batch(facts: Facts, micro: int) -> Facts:
 
 def overrides_of(subject: Subject, one: Candidate) -> tuple[str, ...]:
     """Overrides that turn the recipe into this candidate."""
-    sizes = subject.facts.sizes
-    changes = [
-        f"strategy.{field}={value}"
-        for short, field in SIZE_FIELDS.items()
-        if (value := getattr(one.layout, short)) != sizes[short]
-        and not (short == "vp" and {value, sizes["vp"]} == {None, 1})
-    ]
-    if one.layout.sp != sizes["sp"]:
-        changes.append(f"strategy.sequence_parallel={one.layout.sp}")
+    changes = one.layout.overrides(subject.facts.sizes)
     if one.job.micro_batch != subject.job.micro_batch:
         changes.append(f"data.micro_batch_size={one.job.micro_batch}")
     if (one.job.recompute, one.job.recomputed) != (subject.job.recompute, subject.job.recomputed):

@@ -14,7 +14,7 @@ from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, parse_gpus, spread_over
 from nemo2.parallel.cuda_graphs import kind_of
-from nemo2.parallel.layout import Layout
+from nemo2.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.rehearse.advice import smallest_change
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 from nemo2.rehearse.kernels import plain_kernels, te_kernels
@@ -73,7 +73,7 @@ def rehearse(
         num_gpus=world,
         layout=layout.describe(world),
         sizes={
-            **{key: getattr(layout, key) for key in ("tp", "pp", "vp", "cp", "ep")},
+            **{short: getattr(layout, short) for short in SIZE_FIELDS},
             "etp": layout.expert_tensor_size,
             "dp": layout.data_parallel_size(world),
         },
@@ -216,16 +216,7 @@ def world_of(recipe: Any) -> int:
 
 def layout_of(recipe: Any) -> Layout:
     """The strategy's sizes."""
-    strategy = recipe.trainer.strategy
-    return Layout(
-        tp=strategy.tensor_model_parallel_size,
-        pp=strategy.pipeline_model_parallel_size,
-        vp=strategy.virtual_pipeline_model_parallel_size,
-        cp=strategy.context_parallel_size,
-        ep=strategy.expert_model_parallel_size,
-        etp=strategy.expert_tensor_parallel_size,
-        sp=strategy.sequence_parallel,
-    )
+    return Layout.of(recipe.trainer.strategy)
 
 
 def stages_of(recipe: Any, *, every: bool = False) -> list[int]:

@@ -7,10 +7,11 @@ every kind of layer. Callbacks, data module, logger, checkpoints, optimizer and 
 
 import copy
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
+
+from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
 HIDDEN, HEADS, HEAD_WIDTH, FFN, EXPERT_FFN, VOCABULARY, SEQUENCE = 64, 4, 16, 128, 32, 512, 64
 EXPERTS = 4
@@ -36,32 +37,25 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
     notes: list[str] = []
     strategy, trainer, model = recipe.trainer.strategy, recipe.trainer, recipe.model.config
     world = trainer.num_nodes * trainer.devices
-    sizes = _cut(strategy, max_processes, notes)
-    model_parallel = sizes["tp"] * sizes["pp"] * sizes["cp"]
-    wide = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size * strategy.context_parallel_size
-    processes = math.lcm(model_parallel, sizes["etp"] * sizes["ep"] * sizes["pp"])
-    if world > wide and processes == model_parallel and 2 * processes <= max_processes:
+    wide = Layout.of(strategy)
+    small = _cut(wide, max_processes, notes)
+    model_parallel, processes = small.model_parallel_size, small.smallest_world
+    if world > wide.model_parallel_size and processes == model_parallel and 2 * processes <= max_processes:
         processes *= 2
     _set(
         strategy,
-        tensor_model_parallel_size=sizes["tp"],
-        pipeline_model_parallel_size=sizes["pp"],
-        virtual_pipeline_model_parallel_size=sizes["vp"],
-        context_parallel_size=sizes["cp"],
-        expert_model_parallel_size=sizes["ep"],
-        expert_tensor_parallel_size=sizes["etp"] if sizes["ep"] > 1 and sizes["etp"] != sizes["tp"] else None,
+        **small.fields(),
         num_layers_in_first_pipeline_stage=None,
         num_layers_in_last_pipeline_stage=None,
         pipeline_model_parallel_layout=None,
-        sequence_parallel=strategy.sequence_parallel and sizes["tp"] > 1,
     )
-    chunks = sizes["pp"] * (sizes["vp"] or 1)
+    chunks = small.pp * (small.vp or 1)
     extra = int(bool(strategy.account_for_embedding_in_pipeline_split)) + int(
         bool(strategy.account_for_loss_in_pipeline_split)
     )
-    for name, value in small_sizes(model, tp=sizes["tp"], chunks=chunks, extra=extra).items():
+    for name, value in small_sizes(model, tp=small.tp, chunks=chunks, extra=extra).items():
         setattr(model, name, value)
-    _shrink_data(recipe, processes // model_parallel, sizes)
+    _shrink_data(recipe, processes // model_parallel, small)
     _shrink_run(recipe, processes, steps, notes)
     return Shrunk(recipe, processes, tuple(notes))
 
@@ -150,37 +144,25 @@ def _blocks(layers: int, groups: int) -> list[Mapping[str, Any]]:
     return [(whole, no_attention, no_mlp)[index % 3] for index in range(layers)]
 
 
-def _cut(strategy: Any, max_processes: int, notes: list[str]) -> dict[str, Any]:
-    def two(size: Optional[int]) -> int:
-        return 2 if size and size > 1 else 1
+def _cut(wide: Layout, max_processes: int, notes: list[str]) -> Layout:
+    sizes = {short: min(2, size) for short in SIZE_FIELDS if (size := getattr(wide, short)) is not None}
 
-    sizes: dict[str, Any] = {
-        "tp": two(strategy.tensor_model_parallel_size),
-        "pp": two(strategy.pipeline_model_parallel_size),
-        "cp": two(strategy.context_parallel_size),
-        "ep": two(strategy.expert_model_parallel_size),
-    }
-    expert_tensor = strategy.expert_tensor_parallel_size
-    names = {"cp": "context", "ep": "expert", "pp": "pipeline", "tp": "tensor"}
+    def small() -> Layout:
+        tp, etp = sizes["tp"], sizes.get("etp")
+        cut_otherwise = etp is not None and sizes["ep"] > 1 and min(etp, tp) != tp
+        vp = 2 if sizes["pp"] > 1 and sizes.get("vp", 1) > 1 else None
+        return Layout(**{**sizes, "vp": vp, "etp": etp if cut_otherwise else None, "sp": wide.sp and tp > 1})
 
-    def needed() -> int:
-        etp = sizes["tp"] if expert_tensor is None or sizes["ep"] == 1 else min(two(expert_tensor), sizes["tp"])
-        sizes["etp"] = etp
-        return math.lcm(sizes["tp"] * sizes["pp"] * sizes["cp"], etp * sizes["ep"] * sizes["pp"])
-
-    for size, name in names.items():
-        if needed() <= max_processes:
+    for size, name in {"cp": "context", "ep": "expert", "pp": "pipeline", "tp": "tensor"}.items():
+        if small().smallest_world <= max_processes:
             break
         if sizes[size] > 1:
             sizes[size] = 1
             notes.append(f"{name} parallelism is left out: {max_processes} processes are too few for it")
-    needed()
-    interleaved = two(strategy.virtual_pipeline_model_parallel_size)
-    sizes["vp"] = 2 if sizes["pp"] > 1 and interleaved > 1 else None
-    return sizes
+    return small()
 
 
-def _shrink_data(recipe: Any, replicas: int, sizes: Mapping[str, Any]) -> None:
+def _shrink_data(recipe: Any, replicas: int, layout: Layout) -> None:
     from nemo2.config import Config
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import NullTokenizer
@@ -188,7 +170,7 @@ def _shrink_data(recipe: Any, replicas: int, sizes: Mapping[str, Any]) -> None:
     data = recipe.data
     data.seq_length = SEQUENCE
     data.micro_batch_size = 1
-    data.global_batch_size = replicas * (2 * sizes["pp"] if sizes["pp"] > 1 else 2)
+    data.global_batch_size = replicas * (2 * layout.pp if layout.pp > 1 else 2)
     _set(data, rampup_batch_size=None, num_workers=0, persistent_workers=False, pin_memory=False)
     made = getattr(data, "__fn_or_cls__", None)
     if isinstance(made, type) and issubclass(made, MockDataModule):

@@ -26,15 +26,6 @@ _TRAINER_FIELDS = (
     "accumulate_grad_batches",
     "gradient_clip_val",
 )
-_STRATEGY_FIELDS = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "sequence_parallel",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-)
 _DATA_FIELDS = ("seq_length", "micro_batch_size", "global_batch_size", "rampup_batch_size", "num_workers")
 
 
@@ -58,9 +49,7 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
     model = getattr(model, "_orig_mod", model)
     sections = {
         "trainer": _fields(trainer, _TRAINER_FIELDS),
-        "strategy": {"class": _name(strategy)}
-        | _fields(strategy, _STRATEGY_FIELDS)
-        | (plain(getattr(strategy, "parallelism", None)) or {})
+        "strategy": {"class": _name(strategy)} | (plain(getattr(strategy, "parallelism", None)) or {})
         if strategy
         else None,
         "ddp": plain(getattr(strategy, "ddp_config", None)),

@@ -19,6 +19,7 @@ import yaml
 
 from nemo2.checkpoint.directory import finished
 from nemo2.errors import DataError
+from nemo2.parallel.layout import LAYOUT_FIELDS
 from nemo2.pictures.lines import Series, line_chart
 from nemo2.pictures.page import cards, figures, page
 from nemo2.pictures.svg import standalone
@@ -128,15 +129,7 @@ def _settings(effective: Mapping[str, Any]) -> str:
     chosen = {
         "model": ("class", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
         "data": ("class", "seq_length", "micro_batch_size", "global_batch_size"),
-        "strategy": (
-            "class",
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "virtual_pipeline_model_parallel_size",
-            "context_parallel_size",
-            "sequence_parallel",
-            "expert_model_parallel_size",
-        ),
+        "strategy": ("class", *LAYOUT_FIELDS.values()),
         "trainer": ("world_size", "num_nodes", "max_steps", "val_check_interval", "log_every_n_steps"),
         "precision": ("class", "precision", "fp8"),
         "optimizer": ("optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "clip_grad"),

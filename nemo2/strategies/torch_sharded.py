@@ -291,13 +291,7 @@ def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def _parallelism(layout: Layout) -> ParallelismConfig:
     """For models that cut sequences over context-parallel ranks; nothing else of Megatron-Core's is in use."""
     return ParallelismConfig(
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
-        virtual_pipeline_model_parallel_size=None,
-        context_parallel_size=layout.cp,
-        sequence_parallel=False,
-        expert_model_parallel_size=1,
-        expert_tensor_parallel_size=None,
+        **Layout(cp=layout.cp).fields(),
         pipeline_dtype=None,
         microbatch_group_size_per_vp_stage=None,
         num_layers_in_first_pipeline_stage=None,

@@ -7,6 +7,7 @@ A row that must be refused names the words of the refusal; it is part of the tab
 from dataclasses import dataclass
 from typing import Any
 
+from nemo2.parallel.layout import LAYOUT_FIELDS
 from tools.parity.measure import Run
 
 
@@ -30,19 +31,10 @@ class Row:
 
 def _row(ranks: int, model: str, layout: str, **settings: Any) -> Row:
     options = {name: settings.pop(name) for name in ("quick", "refused") if name in settings}
-    strategy: dict[str, Any] = {str(_NAMES.get(name, name)): value for name, value in settings.pop("cut", {}).items()}
+    strategy: dict[str, Any] = {LAYOUT_FIELDS.get(name, name): value for name, value in settings.pop("cut", {}).items()}
     return Row(layout=layout, ranks=ranks, run=Run(model=model, strategy=strategy, **settings), **options)
 
 
-_NAMES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-    "sp": "sequence_parallel",
-}
 TP2 = {"tp": 2, "sp": True}
 TP4 = {"tp": 4, "sp": True}
 RING, GATHER, HEADS = {"cp_comm_type": "p2p"}, {"cp_comm_type": "all_gather"}, {"cp_comm_type": "a2a"}

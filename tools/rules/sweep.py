@@ -185,15 +185,13 @@ def _nearest(case: Case) -> Optional[Case]:
     """The case under the layout that is proposed for it; None where none is, or where the layout is not all that is wrong."""
     from nemo2.checks.facts import read_facts
     from nemo2.checks.nearest import nearest_layouts
-    from nemo2.parallel.layout import SIZE_FIELDS
     from tools.rules.examples import problems_of, recipe_of
 
     near = nearest_layouts(read_facts(recipe_of(case)), limit=1)
     if not near:
         return None
-    layout = near[0][0]
-    sizes = {_STRATEGY + name: getattr(layout, short) for short, name in SIZE_FIELDS.items()}
-    moved = replace(case, assigned={**case.assigned, **sizes, _STRATEGY + "sequence_parallel": layout.sp})
+    sizes = {_STRATEGY + name: value for name, value in near[0][0].fields().items()}
+    moved = replace(case, assigned={**case.assigned, **sizes})
     return None if problems_of(moved) else moved
 
 

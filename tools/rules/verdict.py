@@ -9,7 +9,10 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Optional
+
+from nemo2.parallel.layout import SIZE_FIELDS
 
 WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
 """Variables that Megatron-Core sets itself when it builds a model."""
@@ -104,16 +107,11 @@ def _world(rank: int, size: int, strategy: Any) -> Iterator[None]:
     from megatron.core import parallel_state, tensor_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    layout = strategy.layout
+    layout = replace(strategy.layout, vp=None if strategy.layout.vp == 1 else strategy.layout.vp)
     torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp,
-            virtual_pipeline_model_parallel_size=layout.vp if layout.vp != 1 else None,
-            context_parallel_size=layout.cp,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=layout.etp,
+            **{name: getattr(layout, short) for short, name in SIZE_FIELDS.items()},
             **strategy._groups | {"create_gloo_process_groups": False, "pipeline_model_parallel_comm_backend": None},
         )
         tensor_parallel.model_parallel_cuda_manual_seed(1)

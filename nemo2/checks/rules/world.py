@@ -28,7 +28,7 @@ TP, PP, CP, EP, ETP = (
     mended=f"{TP}=1",
 )
 def _sizes(facts: Facts) -> Iterator[str]:
-    yield from Layout.size_problems(**{name: value for name, value in facts.sizes.items() if name != "sp"})
+    yield from Layout.size_problems(**facts.sizes)
 
 
 @SIZES.rule(
@@ -88,7 +88,7 @@ def _rank_order(facts: Facts) -> Iterator[str]:
     if not facts.of_strategy("use_tp_pp_dp_mapping") or layout.pp == 1 or layout.world_problem(world):
         return
     dense = world // layout.model_parallel_size
-    expert = world // (layout.expert_tensor_size * layout.ep * layout.pp)
+    expert = world // layout.expert_parallel_size
     if dense != expert:
         yield (
             f"strategy.use_tp_pp_dp_mapping=True numbers the replicas inside a pipeline stage, so dense layers and experts need "

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of parallel sizes, against Megatron-Core's own groups in a simulated world."""
 
+import dataclasses
+import inspect
 import itertools
 
 import pytest
 
 from nemo2.errors import ConfigError
-from nemo2.parallel.layout import Layout
+from nemo2.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, SIZES, Layout
 
 
-@pytest.mark.parametrize("name", ["tp", "pp", "vp", "cp", "ep", "etp"])
+@pytest.mark.parametrize("name", SIZE_FIELDS)
 @pytest.mark.parametrize("value", [0, -1, 2.0, "2", True])
 def test_sizes_are_whole_numbers_of_at_least_one(name, value):
     with pytest.raises(ConfigError, match=rf"strategy\.\w+={value!r}: must be a whole number of at least 1"):
@@ -90,3 +92,34 @@ def test_a_layout_is_described_in_one_line_without_sizes_of_one():
     assert Layout(tp=2, sp=True, pp=4, vp=2, cp=2).describe(128) == "TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8"
     assert Layout(tp=2, ep=8, etp=1).describe() == "TP 2 · EP 8 · ETP 1"
     assert Layout().describe() == "one rank"
+
+
+def test_every_size_is_one_row_that_the_layout_the_strategy_and_megatron_core_know() -> None:
+    from megatron.core.parallel_state import initialize_model_parallel
+    from megatron.core.transformer import TransformerConfig
+
+    from nemo2.strategy import MegatronStrategy
+
+    assert {field.name for field in dataclasses.fields(Layout)} == set(LAYOUT_FIELDS)
+    taken = inspect.signature(MegatronStrategy.__init__).parameters
+    assert {name for name in taken if name.endswith("_parallel_size") and "encoder" not in name} == {
+        size.name for size in SIZES
+    }
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert {size.name for size in SIZES} <= fields & set(inspect.signature(initialize_model_parallel).parameters)
+    for size in SIZES:
+        assert bool(Layout.size_problems(**{size.short: None})) is not size.optional
+
+
+def test_a_layout_is_read_off_a_strategy_and_says_how_to_get_it() -> None:
+    from types import SimpleNamespace
+
+    one = Layout(tp=2, pp=4, vp=2, ep=2, etp=1, sp=True)
+    assert Layout.of(SimpleNamespace(**one.fields())) == one
+    assert Layout.of(SimpleNamespace(context_parallel_size=2)) == Layout(cp=2)
+    assert one.overrides(dataclasses.asdict(Layout(tp=2, pp=4, vp=2, ep=4))) == [
+        "strategy.expert_model_parallel_size=2",
+        "strategy.expert_tensor_parallel_size=1",
+        "strategy.sequence_parallel=True",
+    ]
+    assert Layout(vp=None).overrides(dataclasses.asdict(Layout(vp=1))) == []
