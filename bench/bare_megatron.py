@@ -305,7 +305,7 @@ def build_optimizer(settings: Settings, model: list[DistributedDataParallel]) ->
 
 
 def connect(settings: Settings, config: Any, model: list[DistributedDataParallel], optimizer: Any) -> None:
-    """What the pipeline schedules call at their own time."""
+    """Set the functions in ``config`` that the pipeline schedules call at their own time."""
 
     def per_chunk(name: str) -> Any:
         functions = [getattr(chunk, name) for chunk in model]
@@ -369,7 +369,7 @@ def masked_loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Te
 
 
 def from_last_stage(values: torch.Tensor) -> torch.Tensor:
-    """What the last pipeline stage holds, on every stage."""
+    """The last pipeline stage's value, broadcast to every stage."""
     group: Any = parallel_state.get_pipeline_model_parallel_group()
     torch.distributed.broadcast(values, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
     return values
@@ -384,7 +384,7 @@ def weights(chunks: list[GPTModel]) -> dict[str, Any]:
 
 
 def gradients(chunks: list[GPTModel]) -> dict[str, Any]:
-    """The same description with each weight replaced by its gradient; what has none is left out."""
+    """The sharded state with each weight replaced by its gradient; weights without a gradient are left out."""
 
     def exchange(node: Any) -> Any:
         gradient = getattr(getattr(node, "data", None), "main_grad", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast checkpoints are saved and loaded, against `torch.save` and against the disk, in one run.
+"""Speed of saving and loading checkpoints, against `torch.save` and against the disk, in one run.
 
 One process trains a step of a Llama with about 0.5 GB of parameters and optimizer state, then, in turns: writes as many bytes
 to one file (the disk's own limit, fsync included), saves them with `torch.save` and fsync, saves a checkpoint in the
@@ -107,7 +107,7 @@ def _trained() -> Any:
 
 
 def _tensors(trainer: Any) -> dict[str, Any]:
-    """What a checkpoint consists of: parameters and both moments."""
+    """The tensors of a checkpoint: parameters and both moments."""
     found = {name: value.detach() for name, value in trainer.strategy.megatron_parallel.named_parameters()}
     state = trainer.strategy.optimizers[0].state_dict()
     for index, entry in state["state"].items():
@@ -118,7 +118,7 @@ def _tensors(trainer: Any) -> dict[str, Any]:
 
 
 def _torch_load(trainer: Any, path: Path) -> None:
-    """What a training script without Megatron-Core's checkpoints does."""
+    """The save of a training script without Megatron-Core's checkpoints."""
     import torch
 
     content = torch.load(path, weights_only=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a user waits before anything happens: whole commands, and beside them what their imports alone cost.
+"""Seconds before a command does anything: whole commands, and beside them their imports alone.
 
     python bench/startup.py                      # medians of 5 runs each, wall and CPU seconds
 

@@ -115,7 +115,7 @@ def work(case: str, *, repeats: int, steps: int) -> None:
 
 
 def train_ours(settings: Any, batches: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """The same run through the stack. Returns the losses and the seconds of each step."""
+    """The run of `bare` through nemo2's stack. Returns the losses and the seconds of each step."""
     import lightning.pytorch as pl
     import torch
     from lightning.pytorch.loggers import TensorBoardLogger

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the hardware's arithmetic a run uses: model FLOP/s, and MFU where the device's peak is known."""
+"""Model FLOP/s of a run, and its MFU where the device's peak is known."""
 
 import time
 from typing import Any, Optional

@@ -78,7 +78,7 @@ class MemoryMonitor(pl.Callback):
 
 
 def _largest(figures: dict[str, float]) -> dict[str, float]:
-    """Of all ranks, in one message."""
+    """The largest figures over all ranks, by one all-reduce."""
     import torch
 
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callbacks that act on some steps and some ranks are asked with, checked."""
+"""Checks of the arguments of callbacks that act on some steps and some ranks."""
 
 from collections.abc import Sequence
 from typing import Any, Optional

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a training step takes, and what that means in tokens and in FLOP/s."""
+"""Seconds per training step, tokens per second and FLOP/s."""
 
 import time
 from collections import deque

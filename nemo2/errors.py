@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, in the words a user is told: the field, its value, the rule and the fix, in one paragraph.
+"""Errors that a user is told of: one paragraph with the field, its value, the rule and the fix.
 
 Every error that nemo2 raises on purpose is a `Nemo2Error`, so that the command line can print its message alone and
 keep tracebacks for what nobody foresaw.

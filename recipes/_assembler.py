@@ -36,7 +36,7 @@ AS_STATED: Any = _AsStated()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainRecipe:
-    """What is particular to one pre-training run. Classes are named as ``"module:name"``, so that stating one is free.
+    """Facts of one pre-training run. Classes are named as ``"module:name"``, so that naming a class imports nothing.
 
     Raises:
         ConfigError: the facts contradict each other: the layout does not divide the machines, the global batch cannot
@@ -293,7 +293,7 @@ class PretrainRecipe:
 
     @contextmanager
     def _as_stated(self) -> Iterator[None]:
-        """What is set inside is remembered as set where the facts are written, not here."""
+        """Fields set inside are recorded as set in the file that states the facts, not here."""
         from fiddle import history
 
         file, line = self._stated_at  # pyright: ignore[reportAttributeAccessIssue]
@@ -311,11 +311,11 @@ TRAINER_SETTINGS: Mapping[str, Any] = {
     "use_distributed_sampler": False,
     "val_check_interval": 2000,
 }
-"""What all pre-training recipes tell the trainer. Source: NeMo 2.0's recipes."""
+"""Trainer settings of all pre-training recipes. Source: NeMo 2.0's recipes."""
 
 
 STRATEGY_SETTINGS: Mapping[str, Any] = {"ckpt_async_save": True, "ckpt_parallel_load": True}
-"""What all pre-training recipes tell the strategy. Source: NeMo 2.0's recipes."""
+"""Strategy settings of all pre-training recipes. Source: NeMo 2.0's recipes."""
 
 
 def _set(node: Any, values: Mapping[str, Any]) -> None:
@@ -346,6 +346,6 @@ def _set_given(node: Any, **values: Any) -> None:
 
 
 def _load(path: str, beside: str = "") -> Any:
-    """What ``"module:name"`` names; a bare name is in the module of ``beside``."""
+    """The object that ``"module:name"`` names; a bare name belongs to the module of ``beside``."""
     module, _, name = path.rpartition(":")
     return getattr(import_module(module or beside.partition(":")[0]), name)

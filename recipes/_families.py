@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the recipes of a family share: its model class, its vocabulary, how NeMo 2.0's recipes train it.
+"""Facts that the recipes of a family share: model class, vocabulary, and how NeMo 2.0's recipes train it.
 
 Each table is a recipe with facts missing: calling it with those makes the recipe. Sources: layouts, batches and
 optimizers from NeMo 2.0's recipes (docs/recipes-differences.md says where we differ); vocabularies from the released
@@ -55,9 +55,9 @@ OVERLAPPED: dict[str, Any] = {
 }
 """Gradients are reduced, and parameters gathered, while the passes go on."""
 AVERAGED = {**OVERLAPPED, "average_in_collective": True}
-"""And the average is taken by the reduction itself."""
+"""The gradients' average is taken by the collective itself."""
 SHARDED = {**AVERAGED, "data_parallel_sharding_strategy": "optim_grads_params"}
-"""And everything is sharded where ``fsdp="megatron"`` is set; without it the last field is not read."""
+"""Parameters, gradients and optimizer state are sharded where ``fsdp="megatron"`` is set; else the last field is not read."""
 
 LONG: dict[str, Any] = {
     "seq_length": 8192,

@@ -35,7 +35,7 @@ _loaded: dict[Path, ModuleType] = {}
 
 
 class Source(NamedTuple):
-    """Where a recipe of the user's is to be found. Nothing of it has been imported."""
+    """The source of a user's own recipe. Nothing of it has been imported."""
 
     name: str
     origin: str
@@ -130,7 +130,7 @@ def trusted_modules() -> list[str]:
 
 
 def is_path(name: str) -> bool:
-    """Whether what was given where a recipe's name is expected says a file."""
+    """Whether the text given in place of a recipe's name is a file."""
     return name.endswith(".py") or ".py:" in name or os.sep in name
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``performance_mode`` adds to a built recipe."""
+"""The settings that ``performance_mode`` adds to a built recipe."""
 
 from typing import Any, Optional
 
 DEFERRED = {"overlap_param_gather_with_optimizer_step": False, "defer_embedding_wgrad_compute": True}
-"""For pipelines: the output layer's weight gradient is computed while the pipeline drains."""
+"""Pipelines compute the output layer's weight gradient while they drain."""
 
 
 def overlap(recipe: Any, *, tp_comm_overlap: Optional[bool] = False, **settings: Any) -> Any:
@@ -39,12 +39,12 @@ def drop_tokens(recipe: Any) -> Any:
 
 
 def drop_tokens_and_overlap(recipe: Any) -> Any:
-    """For experts over tensor-parallel ranks: `drop_tokens`, `overlap_and_collect` with tensor parallelism. Edits ``recipe``."""
+    """Both `drop_tokens` and `overlap_and_collect`, with tensor-parallel overlap. Edits ``recipe``."""
     return overlap_and_collect(drop_tokens(recipe), tp_comm_overlap=True)
 
 
 def experts_by_tensor(recipe: Any) -> Any:
-    """Mixtral's mode: experts are cut by tensor parallelism of 8 instead of shared out, and tokens dropped. Edits ``recipe``."""
+    """Mixtral's mode: tensor parallelism of 8 shards the experts, expert-parallel size 1, tokens dropped. Edits ``recipe``."""
     strategy = recipe.trainer.strategy
     strategy.tensor_model_parallel_size, strategy.expert_model_parallel_size = 8, 1
     strategy.sequence_parallel = True

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nemo2.config import Config, Partial
 
 PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"}
-"""What ``precision`` may say, and the factory in ``nemo2.recipes.precision.mixed_precision`` that it means."""
+"""Values of ``precision``, and the factory in ``nemo2.recipes.precision.mixed_precision`` behind each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class KeywordRecipe(PretrainRecipe):
         performance_mode: bool = False,
         fn: Optional[Callable[..., Any]] = None,
     ) -> "Partial[Any]":
-        """As `PretrainRecipe.pretrain_recipe`; ``AS_STATED`` takes the recipe's fact.
+        """Arguments are those of `PretrainRecipe.pretrain_recipe`; ``AS_STATED`` takes the recipe's fact.
 
         Batch sizes count samples, ``seq_length`` tokens; ``min_lr=None`` is a tenth of ``max_lr``. ``precision`` is
         ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``.
@@ -134,7 +134,7 @@ class HybridRecipe(PretrainRecipe):
     def model(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokenizer_model: Optional[str] = None, vocab_file: Optional[str] = None
     ) -> "Config[Any]":
-        """As `PretrainRecipe.model`, with the tokenizer where one is named."""
+        """`PretrainRecipe.model` with the tokenizer where the facts name a tokenizer."""
         model = super().model()
         if tokenizer_model is not None or vocab_file is not None:
             model.tokenizer = self.tokenizer(tokenizer_model, vocab_file)
@@ -164,7 +164,7 @@ class HybridRecipe(PretrainRecipe):
         performance_mode: bool = False,
         fn: Optional[Callable[..., Any]] = None,
     ) -> "Partial[Any]":
-        """As `PretrainRecipe.pretrain_recipe`; ``gbs`` and ``mbs`` are the global and the micro-batch size in samples.
+        """`PretrainRecipe.pretrain_recipe` with the global and the micro-batch size (``gbs``, ``mbs``, in samples).
 
         Without ``tokenizer_model`` or ``vocab_file`` the mock data keep their own vocabulary, and nothing is downloaded.
 

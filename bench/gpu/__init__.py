@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU makes of it: speed against a bare Megatron-Core loop, Hugging Face's Trainer and the chip's own matrix products."""
+"""Benchmarks on a GPU: speed against a bare Megatron-Core loop, Hugging Face's Trainer and the chip's own matrix products."""

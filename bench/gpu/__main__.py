@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def gpu_here() -> str:
-    """Whose numbers of layers this machine takes; without a GPU those of the first."""
+    """The GPU whose numbers of layers this machine takes; without a GPU, the first of the table."""
     import torch
 
     if not torch.cuda.is_available():
@@ -61,7 +61,7 @@ def gpu_here() -> str:
 
 
 def clocks() -> dict[str, str]:
-    """How fast and at what power the GPU may run, as its driver tells; empty where there is none to ask."""
+    """Clocks and power limit of the GPU, as its driver reports them; empty without a driver."""
     names = (
         "clocks.max.sm",
         "clocks.current.sm",

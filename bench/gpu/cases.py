@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: recipes as they ship, on one GPU, with as many of their layers as fit it together with the optimizer.
+"""The measured cases: recipes as they ship, on one GPU, with as many layers as fit it together with the optimizer.
 
 Nothing here needs a GPU: a case is a recipe tree, and `nemo2.rehearse` says whether it fits (`python -m bench.gpu --fits`).
 """
@@ -59,9 +59,9 @@ _MODELS: dict[str, dict[int, dict[str, int | None]]] = {
     "qwen3_30b_a3b": {4096: {"H200": 9, "H100": 4}},
 }
 GPUS = ("H200", "H100")
-"""For which there are numbers of layers."""
+"""GPUs that have a column of layer counts."""
 _GRAPHS = (("llama32_1b", 4096, "transformer_engine"), ("llama32_1b", 4096, "full_iteration"))
-"""What launching many small kernels may hold back."""
+"""Cases that the launch of many small kernels may slow down."""
 
 
 def cases(gpu: str = "H200", *, toy: bool = False) -> list[Case]:
@@ -80,7 +80,7 @@ def cases(gpu: str = "H200", *, toy: bool = False) -> list[Case]:
 
 
 def gpu_for(gib: float) -> str:
-    """Of `GPUS`, the largest whose layers a GPU with this much memory holds.
+    """The largest of `GPUS` whose layers fit a GPU with this much memory.
 
     Raises:
         ValueError: it holds none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a large matrix product reaches on this device: the ceiling that a training step is held against.
+"""The rate of a large matrix product on this device: the ceiling that a training step is compared with.
 
 Random operands: zeros would be a tenth faster, for they draw less power.
 """

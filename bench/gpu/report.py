@@ -18,7 +18,7 @@ COLUMNS = {
 
 
 def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float], *, device: str = "") -> dict[str, Any]:
-    """What a case's turns say: medians per arm, ratios per repeat and their median; what was predicted for ``device``."""
+    """Summary of a case's turns: medians per arm, ratios per repeat and their median, the prediction for ``device``."""
     flops = {kind: step_flops(case, causal=kind == "causal") for kind in ("causal", "full")}
     sheet = data_sheet_flops(case, device)
     arms = {}

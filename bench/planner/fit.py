@@ -129,7 +129,7 @@ def _step(at: np.ndarray, errors: np.ndarray, jacobian: np.ndarray, weights: np.
 
 
 def _searched(at: np.ndarray, step: np.ndarray, cost: Callable[[np.ndarray], float]) -> np.ndarray:
-    """As far along the step as the cost falls."""
+    """The longest part of the step along which the cost falls."""
     step = step * min(1.0, 1.5 / max(1e-9, float(np.abs(step).max())))
     before = cost(at)
     for share in (1.0, 0.5, 0.25, 0.1):

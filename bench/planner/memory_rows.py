@@ -128,7 +128,7 @@ def _job(row: dict[str, str], sizes: dict[str, int], gpus: int) -> Job:
 
 
 def _settings(row: dict[str, str]) -> dict[str, Any]:
-    """What the row says, and where it is silent what its software does."""
+    """The row's settings; its software's defaults where the row is silent."""
     settings: dict[str, Any] = {}
     for name, value in SOFTWARE.items():
         settings |= value if name in row["source"] else {}

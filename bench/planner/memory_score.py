@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well the memory formula tells what fits, and how much is used, on published runs."""
+"""Score of the memory formula on published runs: its verdicts and its peaks."""
 
 from collections import defaultdict
 from collections.abc import Sequence

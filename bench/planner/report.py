@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calibration found out, as tables in Markdown and as the file that the planner reads."""
+"""Results of the calibration, as tables in Markdown and as the file that the planner reads."""
 
 import json
 from collections import defaultdict
@@ -34,7 +34,7 @@ def _sixths(found: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def coverage_line(rows: Sequence[Row], errors: np.ndarray) -> str:
-    """How often a measurement lies in the band that other projects' errors make. ``errors``: with the row's project left out."""
+    """Share of measurements that lie in the band of other projects' errors. ``errors``: those with the row's project left out."""
     within = 0
     for name in {row.family for row in rows}:
         other = np.array([row.family != name for row in rows])
@@ -96,7 +96,7 @@ def constants_table(fitted: Fit) -> str:
 
 
 def ranking_lines(rows: Sequence[Row], by_source: Sequence[float], by_project: Sequence[float]) -> str:
-    """How often the faster of two layouts is named."""
+    """Share of pairs whose faster layout is named."""
     told = []
     for apart in (0.05, 0.0):
         one, two = ranking(rows, by_source, apart=apart), ranking(rows, by_project, apart=apart)

@@ -227,7 +227,7 @@ def job_of(row: dict[str, str]) -> Optional[Job]:
 
 
 def _settings(source: str, notes: str, precision: str, chip: GPU) -> dict[str, Any]:
-    """What a row's source and notes say of its software."""
+    """The software that a row's source and notes name."""
     settings: dict[str, Any] = {}
     for name, value in SOFTWARE.items():
         settings |= value if name in source else {}

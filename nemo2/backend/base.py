@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend must answer, and the one object that answers it in this process."""
+"""The interface of a backend, and the one backend of this process."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -17,12 +17,12 @@ class Backend(ABC):
     """`"cuda"` or `"cpu"`, as Lightning's accelerators are called."""
 
     process_group_backend: str
-    """What torch.distributed and Megatron-Core's groups run on: `"nccl"` or `"gloo"`."""
+    """Backend of torch.distributed and of Megatron-Core's groups: `"nccl"` or `"gloo"`."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where this process puts its tensors: the GPU set by `set_device`, or the CPU."""
+        """Device of this process' tensors: the GPU set by `set_device`, or the CPU."""
 
     @abstractmethod
     def install(self) -> None:

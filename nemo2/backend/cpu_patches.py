@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Megatron-Core's training path takes for granted about CUDA, and what stands in for it on a CPU.
+"""Replacements, on a CPU, for the calls to CUDA that Megatron-Core's training path makes unconditionally.
 
 Two tables for `patching.Patcher`. `TORCH`: `torch.cuda` calls and `device="cuda"` arguments. `megatron_patches()`:
 places that ask "is this a CUDA tensor" or "is Transformer Engine here" and draw the wrong conclusion. Three things are
@@ -258,7 +258,7 @@ def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class _NoSuchLayer:
-    """What no layer is an instance of."""
+    """A class without instances, for `isinstance` checks that must fail."""
 
 
 def _mesh_of_cpus(original: Callable[..., Any]) -> Any:

@@ -74,7 +74,7 @@ class CudaBackend(Backend):
         return overrides
 
     def plain_layers(self) -> str:
-        """What it costs that layers are not Transformer Engine's, and how to get these; for a message."""
+        """The sentence about the cost of layers without Transformer Engine, and how to install it."""
         return (
             f"Layers are plain PyTorch: {why_missing('transformer_engine')}. Without it there is no fp8, norms aren't fused with "
             "the matrix products behind them, and experts' products and the overlap of tensor-parallel exchanges take other, "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every data module of ours shares: the sampler, the loaders and the position in the data."""
+"""The base of nemo2's data modules: the sampler, the loaders and the position in the data."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ class MegatronDataModule(LightningDataModule):
         return self._loader("test")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands: ``consumed_samples`` and the ``global_step`` they belong to."""
+        """The position of training: ``consumed_samples`` and the ``global_step`` they belong to."""
         return dict(self.data_sampler.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples a data-parallel rank takes in each step.
+"""The samples that a data-parallel rank takes in each step.
 
 One item is this rank's share of one global batch, in the order of its micro-batches:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many samples a step trains on: a constant global batch, or Megatron's linear ramp-up.
+"""The number of samples that a step trains on: a constant global batch, or Megatron's linear ramp-up.
 
 The loaders run ahead of training (workers prefetch), so the batch size of a step can't be asked from Megatron-Core's
 process-wide calculator while loading. It is a pure function of the samples consumed so far, written once here; the
@@ -68,7 +68,7 @@ class BatchSizeSchedule:
         return consumed_samples
 
     def steps_within(self, consumed_samples: int, samples: int) -> int:
-        """How many whole steps from `consumed_samples` on fit into `samples` samples."""
+        """The number of whole steps, from `consumed_samples` on, that fit into `samples` samples."""
         steps, end = 0, consumed_samples + samples
         while True:
             batch, level = self.at(consumed_samples), bisect_right(self.thresholds, consumed_samples)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user may write for ``paths`` and ``split``, read strictly into what Megatron's dataset builder takes."""
+"""The user's spellings of ``paths`` and ``split``, parsed strictly into the arguments of Megatron's dataset builder."""
 
 import math
 import os
@@ -30,7 +30,7 @@ class Blend:
     weights: Optional[tuple[float, ...]] = None
 
     def for_megatron(self) -> tuple[list[str], Optional[list[float]]]:
-        """As ``BlendedMegatronDatasetConfig.blend`` has it."""
+        """The value of ``BlendedMegatronDatasetConfig.blend``."""
         return list(self.prefixes), None if self.weights is None else list(self.weights)
 
 

@@ -25,7 +25,7 @@ _SHOWN = 5
 
 @dataclass
 class BadInput:
-    """What could not be read as text, and what is to be done about it.
+    """Input that could not be read as text, and the policy for it.
 
     Attributes:
         policy: "fail": the first is an error. "skip": leave it out and go on.

@@ -23,7 +23,7 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
-    """What a pair of token files holds; the contents of ``PREFIX.json`` except for the prefix itself.
+    """Contents of a pair of token files: the fields of ``PREFIX.json``, except for the prefix itself.
 
     ``tokens`` counts the end-of-document tokens too. ``sha256`` has the digests of the .bin and the .idx file.
     """
@@ -94,7 +94,7 @@ def prepare_data(
 
 
 def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
-    """What ``PREFIX.json`` says of ``PREFIX.bin``; None where there is none, or it describes other files.
+    """The description of ``PREFIX.bin`` in ``PREFIX.json``; None where there is none, or it describes other files.
 
     Token files written by other tools have no such file, and a .json of that name may be anything.
     """

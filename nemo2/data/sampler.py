@@ -22,7 +22,7 @@ _MODES = ("train", "validation", "test", "predict")
 
 
 class DataSampler:
-    """What a strategy asks of a data module's ``data_sampler``; subclass it for another way to cut batches."""
+    """The interface between a strategy and a data module's ``data_sampler``; subclass it for another way to cut batches."""
 
     def connect(self, trainer: Any) -> None:
         """Remember `trainer`, whose ``global_step`` tells how far training is."""
@@ -200,7 +200,7 @@ class MegatronDataSampler(DataSampler):
         return self.current_global_batch_size // (self.micro_batch_size * size)
 
     def state_dict(self) -> dict[str, int]:
-        """Where training stands, for a checkpoint."""
+        """The position of training, for a checkpoint."""
         return {"consumed_samples": self.consumed_samples, "global_step": self._global_step()}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

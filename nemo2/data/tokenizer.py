@@ -47,7 +47,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
-        """What tells this tokenizer from others, as plain data: part of the key of every index built with it."""
+        """The identity of this tokenizer as plain data: part of the key of every index built with it."""
 
     @property
     def eos_id(self) -> Optional[int]:
@@ -202,7 +202,7 @@ class BPETokenizer(Tokenizer):
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file: two tokenizers with one hash give the same ids."""
+        """Hash of the file: two tokenizers with one hash give the same ids."""
         return hashlib.sha256(self._file.read_bytes()).hexdigest()
 
     @property
@@ -248,7 +248,7 @@ class GPT2BPETokenizer(BPETokenizer):
 
     @cached_property
     def sha256(self) -> str:
-        """Of both files."""
+        """Hash of both files."""
         contents = Path(self.vocab_file).read_bytes() + Path(self.merges_file).read_bytes()
         return hashlib.sha256(contents).hexdigest()
 

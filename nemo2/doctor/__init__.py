@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, what each missing part costs, which versions break, and what this machine can run."""
+"""The examination of an installation: missing packages and their cost, versions that break, what this machine can run."""
 
 from nemo2.doctor.examination import examine
 from nemo2.doctor.finding import Finding, State, report

@@ -20,7 +20,7 @@ _MARKS: dict[State, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found, what it means, and what to do."""
+    """One finding: the fact, its consequence and the remedy."""
 
     topic: str
     name: str
@@ -28,7 +28,7 @@ class Finding:
     value: str
     """A version, a size, or a few words."""
     costs: str = ""
-    """What goes without it."""
+    """The consequence of leaving it as it is."""
     fix: str = ""
     """The command that brings it, or puts it right."""
 

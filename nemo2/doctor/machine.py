@@ -158,7 +158,7 @@ def network() -> Iterator[Finding]:
 
 
 def launchers() -> Iterator[Finding]:
-    """What nemo-run's executors could use from here, and the folder they keep their notes in."""
+    """The executors that nemo-run could use from here, and the folder with nemo-run's job records."""
     for name, program, costs in (
         ("Slurm", "sbatch", "SlurmExecutor needs a tunnel (SSHTunnel) to a machine that has it"),
         ("Docker", "docker", "no DockerExecutor from here"),

@@ -21,7 +21,7 @@ BREAKS: dict[str, str] = {
     "megatron-core": "layouts, schedules and checkpoints are its own, and tested from 0.16.1 up to 0.19",
     "torch": "before 2.6 it lacks what Megatron-Core's schedules and checkpoints use",
 }
-"""What goes wrong with a version outside of the declared range."""
+"""Failures caused by versions outside of the declared range."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class Baichuan2Config(DecoderConfig):
-    """What Baichuan 2 models share."""
+    """Settings that all Baichuan 2 models share."""
 
     seq_length: int = 4096
     init_method_std: float = 0.02

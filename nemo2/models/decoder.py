@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What most open decoders since Llama share, so that a family says only how it differs."""
+"""Settings that most open decoders since Llama share, so that a family states only its differences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from nemo2.models.gpt import GPTConfig, GPTModel
 @configurable(max_position_embeddings="original_max_position_embeddings")
 @dataclass
 class DeepSeekConfig(MLATransformerConfig, GPTConfig):
-    """What the DeepSeeks share: keys and values of all heads from one latent of 512, positions in 64 channels beside."""
+    """Settings that all DeepSeek models share: a latent of 512 channels for keys and values, 64 rotary channels beside it."""
 
     normalization: str = "RMSNorm"
     activation_func: Callable = F.silu

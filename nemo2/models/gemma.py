@@ -21,7 +21,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class GemmaConfig(DecoderConfig):
-    """What the Gemmas share; the tanh approximation of GELU, as in the released weights."""
+    """Settings that all Gemma models share, with the tanh approximation of GELU that the released weights use."""
 
     activation_func: Callable = openai_gelu
     seq_length: int = 8192
@@ -86,5 +86,5 @@ class GemmaModel(GPTModel):
 
 
 def _scaled(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
-    """What the embedding returns, scaled; the factor is rounded to the tensor's dtype, as in the released weights."""
+    """The embedding's output times a factor, which is rounded to the tensor's dtype as in the released weights."""
     return embedded * embedded.new_tensor(factor)

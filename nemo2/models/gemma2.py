@@ -15,7 +15,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class Gemma2Config(GemmaConfig):
-    """What the Gemma 2 sizes share."""
+    """Settings that all sizes of Gemma 2 share."""
 
     vocab_size: Optional[int] = 256000
     # A token and the 4,095 before it; NeMo 2.0 says (4096, 0) in all layers, one token more than the released models

@@ -34,12 +34,12 @@ def gemma3_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec
 @configurable
 @dataclass
 class Gemma3Config(GemmaConfig):
-    """What the Gemma 3 sizes share."""
+    """Settings that all sizes of Gemma 3 share."""
 
     seq_length: int = 131072
     vocab_size: Optional[int] = 262208
     rotary_base: Union[int, tuple[int, int]] = (10_000, 1_000_000)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Of local and of global layers; one number is taken for both."""
+    """Rotary bases of the local and of the global layers; a single number is used for both."""
     rope_scaling_factor: float = 1.0
     """Positions of global layers are divided by this."""
     qk_layernorm: bool = True

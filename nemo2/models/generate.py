@@ -25,7 +25,7 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What one prompt became."""
+    """A prompt and its continuation."""
 
     prompt: str
     text: str

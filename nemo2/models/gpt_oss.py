@@ -17,7 +17,7 @@ from nemo2.models.gpt import GPTConfig, GPTModel
 @configurable(rotary_scaling_factor="yarn_rotary_scaling_factor")
 @dataclass
 class GPTOSSConfig(GPTConfig):
-    """What both sizes share; widths, heads and experts' widths are the same."""
+    """Settings that both sizes share, hidden size, heads and expert width included."""
 
     hidden_size: int = 2880
     num_attention_heads: int = 64
@@ -34,7 +34,7 @@ class GPTOSSConfig(GPTConfig):
     position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] = "yarn"  # pyright: ignore[reportIncompatibleVariableOverride]
     rotary_base: int = 150_000
     yarn_rotary_scaling_factor: float = 32.0
-    """How many times longer than the original context positions are stretched (YaRN, arXiv:2309.00071)."""
+    """Factor by which YaRN stretches the original context (arXiv:2309.00071)."""
     # NeMo 2.0 says 131072, the stretched length, which leaves YaRN's correction range at the wrong frequencies.
     yarn_original_max_position_embeddings: int = 4096
     yarn_beta_fast: float = 32.0

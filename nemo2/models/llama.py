@@ -19,7 +19,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class LlamaConfig(DecoderConfig):
-    """What all Llamas share."""
+    """Settings that all Llama models share."""
 
     seq_length: int = 4096
     bias_activation_fusion: bool = True
@@ -109,7 +109,7 @@ class CodeLlamaConfig70B(Llama2Config70B):
 @configurable
 @dataclass
 class Llama3Config(LlamaConfig):
-    """What the Llama 3 sizes share: eight key-value groups, the rotary base, the length they were trained at."""
+    """Settings that all sizes of Llama 3 share: eight key-value groups, the rotary base, the training length."""
 
     seq_length: int = 8192
     rotary_base: int = 500_000

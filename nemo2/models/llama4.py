@@ -41,7 +41,7 @@ def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec
 @configurable(nope_layer_interval="no_rope_freq")
 @dataclass
 class Llama4Config(Llama3Config):
-    """What both share."""
+    """Settings that Scout and Maverick share."""
 
     rotary_base: int = 500_000
     seq_length: int = 8192
@@ -81,7 +81,7 @@ class Llama4Config(Llama3Config):
         post_process: Optional[bool] = None,
         vp_stage: Optional[int] = None,
     ) -> MegatronGPTModel:
-        """As its parent's.
+        """Parameters and result are those of the parent's method.
 
         Raises:
             ConfigError: sequences longer than a chunk that can't be cut into whole ones, or are spread over

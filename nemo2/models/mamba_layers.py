@@ -168,7 +168,7 @@ class TorchMambaMixer(MegatronModule):
         return self.out_proj(self.norm(gated.transpose(0, 1).contiguous()))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: Any = None) -> dict[str, Any]:
-        """As Megatron-Core's: what is concatenated in one tensor is saved part by part, so that ranks may change."""
+        """Megatron-Core's form: a tensor that concatenates several is saved part by part, so that the sharding may change."""
         own = make_sharded_tensors_for_checkpoint(
             {
                 **{name: getattr(self, name) for name in ("A_log", "dt_bias", "D")},

@@ -15,7 +15,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class MixtralConfig(DecoderConfig):
-    """What the Mixtrals share; the sizes are those of 8x7B."""
+    """Settings that all Mixtral models share; the default sizes are those of 8x7B."""
 
     num_layers: int = 32
     hidden_size: int = 4096

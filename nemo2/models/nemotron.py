@@ -18,7 +18,7 @@ from nemo2.models.gpt import GPTConfig, GPTModel
 @configurable
 @dataclass
 class NemotronConfig(GPTConfig):
-    """What the Nemotrons share; the sizes are those of 4B."""
+    """Settings that all Nemotron models share; the default sizes are those of 4B."""
 
     normalization: str = "LayerNorm"
     layernorm_zero_centered_gamma: bool = True

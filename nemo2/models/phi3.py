@@ -15,7 +15,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class Phi3Config(DecoderConfig):
-    """What Phi-3 models share."""
+    """Settings that all Phi-3 models share."""
 
     seq_length: int = 4096
 

@@ -16,7 +16,7 @@ from nemo2.models.gpt import GPTModel
 @configurable
 @dataclass
 class Qwen2Config(DecoderConfig):
-    """What the Qwen 2 sizes share."""
+    """Settings that all sizes of Qwen 2 share."""
 
     add_qkv_bias: bool = True
     seq_length: int = 4096

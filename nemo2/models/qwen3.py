@@ -15,7 +15,7 @@ from nemo2.models.qwen2 import Qwen2Config
 @configurable
 @dataclass
 class Qwen3Config(Qwen2Config):
-    """What the Qwen 3 sizes share: heads of 128 channels whatever the width, an RMSNorm on each query and key."""
+    """Settings that all sizes of Qwen 3 share: heads of 128 channels whatever the width, an RMSNorm on each query and key."""
 
     add_qkv_bias: bool = False
     qk_layernorm: bool = True
@@ -28,7 +28,7 @@ class Qwen3Config(Qwen2Config):
 @configurable
 @dataclass
 class Qwen3MoEConfig(Qwen3Config):
-    """What the sizes with experts share: 128 in every layer, eight per token."""
+    """Settings that the sizes with experts share: 128 experts in every layer, eight per token."""
 
     num_moe_experts: Optional[int] = 128
     moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"

@@ -213,7 +213,7 @@ class NVIDIAMambaHybridConfig8B(NVIDIAMambaConfig8B):
 @configurable
 @dataclass
 class NemotronHConfigBase(SSMConfig):
-    """What Nemotron-H and Nano v2 share: squared ReLU, heads of 64 channels in the mixers."""
+    """Settings that Nemotron-H and Nano v2 share: squared ReLU, mixer heads of 64 channels."""
 
     seq_length: int = 8192
     mamba_head_dim: int = 64

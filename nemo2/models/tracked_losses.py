@@ -35,7 +35,7 @@ def forget_tracked_losses() -> None:
 
 
 def report_tracked_losses(config: Any, *, microbatches: int) -> dict[str, float]:
-    """What was added up over so many training ``microbatches`` of a rank since the last call, and start anew.
+    """The sums over ``microbatches`` training micro-batches of this rank since the last call; the call resets them.
 
     To be called on every rank. Means over micro-batches, replicas and, for the routers' losses, layers of experts, before any
     coefficient: "load_balancing_loss" (1 is perfect balance; Switch Transformers, arXiv:2101.03961, equation 4), with "seq_"
@@ -70,7 +70,7 @@ def _device() -> torch.device:
 
 
 def _router_names(config: Any) -> list[str]:
-    """Of the losses that this model's routers have."""
+    """Names of the auxiliary losses of this model's routers."""
     if not getattr(config, "num_moe_experts", None):
         return []
     kinds, weights = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ran when: communication and computation of a step, recorded, read from torch's profiler, measured and drawn."""
+"""Timelines of a step: communication and computation, recorded, read from torch's profiler, measured and drawn."""

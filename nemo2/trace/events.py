@@ -33,7 +33,7 @@ class Span:
     start: float
     end: float
     size_bytes: int = 0
-    """What is sent or reduced by this rank; 0 where nobody says."""
+    """Bytes that this rank sends or reduces; 0 where the trace does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ class CommunicationRecorder:
         CommunicationRecorder._active = None
 
     def spans(self) -> list[Span]:
-        """What is done, in microseconds since the epoch."""
+        """Finished events, in microseconds since the epoch."""
         return [
             Span(
                 kind=one.kind,

@@ -12,7 +12,7 @@ from nemo2.trace.chrome import read_trace
 from nemo2.trace.events import COMPUTE, KINDS, RankTrace, Span, union
 
 TRACES = "traces"
-"""Where in a run directory the profiler callback writes: one ``rank-N.json`` per rank."""
+"""Folder in a run directory that the profiler callback writes to: one ``rank-N.json`` per rank."""
 PAGE = "overlap.html"
 _FILLS = {
     COMPUTE: "c0",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run is logged, when it is saved and what it resumes from, unless a recipe says otherwise."""
+"""Defaults of a run's log folder, its checkpoints and its resumption."""
 
 from datetime import timedelta
 from typing import Any, Optional

@@ -53,7 +53,7 @@ def bf16_with_fp8_current_scaling_mixed() -> Config:
 
 
 def nemotron_h_bf16_with_fp8_current_scaling_mixed() -> Config:
-    """As `bf16_with_fp8_current_scaling_mixed`, two layers at each end in bfloat16."""
+    """`bf16_with_fp8_current_scaling_mixed` with two layers at each end in bfloat16."""
     return _plugin("bf16", **_current_scaling("tensorwise", layers_in_bf16=2))
 
 

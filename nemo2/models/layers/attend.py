@@ -19,7 +19,7 @@ from nemo2.models.layers import flex
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Which keys a query may see, besides what a mask says, and how scores become weights.
+    """The keys that a query may see besides a mask's, and the function that turns scores into weights.
 
     causal: a query sees itself and what stands before it.
     window: (left, right): a query sees at most `left` keys before and `right` keys after itself; -1 means all, None

@@ -182,7 +182,7 @@ class SDPAttention(MegatronModule):
         return self._attend_chunks(query, key, value, rule, sequences, attention_mask, cp=cp, rank=rank)
 
     def _way(self, attention_mask: Optional[Tensor]) -> str:
-        """How the context-parallel ranks work together in this call."""
+        """The method by which the context-parallel ranks exchange keys and values in this call."""
         beyond = None
         if self.cp_comm_type in ("p2p", "a2a") and attention_mask is not None and attention_mask.size(-2) > 1:
             beyond = "a mask with a row per query"
@@ -208,7 +208,7 @@ class SDPAttention(MegatronModule):
         rank: int,
         sink: Optional[Tensor] = None,
     ) -> Tensor:
-        """What `rank` holds of the queries, over keys and values that are whole."""
+        """Attention of the queries that `rank` holds over all keys and values."""
         q, k, v = (_heads_first(x) for x in (query, key, value))
         outputs = []
         for chunk in chunks_of(sequences, cp, rank):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens of a sequence, or of several packed ones, a context-parallel rank holds, and in which order.
+"""The tokens of a sequence, or of several packed sequences, that a context-parallel rank holds, in their order.
 
 Each sequence is cut into 2 * cp chunks of equal length and rank r holds chunks r and 2 * cp - 1 - r, so that causal
 attention is the same work on every rank (Megatron-Core's `get_batch_on_this_cp_rank`). Packed sequences are cut one by
@@ -25,9 +25,9 @@ class Chunk(NamedTuple):
     """Tokens that stand next to each other both in their sequence and in the tensor of the rank that holds them."""
 
     sequence: int
-    """Which sequence of the pack."""
+    """Index of the sequence in the pack."""
     places: slice
-    """Where they are in their rank's tensor."""
+    """Position of the chunk's tokens in their rank's tensor."""
     position: int
     """Place of the first of them within the sequence."""
 
@@ -52,7 +52,7 @@ def check_divisible(sequences: Sequence[Span], cp: int) -> None:
 
 
 def chunks_of(sequences: Sequence[Span], cp: int, rank: int) -> list[Chunk]:
-    """What `rank` holds, in the order in which it holds it. The lengths must divide; see `check_divisible`."""
+    """The chunks of `rank`, in the order of its tensor. The lengths must divide; see `check_divisible`."""
     held, offset = [], 0
     for index, (start, end) in enumerate(sequences):
         if end == start:

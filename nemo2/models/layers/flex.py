@@ -86,7 +86,7 @@ def _capped(softcap: Optional[float]) -> Optional[Callable[..., Tensor]]:
 def _block_mask(
     left: Optional[int], right: Optional[int], offset: int, num_queries: int, num_keys: int, device: torch.device
 ) -> Any:
-    """Which blocks of keys a block of queries sees; None where every one sees all."""
+    """The blocks of keys that a block of queries sees; None where every block sees all."""
     if left is None and right is None:
         return None
 

@@ -43,7 +43,7 @@ class FurtherLosses:
         self.cross_entropy = chunk.compute_language_model_loss
         self.labels: Optional[Tensor] = None
         self.weights: list[Tensor] = []
-        """Of the further losses that are still to come, in their order."""
+        """Weights of the further-token losses that are still to come, in their order."""
 
     def look_at_the_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pre-hook: the weights of this micro-batch."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers say of themselves: once per process, on rank 0, however many layers there are."""
+"""Notices of layers: printed once per process, on rank 0, however many layers there are."""
 
 import functools
 import logging

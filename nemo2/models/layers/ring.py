@@ -99,7 +99,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _homes(group: ProcessGroup) -> Iterator[int]:
-    """Whose keys are visiting at each step: our own first, then those of the rank before us, and so on."""
+    """The rank whose keys are here at each step: this rank first, then the rank before it, and so on."""
     for step in range(group.size()):
         yield (group.rank() - step) % group.size()
 
@@ -153,7 +153,7 @@ class _Passing:
             self._work += batch_isend_irecv(operations)
 
     def arrived(self) -> list[Tensor]:
-        """What the rank before has sent, once it is here and this rank's own has left."""
+        """The tensors of the previous rank, once they have arrived and this rank's own have left."""
         for work in self._work:
             work.wait()
         return self._received

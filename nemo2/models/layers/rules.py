@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configurations the plain PyTorch layers refuse, and why: one sentence for each rule that is broken.
+"""Configurations that the plain PyTorch layers refuse: one sentence for each broken rule.
 
 `layer_problems(config)` is for whoever checks a recipe before anything is built; the layers themselves call the parts
 that concern them, so that nothing is silently ignored. A missing field counts as its default: the installed
@@ -31,7 +31,7 @@ def layer_problems(config: Any) -> list[str]:
 
 
 def attention_problems(config: Any, *, cp_comm_type: Optional[str] = None) -> list[str]:
-    """What `SDPAttention` cannot do. `cp_comm_type` is that of the layer, None for the default."""
+    """Settings that `SDPAttention` does not support. `cp_comm_type` is the layer's; None means the default."""
     problems = []
     if getattr(config, "qk_clip", False):
         problems.append(
@@ -64,7 +64,7 @@ def heads_over_context_ranks(config: Any) -> list[str]:
 
 
 def mla_problems(config: Any) -> list[str]:
-    """What multi-latent attention needs. Without Transformer Engine or with it, the first rule is the same."""
+    """Requirements of multi-latent attention. The first rule holds with Transformer Engine too."""
     if not config.multi_latent_attention:
         return []
     problems = mla_needs_sequence_parallel(config)
@@ -88,7 +88,7 @@ def mla_needs_sequence_parallel(config: Any) -> list[str]:
 
 
 def moe_problems(config: Any) -> list[str]:
-    """What layers of experts need."""
+    """Requirements of expert layers."""
     if not config.num_moe_experts:
         return []
     problems = experts_cut_only_where_shared(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which classes a GPT's layers are built from.
+"""The classes that a GPT's layers are built from.
 
 Transformer Engine's where it can run, otherwise Megatron-Core's local layers with the norm, attention and experts of this
 folder, which also work with every parallelism. Both return the whole block of the current pipeline stage rather than one
@@ -137,7 +137,7 @@ def _replacements(config: TransformerConfig) -> dict[Any, Any]:
 
 
 def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
-    """What Transformer Engine's layers do not do."""
+    """Settings that Transformer Engine's layers do not support."""
     from megatron.core.extensions import transformer_engine as te
 
     table: dict[Any, Any] = {} if UPSTREAM_SCALES_RIGHT else {MoELayer: LocalMoELayer}
