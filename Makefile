@@ -38,7 +38,8 @@ check: $(READY) ## formatting, lint, types
 	@echo "==> pyright"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-fmt: $(READY) ## format, and fix what ruff can fix
+fmt: $(READY) ## format, fix what ruff can fix, and list the recipes for type checkers
+	@$(BIN)/python -m tools.recipe_stub
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

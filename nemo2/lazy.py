@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packages whose names are imported on first use, so that a front door costs nothing to open.
 
-``__getattr__, __dir__ = lazy_names(__name__, {"Trainer": "nemo2.trainer"})`` in an ``__init__.py`` is all a package
-needs; imports under ``TYPE_CHECKING`` tell type checkers and editors the same.
+A package's stub, ``__init__.pyi``, is the one list of its names: type checkers and editors read it, and so does
+``__getattr__, __dir__, __all__ = front_door(__name__, __file__)`` in its ``__init__.py``.
 """
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` for a package, by the module each name lives in.
+def front_door(
+    package: str, file: str, modules: Iterable[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the stub beside its ``__init__.py``, ``file``.
 
-    A name that is the last part of its home (``"lr_scheduler": "nemo2.optim.lr_scheduler"``) is that module itself.
-    What was found once is kept in the package, so each name is looked up once per process. An unknown name is an
-    AttributeError with the nearest known ones.
+    ``modules`` are modules of the package that count among its names, whether its stub has them or not. A name that was
+    found is kept in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
+    nearest known ones.
     """
+    homes = {**_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
 
     def find(name: str) -> Any:
         home = homes.get(name)
@@ -25,12 +30,28 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
             from nemo2.names import did_you_mean
 
             raise AttributeError(f"{package} has no name {name!r}{did_you_mean(name, homes)}")
-        module = import_module(home)
-        value = module if home.rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
+        value = import_module(f"{package}.{name}") if home == package else _from(home, name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})
 
-    return find, names
+    return find, names, sorted(homes)
+
+
+def _homes(stub: str) -> dict[str, str]:
+    """The module that each name of a stub is imported from. ``import *`` brings what that package's ``__all__`` says."""
+    homes = {}
+    for node in ast.parse(stub).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            given = [alias.name for alias in node.names]
+            names = import_module(node.module).__all__ if given == ["*"] else given
+            homes.update(dict.fromkeys(names, node.module))
+    return homes
+
+
+def _from(home: str, name: str) -> Any:
+    """``from home import name``: an attribute, or a module of the package ``home``."""
+    module = import_module(home)
+    return getattr(module, name) if hasattr(module, name) else import_module(f"{home}.{name}")

@@ -2,12 +2,15 @@
 """Imports point one way, front doors are cheap, and every name they promise exists."""
 
 import ast
+import json
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from tools import recipe_stub
 
 ROOT = Path(__file__).resolve().parent.parent
 # A package may import from itself and from those after it.
@@ -87,23 +90,37 @@ def test_front_doors_and_listing_recipes_import_nothing_heavy(code: str, tmp_pat
     assert loaded.split() == []
 
 
-@pytest.mark.parametrize("package", ["nemo2", "nemo2.llm", "nemo2.callbacks"])
-def test_every_promised_name_exists_and_is_known_to_type_checkers(package: str) -> None:
+DOORS = [
+    ".".join(("nemo2", *(part for part in stub.parent.relative_to(ROOT).parts if part != "nemo2")))
+    for folder in ("nemo2", "recipes", "callbacks")
+    for stub in sorted((ROOT / folder).rglob("__init__.pyi"))
+    if not any(parent.is_symlink() for parent in stub.parents)
+]
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_every_promised_name_exists_and_completion_offers_it(package: str) -> None:
     module = import_module(package)
-    assert set(module.__all__) <= set(dir(module))
+    assert module.__all__ and set(module.__all__) <= set(dir(module))
     for name in module.__all__:
         assert getattr(module, name) is not None
-    assert module.__file__ is not None
-    checked = {
-        alias.asname or alias.name
-        for block in ast.parse(Path(module.__file__).read_text()).body
-        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    hidden = {"recipes"} if package == "nemo2.llm" else set()
-    assert checked == set(module.__all__) - hidden
+
+
+def test_a_type_checker_knows_every_promised_name_and_no_other(tmp_path: Path) -> None:
+    lines = [f"import {package}" for package in DOORS]
+    lines += [f"{package}.{name}" for package in DOORS for name in import_module(package).__all__]
+    program = tmp_path / "names.py"
+    program.write_text("\n".join([*lines, "nemo2.llm.LlamaModul", "nemo2.llm.get"]) + "\n")
+    rules = {"reportUnusedExpression": False, "reportMissingModuleSource": False, "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(rules))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    report = json.loads(done.stdout)["generalDiagnostics"]
+    assert [found["range"]["start"]["line"] for found in report] == [len(lines), len(lines) + 1], done.stdout
+
+
+def test_the_stub_of_the_recipes_lists_their_files() -> None:
+    assert recipe_stub.STUB.read_text() == recipe_stub.text(), "run `make fmt`"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

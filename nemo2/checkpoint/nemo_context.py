@@ -75,7 +75,7 @@ def _ours(node: Any) -> type:
         SecurityError: the name isn't one of NeMo's language models.
         CheckpointError: nemo2 has no such model.
     """
-    from nemo2 import llm
+    from nemo2 import models
 
     target = node.get("_target_") if isinstance(node, dict) else None
     if not isinstance(target, str) or not target.startswith(_PREFIX):
@@ -83,11 +83,10 @@ def _ours(node: Any) -> type:
             f"context/{MODEL_FILE} names {target!r}: only NeMo's language models ({_PREFIX}...) are looked up."
         )
     name = target.rpartition(".")[2]
-    found = getattr(llm, name, None) if name in llm.__all__ else None
+    found = getattr(models, name) if name in models.__all__ else None
     if not isinstance(found, type):
-        models = [item for item in llm.__all__ if item.endswith("Model") or "Config" in item]
         raise CheckpointError(
-            f"The checkpoint is of NeMo's {name}, which nemo2 doesn't have{did_you_mean(name, models)}"
+            f"The checkpoint is of NeMo's {name}, which nemo2 doesn't have{did_you_mean(name, models.__all__)}"
         )
     return found
 

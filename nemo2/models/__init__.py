@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model families: a file each, with its sizes, its Lightning module and where every number comes from."""
+
+from nemo2.lazy import front_door
+
+__getattr__, __dir__, __all__ = front_door(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+from nemo2 import callbacks as callbacks
+from nemo2 import llm as llm
+from nemo2 import recipes as recipes
+from nemo2.checkpoint.auto_resume import AutoResume as AutoResume
+from nemo2.checkpoint.auto_resume import RestoreConfig as RestoreConfig
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+from nemo2.config import Config as Config
+from nemo2.config import Partial as Partial
+from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
+from nemo2.data.tokenizer import get_vocab_size as get_vocab_size
+from nemo2.launch.launcher import run as run
+from nemo2.optim import lr_scheduler as lr_scheduler
+from nemo2.optim.base import OptimizerModule as OptimizerModule
+from nemo2.optim.lr_scheduler import LRSchedulerModule as LRSchedulerModule
+from nemo2.optim.megatron import MegatronOptimizerModule as MegatronOptimizerModule
+from nemo2.precision import MegatronMixedPrecision as MegatronMixedPrecision
+from nemo2.run_dir.logger import NeMoLogger as NeMoLogger
+from nemo2.strategies.fsdp import FSDPStrategy as FSDPStrategy
+from nemo2.strategies.fsdp2 import FSDP2Strategy as FSDP2Strategy
+from nemo2.strategy import MegatronStrategy as MegatronStrategy
+from nemo2.trainer import Trainer as Trainer
+
+__version__: str

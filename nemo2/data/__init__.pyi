@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+from nemo2.data.base import MegatronDataModule as MegatronDataModule
+from nemo2.data.bpe import train_bpe as train_bpe
+from nemo2.data.mock import MockDataModule as MockDataModule
+from nemo2.data.prepare import PreparedData as PreparedData
+from nemo2.data.prepare import prepare_data as prepare_data
+from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModule
+from nemo2.data.sampler import DataSampler as DataSampler
+from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
+from nemo2.data.sampler import WrappedDataLoader as WrappedDataLoader
+from nemo2.data.stdlib import DemoData as DemoData
+from nemo2.data.stdlib import prepare_demo_data as prepare_demo_data
+from nemo2.data.stdlib import python_stdlib_corpus as python_stdlib_corpus
+from nemo2.data.tokenizer import AutoTokenizer as AutoTokenizer
+from nemo2.data.tokenizer import BPETokenizer as BPETokenizer
+from nemo2.data.tokenizer import ByteTokenizer as ByteTokenizer
+from nemo2.data.tokenizer import GPT2BPETokenizer as GPT2BPETokenizer
+from nemo2.data.tokenizer import NullTokenizer as NullTokenizer
+from nemo2.data.tokenizer import Tokenizer as Tokenizer
+from nemo2.data.tokenizer import get_vocab_size as get_vocab_size

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by `make fmt` from the files of this folder.
+from nemo2.parallel.layout import Layout as Layout
+from nemo2.recipes import baichuan2_7b as baichuan2_7b
+from nemo2.recipes import chatglm3_6b as chatglm3_6b
+from nemo2.recipes import deepseek_v2 as deepseek_v2
+from nemo2.recipes import deepseek_v2_lite as deepseek_v2_lite
+from nemo2.recipes import deepseek_v3 as deepseek_v3
+from nemo2.recipes import gemma2_2b as gemma2_2b
+from nemo2.recipes import gemma2_9b as gemma2_9b
+from nemo2.recipes import gemma2_27b as gemma2_27b
+from nemo2.recipes import gemma3_1b as gemma3_1b
+from nemo2.recipes import gemma_2b as gemma_2b
+from nemo2.recipes import gemma_7b as gemma_7b
+from nemo2.recipes import gpt3_175b as gpt3_175b
+from nemo2.recipes import llama2_7b as llama2_7b
+from nemo2.recipes import llama3_8b as llama3_8b
+from nemo2.recipes import llama3_8b_16k as llama3_8b_16k
+from nemo2.recipes import llama3_8b_64k as llama3_8b_64k
+from nemo2.recipes import llama3_8b_128k as llama3_8b_128k
+from nemo2.recipes import llama3_70b as llama3_70b
+from nemo2.recipes import llama3_70b_16k as llama3_70b_16k
+from nemo2.recipes import llama3_70b_64k as llama3_70b_64k
+from nemo2.recipes import llama4_e16 as llama4_e16
+from nemo2.recipes import llama4_e128 as llama4_e128
+from nemo2.recipes import llama31_8b as llama31_8b
+from nemo2.recipes import llama31_70b as llama31_70b
+from nemo2.recipes import llama31_405b as llama31_405b
+from nemo2.recipes import llama31_nemotron_70b as llama31_nemotron_70b
+from nemo2.recipes import llama31_nemotron_nano_8b as llama31_nemotron_nano_8b
+from nemo2.recipes import llama32_1b as llama32_1b
+from nemo2.recipes import llama32_3b as llama32_3b
+from nemo2.recipes import llama_tiny as llama_tiny
+from nemo2.recipes import mamba2_1_3b as mamba2_1_3b
+from nemo2.recipes import mamba2_2_7b as mamba2_2_7b
+from nemo2.recipes import mamba2_8b as mamba2_8b
+from nemo2.recipes import mamba2_130m as mamba2_130m
+from nemo2.recipes import mamba2_370m as mamba2_370m
+from nemo2.recipes import mamba2_780m as mamba2_780m
+from nemo2.recipes import mamba2_hybrid_8b as mamba2_hybrid_8b
+from nemo2.recipes import mistral_7b as mistral_7b
+from nemo2.recipes import mistral_nemo_12b as mistral_nemo_12b
+from nemo2.recipes import mixtral_8x7b as mixtral_8x7b
+from nemo2.recipes import mixtral_8x7b_16k as mixtral_8x7b_16k
+from nemo2.recipes import mixtral_8x7b_64k as mixtral_8x7b_64k
+from nemo2.recipes import mixtral_8x22b as mixtral_8x22b
+from nemo2.recipes import mixtral_8x22b_64k as mixtral_8x22b_64k
+from nemo2.recipes import nemotron3_4b as nemotron3_4b
+from nemo2.recipes import nemotron3_8b as nemotron3_8b
+from nemo2.recipes import nemotron3_22b as nemotron3_22b
+from nemo2.recipes import nemotron3_22b_16k as nemotron3_22b_16k
+from nemo2.recipes import nemotron3_22b_64k as nemotron3_22b_64k
+from nemo2.recipes import nemotron4_15b as nemotron4_15b
+from nemo2.recipes import nemotron4_15b_16k as nemotron4_15b_16k
+from nemo2.recipes import nemotron4_15b_64k as nemotron4_15b_64k
+from nemo2.recipes import nemotron4_340b as nemotron4_340b
+from nemo2.recipes import nemotron_nano_9b_v2 as nemotron_nano_9b_v2
+from nemo2.recipes import nemotron_nano_12b_v2 as nemotron_nano_12b_v2
+from nemo2.recipes import nemotronh_4b as nemotronh_4b
+from nemo2.recipes import nemotronh_8b as nemotronh_8b
+from nemo2.recipes import nemotronh_47b as nemotronh_47b
+from nemo2.recipes import nemotronh_56b as nemotronh_56b
+from nemo2.recipes import phi3_mini_4k_instruct as phi3_mini_4k_instruct
+from nemo2.recipes import qwen2_1p5b as qwen2_1p5b
+from nemo2.recipes import qwen2_7b as qwen2_7b
+from nemo2.recipes import qwen2_72b as qwen2_72b
+from nemo2.recipes import qwen2_500m as qwen2_500m
+from nemo2.recipes import qwen3_1p7b as qwen3_1p7b
+from nemo2.recipes import qwen3_4b as qwen3_4b
+from nemo2.recipes import qwen3_8b as qwen3_8b
+from nemo2.recipes import qwen3_14b as qwen3_14b
+from nemo2.recipes import qwen3_30b_a3b as qwen3_30b_a3b
+from nemo2.recipes import qwen3_32b as qwen3_32b
+from nemo2.recipes import qwen3_235b_a22b as qwen3_235b_a22b
+from nemo2.recipes import qwen3_600m as qwen3_600m
+from nemo2.recipes import qwen25_1p5b as qwen25_1p5b
+from nemo2.recipes import qwen25_7b as qwen25_7b
+from nemo2.recipes import qwen25_14b as qwen25_14b
+from nemo2.recipes import qwen25_32b as qwen25_32b
+from nemo2.recipes import qwen25_72b as qwen25_72b
+from nemo2.recipes import qwen25_500m as qwen25_500m
+from nemo2.recipes import starcoder2_3b as starcoder2_3b
+from nemo2.recipes import starcoder2_7b as starcoder2_7b
+from nemo2.recipes import starcoder2_15b as starcoder2_15b
+from nemo2.recipes import starcoder_15b as starcoder_15b
+from nemo2.recipes._assembler import PretrainRecipe as PretrainRecipe
+from nemo2.recipes._find import get as get
+from nemo2.recipes._find import names as names
+from nemo2.recipes._find import own as own
+
+__all__ = [
+    "baichuan2_7b",
+    "chatglm3_6b",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "gemma2_27b",
+    "gemma2_2b",
+    "gemma2_9b",
+    "gemma3_1b",
+    "gemma_2b",
+    "gemma_7b",
+    "gpt3_175b",
+    "llama2_7b",
+    "llama31_405b",
+    "llama31_70b",
+    "llama31_8b",
+    "llama31_nemotron_70b",
+    "llama31_nemotron_nano_8b",
+    "llama32_1b",
+    "llama32_3b",
+    "llama3_70b",
+    "llama3_70b_16k",
+    "llama3_70b_64k",
+    "llama3_8b",
+    "llama3_8b_128k",
+    "llama3_8b_16k",
+    "llama3_8b_64k",
+    "llama4_e128",
+    "llama4_e16",
+    "llama_tiny",
+    "mamba2_130m",
+    "mamba2_1_3b",
+    "mamba2_2_7b",
+    "mamba2_370m",
+    "mamba2_780m",
+    "mamba2_8b",
+    "mamba2_hybrid_8b",
+    "mistral_7b",
+    "mistral_nemo_12b",
+    "mixtral_8x22b",
+    "mixtral_8x22b_64k",
+    "mixtral_8x7b",
+    "mixtral_8x7b_16k",
+    "mixtral_8x7b_64k",
+    "nemotron3_22b",
+    "nemotron3_22b_16k",
+    "nemotron3_22b_64k",
+    "nemotron3_4b",
+    "nemotron3_8b",
+    "nemotron4_15b",
+    "nemotron4_15b_16k",
+    "nemotron4_15b_64k",
+    "nemotron4_340b",
+    "nemotron_nano_12b_v2",
+    "nemotron_nano_9b_v2",
+    "nemotronh_47b",
+    "nemotronh_4b",
+    "nemotronh_56b",
+    "nemotronh_8b",
+    "phi3_mini_4k_instruct",
+    "qwen25_14b",
+    "qwen25_1p5b",
+    "qwen25_32b",
+    "qwen25_500m",
+    "qwen25_72b",
+    "qwen25_7b",
+    "qwen2_1p5b",
+    "qwen2_500m",
+    "qwen2_72b",
+    "qwen2_7b",
+    "qwen3_14b",
+    "qwen3_1p7b",
+    "qwen3_235b_a22b",
+    "qwen3_30b_a3b",
+    "qwen3_32b",
+    "qwen3_4b",
+    "qwen3_600m",
+    "qwen3_8b",
+    "starcoder2_15b",
+    "starcoder2_3b",
+    "starcoder2_7b",
+    "starcoder_15b",
+]

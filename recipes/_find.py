@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes by name: the modules of this package, and the user's own."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from nemo2.recipes._own import OwnRecipe, Source
+
+_RECIPES = sorted(file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith("_"))
+
+
+def names() -> list[str]:
+    """Every recipe of this package by name, sorted."""
+    return list(_RECIPES)
+
+
+def own() -> "tuple[dict[str, Source], list[str]]":
+    """The user's own recipes by name, not yet imported, and a line for each that is out of reach.
+
+    They come from ``$NEMO2_RECIPES`` and from installed packages' entry points (`nemo2.recipes._own`).
+    """
+    from nemo2.recipes._own import sources
+
+    return sources()
+
+
+def get(name: str) -> "ModuleType | OwnRecipe":
+    """A recipe by name, or by the path of a file: ``RECIPE`` (its facts), ``model``, ``trainer``, ``pretrain_recipe``.
+
+    Raises:
+        ConfigError: there is no such recipe (the nearest names are given), or the user's own can't be imported.
+    """
+    if name in _RECIPES:
+        return import_module(f"nemo2.recipes.{name}")
+    from nemo2.recipes import _own
+
+    if _own.is_path(name):
+        return _own.load_path(name)
+    found, _ = _own.sources()
+    if name not in found:
+        from nemo2.errors import ConfigError
+        from nemo2.names import did_you_mean
+
+        file = Path(f"{name}.py")
+        here = f" There is a file {file} here: write ./{file} for it." if file.is_file() else ""
+        hint = did_you_mean(name, [*_RECIPES, *found])
+        raise ConfigError(f"There is no recipe {name!r}{hint} See `nemo2 list`.{here}")
+    return found[name].load()
