@@ -7,6 +7,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 RECIPE_FILE = "recipe.json"
+_MOST_BYTES = 64 << 20
 RecipeName = Annotated[
     str, typer.Argument(help="A recipe: a name of `nemo2 list`, a file.py, a recipe.json or a run's directory.")
 ]
@@ -53,16 +54,31 @@ def recipe_tree(source: str) -> Any:
 
         return recipes.get(source).pretrain_recipe()
     from nemo2.config.serialize import from_json
-    from nemo2.errors import SecurityError
+    from nemo2.errors import ConfigError, SecurityError
+    from nemo2.files import read_bounded
     from nemo2.recipes._own import VARIABLE, trusted_modules
 
     try:
-        return from_json(file.read_text(encoding="utf-8"), allowed_modules=trusted_modules())
+        recipe = from_json(read_bounded(file, at_most=_MOST_BYTES), allowed_modules=trusted_modules())
+        _refuse_another_start(recipe, file)
+        return recipe
+    except OSError as error:
+        raise ConfigError(f"{file} can't be read as a recipe ({error.strerror or error}).") from error
     except SecurityError as error:
         raise SecurityError(
             f"{file}: {error} Where it is a name of your own recipes, commands take it from the folders in ${VARIABLE} and "
             "from packages that announce recipes."
         ) from error
+
+
+def _refuse_another_start(recipe: Any, file: Path) -> None:
+    """Raise where building it would start something else than a run: `generate`, say, writes what it is told where it is told."""
+    from nemo2.errors import ConfigError
+
+    parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})
+    if not {"model", "data", "trainer"} <= parameters.keys():
+        starts = getattr(getattr(recipe, "__fn_or_cls__", recipe), "__qualname__", type(recipe).__name__)
+        raise ConfigError(f"{file} is a configuration of {starts}, and a recipe is one of llm.pretrain.")
 
 
 def name_of_run(source: str) -> Optional[str]:

@@ -122,9 +122,9 @@ def named_object(text: str) -> Any:
     """The class or function that `module.name` or `module:name` names, where recipes may use it.
 
     Raises:
-        WrongType: there is none, or it isn't on the list of `nemo2.config.serialize`.
+        WrongType: there is none, or it isn't on the list of `nemo2.config.policy`.
     """
-    from nemo2.config.serialize import RecipePolicy
+    from nemo2.config.policy import RecipePolicy
 
     policy = RecipePolicy()
     module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recipe from elsewhere may name, what of that its configs may call, and what may be called with it later.
+
+Reading a recipe is a place where a file decides what gets called, at three moments:
+
+- **now**: a config calls its target. That must be a class made for configs, or an entry point at the recipe's root.
+- **later, as an object**: a class or function that stands as a value is called by whoever gets it, a spec's module by
+  Megatron-Core with the spec's own ``params``. It must be a layer, a configuration, an activation or the like.
+- **later, by its name**: text that a library resolves, such as ``ModuleSpec(module=("os", "system"))``. A recipe may give
+  such text only where it names something that could stand there as an object. `NAMES_THAT_ARE_IMPORTED` lists the arguments;
+  ``tests/nemo2/config/test_text_to_code.py`` compares it with the sources of the installed packages.
+
+Names are looked up in the list before anything is imported for them, and count only as what they say they are: a class under
+its own module, not something that an allowed module happens to have imported.
+"""
+
+import enum
+import importlib
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import fiddle as fdl
+from fiddle._src.experimental import serialization
+
+from nemo2.config import wire
+from nemo2.config.capture import is_configurable
+from nemo2.errors import SecurityError
+
+DEFAULT_ALLOWED = (
+    "nemo2",
+    "megatron.core",
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.loggers",
+    "torch.nn.functional",
+    "torch.nn.modules.activation",
+)
+"""Module prefixes whose names a recipe may hold."""
+
+_LEFT_OUT = (
+    "megatron.core.models.huggingface",  # downloads and builds whatever a name on the hub stands for
+    "megatron.core.tokenizers",
+    "megatron.core.export",
+    "nemo2.backend",
+    "nemo2.launch",
+)
+"""Parts of these that load, start or patch things, and that no recipe consists of."""
+
+STRUCTURE = {
+    "builtins": {"dict", "list", "tuple", "set", "frozenset", "bytes", "slice", "int", "float", "str", "bool"},
+    "fiddle._src.config": {"BuildableTraverserMetadata", "Config", "NoValue"},
+    "fiddle._src.partial": {"Partial", "ArgFactory"},
+    "nemo_run.config": {"Config", "Partial"},
+    "nemo2.config.tree": {"Config", "Partial"},
+}
+"""What recipes themselves are made of. A config may call none of these but `dict`."""
+
+_PATHS = {"Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"}
+VALUES = {"pathlib": _PATHS, "pathlib._local": _PATHS, "datetime": {"timedelta"}, "torch": {"device"}}
+"""Plain values that are written as an object of their type, and that a config may also call."""
+
+_FUNCTIONS = (
+    "torch.nn.functional",
+    "megatron.core.activations",
+    "megatron.core.fusions",
+    "megatron.core.models",
+    "megatron.core.ssm",
+    "megatron.core.transformer",
+    "nemo2.models",
+)
+"""Where plain functions come from that configurations and specs of layers hold: activations, fusions, makers of specs."""
+
+_RESOLVERS = ("megatron.core.transformer.spec_utils",)
+"""Of these, functions that import what they are told to."""
+
+_LAYERS = (
+    "megatron.core.extensions",
+    "megatron.core.fusions",
+    "megatron.core.models",
+    "megatron.core.ssm",
+    "megatron.core.tensor_parallel",
+    "megatron.core.transformer",
+)
+"""Where specs find classes that are no ``torch.nn.Module`` and make one, as Megatron-Core's norms are."""
+
+_CONFIG_BASES = {
+    "lightning.pytorch.callbacks.callback.Callback",
+    "lightning.pytorch.loggers.logger.Logger",
+    "torch.nn.modules.module.Module",
+}
+_VALUE_BASES = {"torch.utils.data.dataset.Dataset"}
+
+NAMES_THAT_ARE_IMPORTED = {
+    "module": "megatron.core.transformer.spec_utils.import_module, for any object with an attribute of that name",
+    "fp8_quantizer_factory": "megatron.core.fp8_utils._resolve_callable_from_python_import_path",
+    "fp4_quantizer_factory": "megatron.core.fp8_utils._resolve_callable_from_python_import_path",
+    "fsdp_unit_modules": "megatron.core.distributed.fsdp.src.megatron_fsdp.MegatronFSDP._import_class_from_path",
+}
+"""Arguments whose text is imported, and what does it."""
+
+SWITCHES_THAT_RUN_CODE = {
+    "trust_remote_code": "transformers then runs Python that lies beside the tokenizer's files",
+    "code_revision": "transformers then runs Python that lies beside the tokenizer's files",
+}
+"""Arguments that a recipe from elsewhere may not turn on."""
+
+_NOT_LISTED = "it is not on the list of modules that recipes may use"
+
+
+class RecipePolicy(serialization.PyrefPolicy):
+    """Which names a recipe may hold, and which of them may be called, now or later.
+
+    Args:
+        allowed_modules: Module prefixes or ``module:name``, taken as made for recipes.
+    """
+
+    def __init__(self, allowed_modules: Iterable[str] = ()) -> None:
+        self.trusted = tuple(allowed_modules)
+
+    def allows_import(self, module: str, symbol: str) -> bool:
+        if symbol in STRUCTURE.get(module, ()) or symbol in VALUES.get(module, ()):
+            return True
+        if module == "torch":  # dtypes and built-in activations, whose kind is checked once they are there
+            return symbol.isidentifier() and not symbol.startswith("_")
+        if covers(self.trusted, module, symbol):
+            return True
+        return covers(DEFAULT_ALLOWED, module, symbol) and not covers(_LEFT_OUT, module, symbol)
+
+    def allows_value(self, value: Any) -> bool:
+        # Only things that are what they are called: a class or function found in its own module, or a constant that
+        # fiddle itself would write by this name. A module's imports (`os.system` of an allowed module) are neither.
+        if wire.constant_name(value) is not None:
+            return True
+        if isinstance(value, type) and (value.__module__ in STRUCTURE or is_value_type(value)):
+            return True
+        module = inspect.getmodule(value)
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        return module is not None and self.allows_import(module.__name__, name) and module.__name__ != "torch"
+
+    def check_name(self, module: Any, symbol: Any, reason: str = _NOT_LISTED) -> None:
+        """Raise SecurityError for a name that isn't on the list. Imports nothing."""
+        if not isinstance(module, str) or not isinstance(symbol, str) or not self.allows_import(module, symbol):
+            raise self.refusal(module, symbol, reason)
+
+    def check(self, recipe: Any) -> None:
+        """Raise SecurityError where something that isn't made for recipes would be called: by building this one, or later by
+        whoever gets its values."""
+        # Over what is stored, not over what the signatures admit: building passes on whatever is there.
+        pending: list[tuple[str, Any, str]] = [("", recipe, "")]
+        seen: set[int] = set()
+        while pending:
+            path, value, argument = pending.pop()
+            self._check_argument(path, value, argument)
+            if isinstance(value, fdl.Buildable):
+                if id(value) not in seen:
+                    self._check_target(path, value.__fn_or_cls__)
+                    arguments = reversed(value.__arguments__.items())
+                    pending.extend((f"{path}.{name}".removeprefix("."), item, str(name)) for name, item in arguments)
+            elif isinstance(value, Mapping | list | tuple | set | frozenset):
+                if id(value) not in seen:
+                    pending.extend(_items(path, value))
+            elif _is_callable(value) and not self.may_be_handed_over(value):
+                raise self.refusal(*_name_of(value), f"{path} hands it to others to call, and it isn't made for that")
+            seen.add(id(value))
+
+    def may_be_called(self, target: Any) -> bool:
+        """Config classes and entry points: not every class of an allowed package, and no plain functions."""
+        module, name = _name_of(target)
+        if covers(self.trusted, module, name) or target is dict or is_value_type(target):
+            return True
+        if covers(_LEFT_OUT, module, name):
+            return False
+        if is_configurable(target) and covers(("nemo2",), module, name):
+            return True
+        if not isinstance(target, type):
+            return module == "torch.nn.functional"
+        if hasattr(target, "__dataclass_fields__") and covers(("nemo2.models", "megatron.core"), module, name):
+            return True
+        return bool(_bases(target) & _CONFIG_BASES)
+
+    def may_be_handed_over(self, value: Any) -> bool:
+        """Whether a class or function may stand in a recipe as a value, for others to call."""
+        module, name = _name_of(value)
+        if covers(self.trusted, module, name) or wire.constant_name(value) is not None:
+            return True
+        if not isinstance(value, type):
+            is_function = isinstance(value, types.FunctionType) and value.__qualname__ == value.__name__
+            return is_function and covers(_FUNCTIONS, module, name) and not covers(_RESOLVERS, module, name)
+        if self.may_be_called(value) or name in STRUCTURE.get(module, ()) or issubclass(value, enum.Enum):
+            return True
+        return not covers(_LEFT_OUT, module, name) and (
+            covers(_LAYERS, module, name) or bool(_bases(value) & _VALUE_BASES)
+        )
+
+    def refusal(self, module: Any, symbol: Any, reason: str) -> SecurityError:
+        """The error for one refused name."""
+        return SecurityError(
+            f"This recipe names {module}.{symbol}, and {reason}: refused. Where you know that name and trust the file, "
+            f"allow it with from_json(text, allowed_modules=[{f'{module}:{symbol}'!r}])."
+        )
+
+    def _is_entry_point(self, target: Any) -> bool:
+        """Whether it is a function that starts something, which a recipe does at its root only."""
+        is_function = not isinstance(target, type) and is_configurable(target)
+        return is_function and not covers(self.trusted, *_name_of(target))
+
+    def _check_target(self, path: str, target: Any) -> None:
+        if not self.may_be_called(target) or (path and self._is_entry_point(target)):
+            raise self.refusal(*_name_of(target), f"{path or 'the recipe'} would call it, and it isn't made for that")
+
+    def _check_argument(self, path: str, value: Any, argument: str) -> None:
+        if argument in NAMES_THAT_ARE_IMPORTED:
+            self._check_named(path, value, argument)
+        if argument in SWITCHES_THAT_RUN_CODE and value not in (None, False):
+            self._check_switch(path, value, argument)
+
+    def _check_named(self, path: str, value: Any, argument: str) -> None:
+        reason = f"{path} has it imported ({NAMES_THAT_ARE_IMPORTED[argument].partition(',')[0]})"
+        for module, symbol in _dotted(value, as_pair=argument == "module"):
+            self.check_name(module, symbol, reason)
+            found: Any = importlib.import_module(module)
+            for step in symbol.split("."):
+                found = getattr(found, step, None)
+            if found is None or not self.allows_value(found) or not self.may_be_handed_over(found):
+                raise self.refusal(module, symbol, reason)
+
+    def _check_switch(self, path: str, value: Any, argument: str) -> None:
+        name = f"{argument}={value}"
+        if f"transformers:{argument}" in self.trusted:
+            return
+        raise SecurityError(
+            f"{path} is {name}, and {SWITCHES_THAT_RUN_CODE[argument]}: refused, because the file that says so isn't yours to "
+            f"begin with. Where you have read that code, state it in a recipe of your own, or allow it with "
+            f"allowed_modules=['transformers:{argument}']."
+        )
+
+    def __str__(self) -> str:
+        return "nemo2's recipe policy"
+
+
+def is_value_type(target: Any) -> bool:
+    """Whether it is one of `VALUES`."""
+    return getattr(target, "__qualname__", None) in VALUES.get(getattr(target, "__module__", None) or "", ())
+
+
+def covers(allowed: Iterable[str], module: str, symbol: str) -> bool:
+    """Whether one of the prefixes or `module:symbol` names covers a symbol."""
+    for entry in allowed:
+        prefix, _, only = entry.partition(":")
+        if only:
+            if module == prefix and symbol == only:
+                return True
+        elif module == prefix or module.startswith(f"{prefix}."):
+            return True
+    return False
+
+
+def _dotted(value: Any, *, as_pair: bool) -> Iterator[tuple[Any, Any]]:
+    """The ``(module, name)`` pairs that an argument of `NAMES_THAT_ARE_IMPORTED` stands for; none for an object.
+
+    Args:
+        as_pair: Whatever can be taken apart is one pair, as Megatron-Core takes it; else a list holds dotted names.
+    """
+    if isinstance(value, fdl.Buildable):
+        value = value.__arguments__ if value.__fn_or_cls__ is dict else None
+    if isinstance(value, str):
+        module, _, symbol = value.rpartition(".")
+        yield module, symbol
+    elif isinstance(value, Iterable) and not isinstance(value, type | bytes):
+        items = list(value)
+        if as_pair:
+            yield (items[0], items[1]) if len(items) == 2 else (None, items)
+        else:
+            for item in items:
+                yield from _dotted(item, as_pair=False)
+
+
+def _items(path: str, value: Any) -> Iterator[tuple[str, Any, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"{path}[{key!r}]", item, str(key)
+            yield f"{path}[{key!r}]", key, ""
+    else:
+        yield from ((f"{path}[{index}]", item, "") for index, item in enumerate(value))
+
+
+def _bases(target: type) -> set[str]:
+    return {f"{base.__module__}.{base.__qualname__}" for base in target.__mro__}
+
+
+def _name_of(target: Any) -> tuple[str, str]:
+    return getattr(target, "__module__", None) or "", getattr(target, "__qualname__", None) or repr(target)
+
+
+def _is_callable(value: Any) -> bool:
+    """Whether it is a class or a function of some kind; instances that can be called are built ones, vetted as nodes."""
+    return isinstance(value, type) or inspect.isroutine(value)

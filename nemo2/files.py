@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files in folders that somebody else may have filled: what is read is a regular file of a bearable size, what is written is
+a file of that name and not one that a link leads to.
+
+A name out of a file (a manifest's, ``.metadata``'s) is a path inside its folder, or it is refused.
+"""
+
+import os
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any, Optional
+
+MIB = 1 << 20
+
+
+class UnusableFile(OSError):
+    """Its text is the clause behind the file's name: "is a link to ...". Callers say what that means for the user."""
+
+
+def read_bounded(path: Path | str, *, at_most: int, follow: bool = True) -> bytes:
+    """The contents of a regular file.
+
+    Args:
+        path: Where it is.
+        at_most: Bytes; looked at before anything is read.
+        follow: Whether a link in the last place is followed.
+
+    Raises:
+        UnusableFile: it is a pipe, device, folder or (unless followed) a link, or larger than that.
+        OSError: it isn't there or can't be read.
+    """
+    with open_regular(path, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > at_most:
+            raise UnusableFile(f"has {size} bytes, and at most {at_most} are read")
+        return file.read(at_most + 1)
+
+
+def open_regular(path: Path | str, *, follow: bool = True) -> Any:
+    """A regular file, opened for reading in binary without waiting for anybody. Raises as `read_bounded`."""
+    # Without O_NONBLOCK the opening of a pipe waits until somebody writes to it.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if not follow and os.path.islink(path):
+            raise UnusableFile(f"is a link to {os.readlink(path)}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnusableFile("is no regular file")
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def why_not_inside(folder: Path, name: Any) -> Optional[str]:
+    """Why ``name`` is no path of a file inside ``folder``, as a clause; None if it is one, there or not.
+
+    An absolute path, one that climbs, and one through a link lead out of the folder.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        return "is no path"
+    parts = PurePosixPath(name).parts
+    if parts[0] == "/" or ".." in parts:
+        return "leads out of its folder"
+    path = folder
+    for part in parts:
+        path = path / part
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            return None  # what isn't there leads nowhere
+        if stat.S_ISLNK(mode):
+            return f"is a link to {os.readlink(path)}"
+    return None if stat.S_ISREG(mode) else "is no regular file"
+
+
+def open_to_write(path: Path | str, *, flags: int = 0, mode: int = 0o666) -> int:
+    """A descriptor of the regular file ``path``, made where there is none; what is in it stays unless ``flags`` say otherwise.
+
+    Raises:
+        UnusableFile: a link, pipe, device or folder stands there.
+    """
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags |= 0 if flags & (os.O_WRONLY | os.O_RDWR) else os.O_WRONLY
+    try:
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        if os.path.islink(path):
+            raise UnusableFile(f"is a link to {os.readlink(path)}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnusableFile("is no regular file")
+    return descriptor
