@@ -16,6 +16,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import Dataset
 
+from nemo2.data.index_cache import guarded, rebuilding
 from nemo2.errors import DataError, Nemo2Error
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def build_datasets(
     """The splits in `sizes`, with at least as many samples as it says (None: the data once). Called on every rank.
 
     Raises:
-        DataError: on every rank, if the index can't be built on rank 0 or not be read on another.
+        DataError: on every rank, if the index can't be built on rank 0 or not be read on another. A damaged one is built again.
     """
     config = _only(config, sizes)
     requested: list[Any] = [sizes.get(split, 0) for split in _SPLITS]
@@ -37,12 +38,16 @@ def build_datasets(
         builder = _LocalBuilder(dataset_cls or GPTDataset, requested, lambda: True, config)
         return builder._build_blended_dataset_splits()  # `build` adds only asserts that a short blend need not meet
 
+    def read() -> list[Any]:
+        with guarded(config.path_to_cache, by_hash=False):
+            return build()
+
     first = None
     if _rank() == 0 or not _distributed():
-        first = on_all_ranks(lambda: _explained(build, "built"))
+        first = on_all_ranks(lambda: _explained(lambda: rebuilding(build, config.path_to_cache), "built"))
     else:
         on_all_ranks(lambda: None)  # rank 0 is building; hear how it went
-    datasets = on_all_ranks(lambda: first if first is not None else _explained(build, "read"))
+    datasets = on_all_ranks(lambda: first if first is not None else _explained(read, "read"))
     return {split: dataset for split, dataset in zip(_SPLITS, datasets, strict=True) if dataset is not None}
 
 

@@ -3,7 +3,6 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -13,6 +12,7 @@ from torch.utils.data import Dataset
 from nemo2.config.capture import configurable
 from nemo2.data.base import SPLITS, MegatronDataModule
 from nemo2.data.blend import Blend, parse_paths, parse_split
+from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
 from nemo2.data.megatron_datasets import build_datasets, on_all_ranks
 from nemo2.data.prepare import read_sidecar
@@ -45,8 +45,8 @@ class PreTrainingDataModule(MegatronDataModule):
         create_attention_mask: Whether items hold a mask; attention kernels make causal ones themselves.
         seed: Of Megatron's shuffling.
         split: Shares of train, validation and test, where `paths` isn't a dictionary (with one it is ignored).
-        index_mapping_dir: Where to cache sample indices; all ranks must see it. None: ``index_cache`` next to the first
-            dataset.
+        index_mapping_dir: Where to cache sample indices, in a folder that only this user can write to; all ranks must see
+            it. None: ``index_cache`` next to the first dataset.
         num_dataset_builder_threads: Threads that build the indices of a blend.
         num_train_samples, num_val_samples, num_test_samples: Samples to provide. None: what the trainer's ``max_steps``
             and its limits of validation and test batches need.
@@ -256,17 +256,7 @@ class PreTrainingDataModule(MegatronDataModule):
             root = Path(files[0].prefix).absolute().parent / "index_cache"
         else:
             root = Path(str(self.object_storage_cache_path)).expanduser() / "index_cache"
-        directory = root / key
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory):
-                pass
-        except OSError as error:
-            raise DataError(
-                f"The sample index can't be written to {directory}: {error}. Set index_mapping_dir to a directory that "
-                "can be written to and that all ranks see."
-            ) from error
-        return str(directory)
+        return str(private_directory(root, key))
 
     def _megatron_config(self, tokenizer: Tokenizer, cache: str) -> Any:
         from megatron.core.datasets.gpt_dataset import GPTDatasetConfig

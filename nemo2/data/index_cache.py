@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder in which Megatron-Core keeps its sample indices: this user's own, and nothing in it is taken on trust.
+
+Megatron-Core writes each index with `numpy.save` under its final name and reads it back with ``allow_pickle=True``: a file that
+somebody put beside a corpus would run what it says, and a half-written one ends the run. Inside `guarded` an index gets its name
+once it is whole, with its SHA-256 beside it, and is read as numbers only, once it has been found to be what was written.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional, TypeVar
+
+import numpy as np
+
+from nemo2.errors import DataError
+from nemo2.files import open_regular, read_bounded
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_HASH = ".sha256"
+_HASH_BYTES = 200
+
+
+class DamagedIndex(DataError):
+    """An index that isn't what was written under its name; ``path`` is its file."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"The sample index {path} {why}. Delete it and start again: rank 0 builds what is missing. If it comes again, the "
+            "file system doesn't show all ranks the same file: set index_mapping_dir to a folder on another."
+        )
+        self.path, self.why = path, why
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.why)
+
+
+def private_directory(root: Path, key: str) -> Path:
+    """The folder for ``key`` under ``root`` that only this user can write to, made where there is none (mode 0700).
+
+    Raises:
+        DataError: something else has its name, it is another user's, or it can't be written to.
+    """
+    directory = root / f"{key}-u{os.getuid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = os.lstat(directory)
+        if not stat.S_ISDIR(found.st_mode):
+            raise DataError(f"{directory} is a link, and the sample index needs a folder of its own: remove it.")
+        probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
+        # Not the process' own id: a file server may write root's files as somebody else's.
+        owner = os.lstat(probe).st_uid
+        probe.unlink()
+        if found.st_uid != owner:
+            raise DataError(
+                f"{directory} belongs to another user (id {found.st_uid}), who could change the sample index: remove it, or set "
+                "index_mapping_dir to a folder of your own."
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.chmod(directory, 0o700)
+        for entry in os.scandir(directory):
+            if not entry.is_file(follow_symlinks=False):
+                raise DataError(f"{entry.path} is no regular file, and the sample index consists of such: remove it.")
+    except OSError as error:
+        raise DataError(
+            f"The sample index can't be written to {directory}: {error}. Set index_mapping_dir to a directory that "
+            "can be written to and that all ranks see."
+        ) from error
+    return directory
+
+
+def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
+    """What ``build`` returns, run under `guarded`, and again without each index that turned out to be damaged.
+
+    Raises:
+        DamagedIndex: what was just built is damaged.
+    """
+    seen: set[Path] = set()
+    while True:
+        try:
+            with guarded(directory, by_hash=True):
+                return build()
+        except DamagedIndex as damaged:
+            if damaged.path in seen:
+                raise
+            seen.add(damaged.path)
+            _log.warning("The sample index %s %s: it is built again.", damaged.path, damaged.why)
+            damaged.path.unlink(missing_ok=True)
+            _hash_file(damaged.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
+    """While this lasts, numpy reads and writes arrays in ``directory`` as this module says. None: nothing is changed.
+
+    Args:
+        directory: As `private_directory` returned it.
+        by_hash: Whether each file is compared with its hash before it is read, which reads it whole; one rank does.
+
+    Raises:
+        DamagedIndex: from reading, where a file isn't what was written.
+    """
+    if directory is None:
+        yield
+        return
+    inside = os.path.join(os.path.abspath(directory), "")
+    load, save = np.load, np.save
+
+    def load_numbers(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_inside(file, inside):
+            return load(file, *args, **kwargs)
+        path = Path(file)
+        if why := _why_damaged(path, by_hash=by_hash):
+            raise DamagedIndex(path, why)
+        try:
+            return load(file, *args, **{**kwargs, "allow_pickle": False})
+        except (ValueError, EOFError, OSError) as error:
+            raise DamagedIndex(path, f"can't be read ({' '.join(str(error).split())})") from error
+
+    def save_whole(file: Any, array: Any, *args: Any, **kwargs: Any) -> None:
+        if not _is_inside(file, inside):
+            save(file, array, *args, **kwargs)
+        else:
+            _write(Path(file), np.asanyarray(array))
+
+    np.load, np.save = load_numbers, save_whole
+    try:
+        yield
+    finally:
+        np.load, np.save = load, save
+
+
+def _write(path: Path, array: np.ndarray) -> None:
+    """The array under its name at once, whole, and its hash before it: a file without one doesn't count."""
+    unfinished = path.with_name(f".{uuid.uuid4().hex[:8]}-{threading.get_ident()}-{path.name}")
+    hashed = hashlib.sha256()
+    try:
+        descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            np.lib.format.write_array(_Hashing(file, hashed), array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        note = unfinished.with_name(unfinished.name + _HASH)
+        descriptor = os.open(note, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{hashed.hexdigest()}  {path.name}\n")
+        os.replace(note, _hash_file(path))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+        unfinished.with_name(unfinished.name + _HASH).unlink(missing_ok=True)
+
+
+class _Hashing:
+    """A file that is hashed as it is written."""
+
+    def __init__(self, file: Any, hashed: Any) -> None:
+        self.file, self.hashed = file, hashed
+
+    def write(self, content: Any) -> int:
+        self.hashed.update(content)
+        return self.file.write(content)
+
+
+def _why_damaged(path: Path, *, by_hash: bool) -> Optional[str]:
+    try:
+        with open_regular(path, follow=False) as file:
+            if not by_hash:
+                return None
+            try:
+                expected = read_bounded(_hash_file(path), at_most=_HASH_BYTES, follow=False).split()
+            except FileNotFoundError:
+                return "has no hash beside it, so nemo2 didn't write it, or not to its end"
+            if hashlib.file_digest(file, "sha256").hexdigest().encode() not in expected[:1]:
+                return "has changed since it was written (its SHA-256 differs)"
+    except OSError as error:
+        return f"can't be read ({error.strerror or error})"
+    return None
+
+
+def _hash_file(path: Path) -> Path:
+    return path.with_name(path.name + _HASH)
+
+
+def _is_inside(file: Any, directory: str) -> bool:
+    return isinstance(file, str | os.PathLike) and os.path.abspath(file).startswith(directory)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Corpora of a few thousand tokens, and the data module over them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+from nemo2.data.pretraining import PreTrainingDataModule
+from nemo2.data.tokenizer import NullTokenizer
+
+VOCAB = 1000
+SEQ = 16
+
+
+def corpus(prefix, documents=60, seed=0, high=VOCAB - 1):
+    random = np.random.default_rng(seed)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for length in random.integers(5, 60, size=documents):
+        builder.add_document(np.append(random.integers(0, high, size=length), VOCAB - 1), [length + 1])
+    builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+def trainer(**kwargs):
+    defaults = {"max_steps": 10, "val_check_interval": 5, "limit_val_batches": 2, "limit_test_batches": 1}
+    return SimpleNamespace(**{**defaults, "global_step": 0, **kwargs})
+
+
+def module(paths, *, steps=None, **kwargs):
+    defaults = {"seq_length": SEQ, "tokenizer": NullTokenizer(VOCAB), "num_workers": 0}
+    sizes = {"micro_batch_size": 2, "global_batch_size": 4}
+    data = PreTrainingDataModule(paths, **{**defaults, **sizes, **kwargs})
+    data.trainer = trainer() if steps is None else steps
+    return data
+
+
+def datasets(data, stage=""):
+    data.setup(stage)
+    return data._datasets
