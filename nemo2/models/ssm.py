@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mamba 2, its hybrid with attention, Nemotron-H and Nemotron Nano v2.
 
-A pattern has one letter per layer: ``M`` a Mamba 2 mixer, ``-`` a feed-forward block, ``*`` attention. Sources:
+A pattern has one letter per layer: ``M`` a Mamba 2 mixer, ``-`` a feed-forward block, ``*`` attention (`nemo2.models.walker`
+knows the rest). Sources:
 arXiv:2405.21060 and the config.json of state-spaces/mamba2-* (130M to 2.7B); arXiv:2406.07887, table 1 (8B and its
 hybrid); arXiv:2504.03624, table 1 (Nemotron-H); arXiv:2508.14444, section 2 (Nano v2).
 """
@@ -21,6 +22,7 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
+from nemo2.models.walker import pattern_problems
 
 
 def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
@@ -51,7 +53,8 @@ class SSMConfig(GPTConfig):
     hybrid_mlp_ratio: float = 0.0
     """Share of feed-forward layers, where there is no pattern."""
     hybrid_override_pattern: Optional[str] = None
-    """The kind of each layer, one letter each; None spreads them by the two ratios."""
+    """The kind of each layer, one letter each; from Megatron-Core 0.19 on ``|`` cuts it between pipeline stages and ``/`` opens
+    the layers of a further prediction. None spreads the kinds by the two ratios."""
     seq_length: int = 8192
     # Mixers see the order of tokens by themselves.
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "none"
@@ -80,11 +83,8 @@ class SSMConfig(GPTConfig):
             ConfigError: the pattern does not fit the number of layers, there are virtual pipeline stages, or the
                 vocabulary does not fit.
         """
-        if self.hybrid_override_pattern is not None and len(self.hybrid_override_pattern) != self.num_layers:
-            raise ConfigError(
-                f"model.config.hybrid_override_pattern names {len(self.hybrid_override_pattern)} layers, and "
-                f"num_layers={self.num_layers}: make them agree."
-            )
+        for problem in pattern_problems(self):
+            raise ConfigError(problem)
         if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:
             raise ConfigError(
                 "Megatron-Core does not cut hybrid models into virtual pipeline stages: set "

@@ -85,9 +85,9 @@ def shape_of(facts: Facts) -> ModelShape:
 
 
 def _dense_layers(config: Any, layers: int) -> int:
-    from nemo2.models.flops import is_moe_per_layer
+    from nemo2.models.walker import has_experts
 
-    return layers - sum(is_moe_per_layer(config))
+    return layers - sum(has_experts(config))
 
 
 def _windows(config: Any, layers: int) -> dict[str, int]:
@@ -103,11 +103,12 @@ def _windows(config: Any, layers: int) -> dict[str, int]:
 
 def _hybrid(config: Any) -> dict[str, int]:
     """Kinds of layers of a model with Mamba mixers, and the mixers' sizes."""
-    if not hasattr(config, "hybrid_override_pattern"):
-        return {}
-    from nemo2.models.flops import hybrid_pattern
+    from nemo2.models.walker import hybrid_pattern
 
-    pattern = hybrid_pattern(config)
+    found = hybrid_pattern(config)
+    if found is None:
+        return {}
+    pattern = found.decoder
     heads = getattr(config, "mamba_num_heads", None) or 2 * config.hidden_size // config.mamba_head_dim
     return {
         "attention_layers": pattern.count("*"),

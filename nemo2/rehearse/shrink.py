@@ -116,8 +116,10 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
     window = get("window_size")
     if window is not None:
         sizes["window_size"] = 16 if isinstance(window, int) else (15, 0)
-    if kinds and get("hybrid_override_pattern"):
-        sizes["hybrid_override_pattern"] = "".join(kinds[index % len(kinds)] for index in range(layers))
+    pattern = get("hybrid_override_pattern")
+    if kinds and pattern:
+        depths = pattern.partition("/")[1:]
+        sizes["hybrid_override_pattern"] = "".join([*(kinds[index % len(kinds)] for index in range(layers)), *depths])
     if get("heterogeneous_layers_config_encoded_json"):
         sizes["heterogeneous_layers_config_encoded_json"] = json.dumps({"block_configs": _blocks(layers, grouped)})
     return {name: value for name, value in sizes.items() if hasattr(config, name)}
@@ -132,8 +134,10 @@ def _layers_of_all_kinds(config: Any) -> int:
 
 def _kinds_of_layers(config: Any) -> str:
     """One letter for each kind of layer a hybrid has, in order of appearance; "" for models of one kind."""
-    pattern = getattr(config, "hybrid_override_pattern", None) or ""
-    return "".join(dict.fromkeys(letter for letter in pattern if letter in "M*-E"))
+    from nemo2.models.walker import hybrid_pattern
+
+    found = hybrid_pattern(config) if getattr(config, "hybrid_override_pattern", None) else None
+    return "".join(dict.fromkeys(found.decoder)) if found is not None else ""
 
 
 def _blocks(layers: int, groups: int) -> list[Mapping[str, Any]]:

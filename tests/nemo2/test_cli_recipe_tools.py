@@ -90,6 +90,20 @@ def test_a_recipe_without_facts_is_listed_by_its_tree_as_the_facts_have_it() -> 
         assert found["precision"].replace("-", "_") == facts["precision"]
 
 
+def test_own_recipes_of_odd_models_are_counted() -> None:
+    """A pattern with a cut ended the whole list; layers of their own widths were counted as if all had the config's."""
+    from nemo2.config import Config
+    from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
+
+    hybrid = recipes.get("nemotronh_8b").pretrain_recipe()
+    pattern = hybrid.model.config.hybrid_override_pattern
+    hybrid.model.config.hybrid_override_pattern = f"{pattern[:26]}|{pattern[26:]}"
+    assert row_of_tree(hybrid)["parameters"] == pytest.approx(8.1e9, rel=0.005)
+    uneven = recipes.get("llama31_70b").pretrain_recipe()
+    uneven.model.config = Config(Llama33NemotronSuper49BConfig, vocab_size=128_256)
+    assert row_of_tree(uneven)["parameters"] == pytest.approx(49.87e9, rel=0.001)
+
+
 def test_counts_limits_and_layouts_as_typed() -> None:
     assert [parameter_count(text, "--x") for text in ("7B", "350m", "1.5T", "12k", "7e9")] == [
         7e9, 350e6, 1.5e12, 12e3, 7e9,

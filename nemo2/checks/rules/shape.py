@@ -186,10 +186,13 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
     megatron_refuses=True,
 )
 def _pattern(facts: Facts) -> Iterator[str]:
+    from nemo2.models.walker import pattern_problems
+
     layers = facts.of_model("num_layers")
-    for name in ("hybrid_override_pattern", "moe_layer_freq", "no_rope_freq", "linear_attention_freq"):
+    yield from pattern_problems(facts.config if facts.config is not None else facts.model)
+    for name in ("moe_layer_freq", "no_rope_freq", "linear_attention_freq"):
         pattern = facts.of_model(name)
-        if isinstance(pattern, str | list) and is_count(layers) and len(pattern) != layers:
+        if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:
             yield (
                 f"model.config.{name} names {len(pattern)} layers, and model.config.num_layers={layers}: make them agree."
             )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape of a model: its layers in order, each with its parts.
+
+`nemo2.models.walker.shape_of` reads it off a config. It answers how many parameters there are, how many of them a token
+meets, how many FLOPs training takes, and which linear layers an adapter can be put beside.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from nemo2.models.parts import Experts, Linear, Mixer, Part
+
+# Forward, gradient of the input, gradient of the weight; two operations per multiply-add.
+_TRAINING = 3 * 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer under Megatron-Core's module name; ``repeats``: it computes with the weights of the layer before it."""
+
+    name: str
+    parts: tuple[Part, ...]
+    repeats: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder.
+
+    Attributes:
+        vocab: rows of the embedding, padding included.
+        layers: of the decoder, in order.
+        further: of multi-token prediction, one a depth.
+        tied: the output layer is the embedding.
+        positions: rows of learned positions.
+        final_norm: weights of the norm behind the last layer, and of others outside of layers.
+    """
+
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    further: tuple[Layer, ...] = ()
+    tied: bool = False
+    positions: int = 0
+    final_norm: int = 0
+
+    @functools.cached_property
+    def parts(self) -> Mapping[Part, int]:
+        """Each different part, those of further predictions included, and how many there are."""
+        return Counter(part for layer in (*self.layers, *self.further) for part in layer.parts)
+
+    @functools.cached_property
+    def experts(self) -> int:
+        """Routed experts of a layer; 0 in a model without."""
+        return max((part.count for part in self.parts if isinstance(part, Experts)), default=0)
+
+    @functools.cached_property
+    def mixers(self) -> int:
+        """Layers with a Mamba mixer."""
+        return sum(count for part, count in self.parts.items() if isinstance(part, Mixer))
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding's matrix, and of an output layer's."""
+        return self.vocab * self.hidden
+
+    @functools.cached_property
+    def layer_parameters(self) -> int:
+        """Weights of all layers, those of further predictions included."""
+        layers = (layer for layer in (*self.layers, *self.further) if not layer.repeats)
+        return sum(part.parameters for layer in layers for part in layer.parts)
+
+    @functools.cached_property
+    def routed_parameters(self) -> int:
+        """Those of them that are routed experts'."""
+        layers = (layer for layer in (*self.layers, *self.further) if not layer.repeats)
+        return sum(part.routed_parameters for layer in layers for part in layer.parts if isinstance(part, Experts))
+
+    @property
+    def parameters(self) -> int:
+        """All weights; a tied embedding counts once."""
+        outside = (1 if self.tied else 2) * self.embedding_parameters + self.positions * self.hidden + self.final_norm
+        return self.layer_parameters + outside
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token meets: of the routed experts those it is sent to, the rest whole."""
+        return self.parameters - sum(
+            count * (part.parameters - part.active_parameters) for part, count in self.parts.items()
+        )
+
+    def flops_per_token(self, seq_length: int, *, causal: bool = True) -> float:
+        """Training FLOPs per token of a sample of ``seq_length``, by the conventions of `nemo2.models.flops`."""
+        keys = seq_length / 2 if causal else seq_length
+        products = sum(count * part.products(keys) for part, count in self.parts.items())
+        return float(_TRAINING * (products + (1 + len(self.further)) * self.embedding_parameters))
+
+    def linears(self) -> Iterator[tuple[str, Linear]]:
+        """Every linear layer of the decoder and of further predictions, under its module's full name, in order."""
+        for layer in (*self.layers, *self.further):
+            if not layer.repeats:
+                for part in layer.parts:
+                    for linear in part.linears:
+                        yield ".".join(filter(None, (layer.name, part.name, linear.name))), linear
+
+    def adapted(self, *targets: str) -> list[tuple[str, Linear]]:
+        """The linear layers that ``targets`` name: each the last word of a name, or a pattern of all of it with ``*``."""
+        return [
+            (name, linear)
+            for name, linear in self.linears()
+            if any(name.rpartition(".")[2] == target or fnmatchcase(name, target) for target in targets)
+        ]
+
+    def low_rank_parameters(self, rank: int, *targets: str) -> int:
+        """Parameters to train where everything is frozen but pairs of matrices of ``rank`` beside ``targets``."""
+        return sum(linear.low_rank(rank) for _, linear in self.adapted(*targets))

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the shape of a model off its config: dense, of experts, latent, windowed, heterogeneous or hybrid.
+
+Only attributes are read, so that a built config of ours or of Megatron-Core's serves as well as a config tree; an absent field
+has Megatron-Core's default. What the parts weigh is what Megatron-Core builds from them.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.models.parts import MLP, Attention, DeltaNet, Experts, LatentAttention, Mixer, Part, Projection
+from nemo2.models.shape import Layer, ModelShape
+
+_CONVOLUTION = 4
+"""Tokens that the convolution of a Mamba 2 mixer spans in Megatron-Core."""
+
+
+class HybridPattern(NamedTuple):
+    """Kinds of layers by their letters: of the decoder, and of each depth of multi-token prediction."""
+
+    decoder: str
+    further: tuple[str, ...] = ()
+
+
+def shape_of(config: Any, vocab_size: Optional[int] = None) -> ModelShape:
+    """The shape of the model that ``config`` describes.
+
+    Heterogeneous layers are there once the config is built. ``vocab_size``: rows of the embedding with their padding, if
+    that is to be counted; None takes ``config.vocab_size``, and where that is None too there are none.
+
+    Raises:
+        ConfigError: a hybrid pattern that Megatron-Core does not know, or attention of a kind without a formula here.
+    """
+    read = _Reader(config)
+    learned = read("position_embedding_type", "learned_absolute") == "learned_absolute"
+    layers = tuple(
+        Layer(name=f"decoder.layers.{index}", parts=tuple(parts)) for index, parts in enumerate(read.decoder())
+    )
+    return ModelShape(
+        hidden=config.hidden_size,
+        vocab=vocab_size or read("vocab_size") or 0,
+        layers=layers,
+        further=tuple(read.predictions(layers[-1].parts)),
+        tied=bool(read("share_embeddings_and_output_weights", False)),
+        positions=read("seq_length", 0) if learned else 0,
+        final_norm=read.norm(config.hidden_size),
+    )
+
+
+def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
+    """The layers of a hybrid, pipeline cuts (``|``) left out; None for other models.
+
+    Megatron-Core reads the pattern where it has a parser (0.19); before, the grammar is the same, without its checks. Without
+    a pattern Megatron-Core spreads the kinds by the two ratios.
+
+    Raises:
+        ConfigError: Megatron-Core refuses the pattern.
+    """
+    if not hasattr(config, "hybrid_override_pattern"):
+        return None
+    from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
+
+    pattern = config.hybrid_override_pattern
+    if pattern is None:
+        ratios = (getattr(config, name, None) or 0.0 for name in ("hybrid_attention_ratio", "hybrid_mlp_ratio"))
+        spread: Any = getattr(allocation, "pattern_from_ratios", None) or allocation.allocate_layers
+        return HybridPattern("".join(spread(config.num_layers, *ratios)))
+    parse: Any = getattr(allocation, "parse_hybrid_pattern", None)
+    try:
+        main, further = _parsed(parse(pattern)) if parse is not None else _split(pattern)
+    except ValueError as error:
+        raise ConfigError(f"model.config.hybrid_override_pattern={pattern!r}: {error}") from error
+    # Megatron-Core builds the further predictions where the config asks for some too.
+    return HybridPattern(main.replace("|", ""), further if getattr(config, "mtp_num_layers", None) else ())
+
+
+def pattern_problems(config: Any) -> Iterator[str]:
+    """What the installed Megatron-Core would not build of a hybrid's pattern."""
+    from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
+
+    pattern = getattr(config, "hybrid_override_pattern", None)
+    if pattern is None:
+        return
+    try:
+        found = hybrid_pattern(config)
+    except ConfigError as error:
+        yield str(error)
+        return
+    decoder = found.decoder if found is not None else ""
+    if len(decoder) != config.num_layers:
+        yield (
+            f"model.config.hybrid_override_pattern names {len(decoder)} layers, and model.config.num_layers="
+            f"{config.num_layers}: make them agree."
+        )
+    if hasattr(allocation, "parse_hybrid_pattern"):
+        return
+    marks = [mark for mark in "|/" if mark in pattern]
+    if marks:
+        yield (
+            f"model.config.hybrid_override_pattern={pattern!r} has {' and '.join(map(repr, marks))}, which cuts it for pipeline "
+            "stages and further predictions from Megatron-Core 0.19 on: leave it out, or install that."
+        )
+    unknown = sorted({*pattern} - {*allocation.Symbols.VALID} - {*marks})
+    if unknown:
+        yield (
+            f"model.config.hybrid_override_pattern={pattern!r} has layers {', '.join(map(repr, unknown))}, and the installed "
+            f"Megatron-Core knows {' '.join(sorted(allocation.Symbols.VALID))}."
+        )
+
+
+def _parsed(found: Any) -> tuple[str, tuple[str, ...]]:
+    return found.main_pattern or "", (found.mtp_pattern or "",) * found.mtp_num_depths
+
+
+def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
+    main, *further = pattern.split("/")
+    return main, tuple(part for part in further if part)
+
+
+def has_experts(config: Any) -> list[bool]:
+    """Which layers hold experts, by Megatron-Core's ``moe_layer_freq``: every n-th, or a pattern of zeros and ones."""
+    return _Reader(config).has_experts()
+
+
+class _Reader:
+    """A config, and the parts that its fields describe."""
+
+    def __init__(self, config: Any):
+        self.config = config
+        self.hidden: int = config.hidden_size
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        return getattr(self.config, name, default)
+
+    # ------------------------------------------------------------------------------------------------------------ layers
+
+    def decoder(self) -> Iterator[Sequence[Part]]:
+        """The parts of each layer, in order."""
+        pattern = hybrid_pattern(self.config)
+        if pattern is not None:
+            return ([self.hybrid(kind)] for kind in pattern.decoder)
+        if self("heterogeneous_block_specs", False):
+            return map(self.block, self.config.per_block_parameters)
+        linear = self.has_linear_attention()
+        return (
+            [self.delta_net() if linear[index] else self.attention(index), self.experts() if expert else self.mlp()]
+            for index, expert in enumerate(self.has_experts())
+        )
+
+    def predictions(self, last: Sequence[Part]) -> Iterator[Layer]:
+        """The depths of multi-token prediction: what joins two hidden states, and a layer like the decoder's ``last``, or the
+        layers that a hybrid's pattern names."""
+        joined = Projection(
+            name="eh_proj", hidden=self.hidden, inputs=2 * self.hidden, small=3 * self.norm(self.hidden)
+        )
+        depths: list[Sequence[Part]] = [[_below(_inner_name(), part) for part in last]] * (self("mtp_num_layers") or 0)
+        pattern = hybrid_pattern(self.config)
+        if pattern is not None:
+            depths = [
+                [_below(f"{_inner_name()}.layers.{index}", self.hybrid(kind)) for index, kind in enumerate(kinds)]
+                for kinds in pattern.further
+            ]
+        for depth, parts in enumerate(depths):
+            repeats = depth > 0 and bool(self("mtp_use_repeated_layer", False))
+            yield Layer(name=f"mtp.layers.{0 if repeats else depth}", parts=(joined, *parts), repeats=repeats)
+
+    def has_experts(self) -> list[bool]:
+        layers, frequency = self.config.num_layers, self("moe_layer_freq", 1)
+        if not self("num_moe_experts"):
+            return [False] * layers
+        return [index % frequency == 0 for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
+
+    def has_linear_attention(self) -> list[bool]:
+        """Which layers have linear attention in place of attention, by ``linear_attention_freq``: all but every n-th, or a
+        pattern."""
+        layers, frequency = self.config.num_layers, self("linear_attention_freq")
+        if self("experimental_attention_variant") != "gated_delta_net":
+            return [False] * layers
+        return (
+            [bool((index + 1) % frequency) for index in range(layers)]
+            if isinstance(frequency, int)
+            else _flags(frequency)
+        )
+
+    def hybrid(self, kind: str) -> Part:
+        """A layer of a hybrid, which does one thing."""
+        if kind == "M":
+            return self.mixer()
+        if kind == "*":
+            return self.full_attention(qk_norm=False)
+        if kind in ("+", "D"):
+            return self.latent_attention(qk_norm=False, sparse=kind == "D")
+        if kind == "G":
+            return self.delta_net()
+        if kind in ("-", "E"):
+            return self.experts() if kind == "E" else self.mlp()
+        raise ConfigError(
+            f"model.config.hybrid_override_pattern={self.config.hybrid_override_pattern!r} has a layer {kind!r}: known are M "
+            "(mixer), * + D (attention, latent, sparse), G (gated DeltaNet), - (feed-forward) and E (experts)."
+        )
+
+    def block(self, block: Any) -> list[Part]:
+        """A layer of Megatron-Core's heterogeneous blocks, whose parts may be missing or a single matrix."""
+        bias, norm, parts = self("add_bias_linear", True), self.norm(self.hidden), []
+        attention, mlp = block.attention, block.mlp
+        single = {"hidden": self.hidden, "inputs": self.hidden, "bias": bias, "small": norm}
+        if attention.replace_with_linear and not attention.no_op:
+            parts.append(Projection(name="self_attention", **single))
+        elif not attention.no_op:
+            parts.append(self.full_attention(groups=attention.num_query_groups))
+        if mlp.replace_with_linear and not mlp.no_op:
+            parts.append(Projection(name="mlp", **single))
+        elif not mlp.no_op:
+            parts.append(self.mlp(mlp.ffn_hidden_size))
+        return parts
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+
+    def attention(self, index: int) -> Part:
+        variant, latent = self("experimental_attention_variant"), self("multi_latent_attention", False)
+        if variant not in (None, "gated_delta_net", "dsa"):
+            raise ConfigError(
+                f"model.config.experimental_attention_variant={variant!r}: its layers have no formula in nemo2: known are "
+                "gated_delta_net and dsa."
+            )
+        window = self.window(index)
+        return (
+            self.latent_attention(sparse=variant == "dsa", window=window)
+            if latent
+            else self.full_attention(window=window)
+        )
+
+    def full_attention(
+        self, *, groups: Optional[int] = None, window: Optional[int] = None, qk_norm: bool = True
+    ) -> Attention:
+        heads: int = self.config.num_attention_heads
+        head_dim = self("kv_channels") or self.hidden // heads
+        bias = bool(self("add_bias_linear", True))
+        normed = 2 * self.norm(head_dim) if qk_norm and self("qk_layernorm", False) else 0
+        return Attention(
+            name="self_attention",
+            hidden=self.hidden,
+            small=self.around() + normed + self.sinks(),
+            heads=heads,
+            groups=groups or self("num_query_groups") or heads,
+            head_dim=head_dim,
+            window=window,
+            gated=bool(self("attention_output_gate", False)),
+            qkv_bias=bias or bool(self("add_qkv_bias", False)),
+            bias=bias,
+        )
+
+    def latent_attention(
+        self, *, qk_norm: bool = True, sparse: bool = False, window: Optional[int] = None
+    ) -> LatentAttention:
+        config, rank = self.config, self("q_lora_rank") or 0
+        normed = qk_norm and self("qk_layernorm", False)
+        indexer = (
+            {"index_heads": config.dsa_indexer_n_heads, "index_dim": config.dsa_indexer_head_dim} if sparse else {}
+        )
+        return LatentAttention(
+            name="self_attention",
+            hidden=self.hidden,
+            small=self.around()
+            + (self.norm(config.kv_lora_rank) + (self.norm(rank) if rank else 0) if normed else 0)
+            + self.sinks()
+            + 2 * indexer.get("index_dim", 0),  # the indexer's LayerNorm of its keys
+            heads=config.num_attention_heads,
+            head_dim=config.qk_head_dim,
+            rope_dim=config.qk_pos_emb_head_dim,
+            value_dim=config.v_head_dim,
+            query_rank=rank,
+            latent=config.kv_lora_rank,
+            bias=bool(self("add_bias_linear", True)),
+            window=window,
+            index_keys=config.dsa_indexer_topk if sparse else 0,
+            **indexer,
+        )
+
+    def mlp(self, width: Optional[int] = None) -> MLP:
+        return MLP(
+            name="mlp",
+            hidden=self.hidden,
+            small=self.around(),
+            width=int(width or self.ffn),
+            gated=bool(self("gated_linear_unit", False)),
+            bias=bool(self("add_bias_linear", True)),
+        )
+
+    def experts(self) -> Experts:
+        shared = self("moe_shared_expert_intermediate_size")
+        kind = {"gated": bool(self("gated_linear_unit", False)), "bias": bool(self("add_bias_linear", True))}
+        # The shared experts' output may be gated by one number, of a vector as wide as the model.
+        gate = self.hidden if shared and self("moe_shared_expert_gate", False) else 0
+        return Experts(
+            name="mlp",
+            hidden=self.hidden,
+            small=self.around() + gate,
+            count=self.config.num_moe_experts,
+            topk=self("moe_router_topk", 2),
+            width=self("moe_ffn_hidden_size") or self.ffn,
+            latent=self("moe_latent_size") or 0,
+            shared=MLP(name="shared_experts", hidden=self.hidden, width=shared, **kind) if shared else None,
+            **kind,
+        )
+
+    def mixer(self) -> Mixer:
+        """The inner width is ``2 * hidden_size`` unless heads are counted."""
+        head_dim, states, groups = (
+            self.config.mamba_head_dim,
+            self.config.mamba_state_dim,
+            self.config.mamba_num_groups,
+        )
+        heads = self("mamba_num_heads") or 2 * self.hidden // head_dim
+        channels = heads * head_dim + 2 * groups * states
+        # A convolution with bias; decay, time step and skip connection of each head; the gated norm.
+        inside = channels * (_CONVOLUTION + 1) + 3 * heads + heads * head_dim
+        small = self.norm(self.hidden) + inside
+        return Mixer(
+            name="mixer", hidden=self.hidden, small=small, heads=heads, head_dim=head_dim, states=states, groups=groups
+        )
+
+    def delta_net(self) -> DeltaNet:
+        config = self.config
+        heads, width = config.linear_num_value_heads, config.linear_value_head_dim
+        channels = 2 * config.linear_num_key_heads * config.linear_key_head_dim + heads * width
+        # A convolution without bias, decay and time step of each head, a norm of each head's output.
+        inside = channels * config.linear_conv_kernel_dim + 2 * heads + self.norm(width)
+        return DeltaNet(
+            name="self_attention",
+            hidden=self.hidden,
+            small=self.around() + inside,
+            key_heads=config.linear_num_key_heads,
+            key_dim=config.linear_key_head_dim,
+            value_heads=heads,
+            value_dim=width,
+        )
+
+    @property
+    def ffn(self) -> int:
+        return self("ffn_hidden_size") or 4 * self.hidden
+
+    def window(self, index: int) -> Optional[int]:
+        """Tokens that the attention of a layer looks back on, itself included; None: all before it."""
+        size: Any = self("window_size")
+        if not size or (not isinstance(size, int) and size[0] < 0):
+            return None
+        from megatron.core.transformer.utils import is_layer_window_attention
+
+        back = size if isinstance(size, int) else size[0] + 1
+        return back if is_layer_window_attention((back, 0), self("window_attn_skip_freq"), index + 1) else None
+
+    def sinks(self) -> int:
+        return self.config.num_attention_heads if self("softmax_type", "vanilla") == "learnable" else 0
+
+    def around(self) -> int:
+        """Weights of the norms before a block, and behind it where there is one."""
+        return (2 if self("post_sublayer_layernorm", False) else 1) * self.norm(self.hidden)
+
+    def norm(self, width: int) -> int:
+        return width if self("normalization", "LayerNorm") == "RMSNorm" else 2 * width
+
+
+def _flags(pattern: Sequence[int]) -> list[bool]:
+    return [bool(flag) for flag in pattern]
+
+
+def _below(prefix: str, part: Part) -> Part:
+    return dataclasses.replace(part, name=f"{prefix}.{part.name}")
+
+
+def _inner_name() -> str:
+    """The module of a further prediction that holds its layer, which newer versions of Megatron-Core call otherwise."""
+    from megatron.core.transformer import multi_token_prediction as mtp
+
+    fields = {field.name for field in dataclasses.fields(mtp.MultiTokenPredictionLayerSubmodules)}
+    return "mtp_model_layer" if "mtp_model_layer" in fields else "transformer_layer"
