@@ -38,8 +38,9 @@ check: $(READY) ## formatting, lint, types
 	@echo "==> pyright"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-fmt: $(READY) ## format, fix what ruff can fix, and list the recipes for type checkers
+fmt: $(READY) ## format, fix what ruff can fix, and write what is written from the code
 	@$(BIN)/python -m tools.recipe_stub
+	@$(BIN)/python -m tools.rooms
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

@@ -12,8 +12,8 @@ if __name__ != "nemo2.recipes":
     raise ImportError("This folder is installed as `nemo2.recipes`: write `from nemo2.recipes import llama3_8b`.")
 
 from nemo2.recipes._find import get as get
-from nemo2.recipes._find import names
 from nemo2.recipes._find import own as own
+from nemo2.recipes._shipped import names
 
 __getattr__, __dir__, _ = front_door(__name__, __file__, modules=names())
 __all__ = names()  # pyright: ignore[reportUnsupportedDunderAll]

@@ -85,8 +85,8 @@ from nemo2.recipes import starcoder2_15b as starcoder2_15b
 from nemo2.recipes import starcoder_15b as starcoder_15b
 from nemo2.recipes._assembler import PretrainRecipe as PretrainRecipe
 from nemo2.recipes._find import get as get
-from nemo2.recipes._find import names as names
 from nemo2.recipes._find import own as own
+from nemo2.recipes._shipped import names as names
 
 __all__ = [
     "baichuan2_7b",

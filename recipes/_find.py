@@ -5,17 +5,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo2.recipes._shipped import names
+
 if TYPE_CHECKING:
     from types import ModuleType
 
     from nemo2.recipes._own import OwnRecipe, Source
-
-_RECIPES = sorted(file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith("_"))
-
-
-def names() -> list[str]:
-    """Every recipe of this package by name, sorted."""
-    return list(_RECIPES)
 
 
 def own() -> "tuple[dict[str, Source], list[str]]":
@@ -34,7 +29,8 @@ def get(name: str) -> "ModuleType | OwnRecipe":
     Raises:
         ConfigError: there is no such recipe (the nearest names are given), or the user's own can't be imported.
     """
-    if name in _RECIPES:
+    shipped = names()
+    if name in shipped:
         return import_module(f"nemo2.recipes.{name}")
     from nemo2.recipes import _own
 
@@ -47,6 +43,6 @@ def get(name: str) -> "ModuleType | OwnRecipe":
 
         file = Path(f"{name}.py")
         here = f" There is a file {file} here: write ./{file} for it." if file.is_file() else ""
-        hint = did_you_mean(name, [*_RECIPES, *found])
+        hint = did_you_mean(name, [*shipped, *found])
         raise ConfigError(f"There is no recipe {name!r}{hint} See `nemo2 list`.{here}")
     return found[name].load()

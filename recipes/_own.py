@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Optional
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.recipes._assembler import PretrainRecipe
+from nemo2.recipes._shipped import names
 
 ENTRY_POINTS = "nemo2.recipes"
 VARIABLE = "NEMO2_RECIPES"
@@ -102,8 +103,6 @@ def sources() -> tuple[dict[str, Source], list[str]]:
     A shipped name stays the shipped recipe's; of two others of one name, the first in ``$NEMO2_RECIPES`` counts, then
     the first among packages.
     """
-    from nemo2.recipes import names
-
     found: dict[str, Source] = {}
     problems: list[str] = []
     for source in (*_from_variable(problems), *_from_packages()):

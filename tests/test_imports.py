@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports point one way, front doors are cheap, and every name they promise exists."""
+"""Imports point down, front doors are cheap, and every name they promise exists."""
 
 import ast
 import json
@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import recipe_stub
+from tools import recipe_stub, rooms
 
 ROOT = Path(__file__).resolve().parent.parent
-# A package may import from itself and from those after it.
-ORDER = ["nemo2.recipes", "nemo2.callbacks", "nemo2"]
-# The front doors name recipes and callbacks, lazily; the command line and nemo-run's registry look recipes up by name.
-FRONT_DOORS = (
-    "nemo2/__init__.py",
-    "nemo2/llm/__init__.py",
-    "nemo2/cli/nemo_run.py",
-    "nemo2/cli",
-)
 HEAVY = ("torch", "lightning", "megatron", "nemo_run", "fiddle", "numpy", "transformers")
 
 
@@ -44,22 +35,42 @@ def imported_by(file: Path) -> set[str]:
     return modules
 
 
-def package_of(module: str) -> str | None:
-    return next((package for package in ORDER if module == package or module.startswith(f"{package}.")), None)
+def test_imports_lead_only_where_the_table_of_rooms_lets_them() -> None:
+    assert rooms.strays() == [], "mend the import, or the table in tools/rooms.py and run `make fmt`"
 
 
-def test_imports_point_from_recipes_over_callbacks_to_nemo2() -> None:
-    wrong = []
-    for file in source_files():
-        relative = file.relative_to(ROOT)
-        own = f"nemo2.{relative.parts[0]}" if relative.parts[0] != "nemo2" else "nemo2"
-        if str(relative).startswith(FRONT_DOORS):
-            continue
-        for module in imported_by(file):
-            package = package_of(module)
-            if package is not None and ORDER.index(package) < ORDER.index(own):
-                wrong.append(f"{relative} imports {module}")
-    assert wrong == []
+def test_rooms_are_listed_from_the_lowest_up() -> None:
+    order = [room.name for room in rooms.ROOMS]
+    assert [(room.name, other) for room in rooms.ROOMS for other in room.leans_on or () if other not in order] == []
+    upward = [(a.name, b) for a in rooms.ROOMS for b in a.leans_on or () if order.index(b) >= order.index(a.name)]
+    assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert rooms.circles() == []
+
+
+def test_every_circle_that_may_stay_is_still_there() -> None:
+    known = {(one.importer, one.module) for one in rooms.imports()}
+    assert [pair for pair in rooms.BACK if pair not in known] == []
+
+
+def test_an_import_upward_and_a_circle_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    up = rooms.Import("nemo2.errors", "nemo2.gpus", 7, False)
+    monkeypatch.setattr(rooms, "imports", lambda: (up, rooms.Import("nemo2.gpus", "nemo2.errors", 3, False)))
+    assert rooms.strays() == ["nemo2.errors:7 imports nemo2.gpus"]
+    assert rooms.circles() == [["nemo2.errors", "nemo2.gpus"]]
+
+
+def test_imports_are_seen_wherever_they_stand() -> None:
+    seen = {(one.importer, one.module) for one in rooms.imports()}
+    assert ("nemo2", "nemo2.strategy") in seen  # a stub
+    assert ("nemo2.recipes._assembler", "nemo2.strategy") in seen  # in a function, through the front door
+    assert ("nemo2.recipes._find", "nemo2.recipes._own") in seen  # for types, and in a function
+
+
+def test_the_page_has_the_table_of_rooms() -> None:
+    assert rooms.PAGE.read_text() == rooms.page(), "run `make fmt`"
 
 
 def test_nobody_imports_the_folders_by_their_bare_names() -> None:

@@ -16,8 +16,8 @@ _FIXED = """\
 from nemo2.parallel.layout import Layout as Layout
 from nemo2.recipes._assembler import PretrainRecipe as PretrainRecipe
 from nemo2.recipes._find import get as get
-from nemo2.recipes._find import names as names
 from nemo2.recipes._find import own as own
+from nemo2.recipes._shipped import names as names
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a backend, and the one backend of this process."""
+"""The interface of a backend."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -56,22 +56,3 @@ class Backend(ABC):
         value here: name → (the value that works, why). A field absent from the installed Megatron-Core is to be
         skipped by whoever applies them; so is one that already has the value.
         """
-
-
-_backend: Backend | None = None
-
-
-def get_backend() -> Backend:
-    """The backend of this process: CUDA where `torch.cuda.is_available()`, otherwise CPU. Decided once, at the first
-    call; nothing is patched by asking."""
-    global _backend
-    if _backend is None:
-        if torch.cuda.is_available():
-            from nemo2.backend.cuda import CudaBackend
-
-            _backend = CudaBackend()
-        else:
-            from nemo2.backend.cpu import CpuBackend
-
-            _backend = CpuBackend()
-    return _backend

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-import nemo2.backend.base as base
-from nemo2.backend import cpu_patches
+from nemo2.backend import chosen, cpu_patches
 from nemo2.backend.base import Override
 from nemo2.backend.cpu import CpuBackend
 from nemo2.backend.patching import Patch, Patcher
@@ -59,7 +58,7 @@ def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[
             "A rehearsal needs a process that sees no GPU, because it replaces parts of torch.cuda: set "
             "CUDA_VISIBLE_DEVICES='' before it starts (`nemo2 rehearse` does)."
         )
-    before = base._backend
+    before = chosen._backend
     already = isinstance(before, CpuBackend) and before._patcher is not None
     backend = MetaBackend(as_on_gpu=as_on_gpu)
     if already:
@@ -67,18 +66,18 @@ def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[
     backend.install()
     patcher = Patcher(rebind_in=("megatron", "nemo2"))
     cpu, cpu_patches._CPU = cpu_patches._CPU, META
-    base._backend = backend
+    chosen._backend = backend
     try:
         patcher.apply([*_META_TENSORS, *patches])
         yield backend
     finally:
         patcher.undo()
-        base._backend = before
+        chosen._backend = before
         cpu_patches._CPU = cpu
         if not already:
             # Kept installed, as by any other use of the CPU backend, under the backend that owns it.
             owner = before if isinstance(before, CpuBackend) else CpuBackend()
-            owner._patcher, base._backend = backend._patcher, owner
+            owner._patcher, chosen._backend = backend._patcher, owner
 
 
 def _answered(value: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms of nemo2: what lives in each and what it may import. ``make fmt`` writes the table into docs/architecture.md.
+
+An import counts wherever it stands: at the top of a file, inside a function, under ``TYPE_CHECKING``, in a stub. A name that
+comes through a front door (``from nemo2 import Trainer``) counts as an import of the module that it lives in.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- rooms, written by `make fmt` from tools/rooms.py -->", "<!-- end of the rooms -->"
+
+
+@dataclass(frozen=True)
+class Room:
+    """A file or folder of the package, and the rooms above it in `ROOMS` that it may import. None: all of them."""
+
+    name: str
+    holds: str
+    leans_on: tuple[str, ...] | None = None
+
+
+FLOOR = ("errors", "files", "names", "lazy", "noise")
+"""Rooms that all may import."""
+
+ROOMS = (
+    Room(
+        "errors",
+        "`ConfigError`, `DataError`, `CheckpointError`, `RuntimeFault`: what a user is told, in one paragraph",
+        (),
+    ),
+    Room(
+        "files",
+        "files in folders that somebody else may have filled: regular, inside, of a bearable size; no links are written through",
+        (),
+    ),
+    Room("names", "nearest known names for a typo; safe run names", ()),
+    Room("lazy", "packages whose names are imported on first use", ()),
+    Room("noise", "warnings of other libraries that nobody can act on", ()),
+    Room("gpus", "GPUs by name: what torch sees of their memory, capability, data-sheet rates, links", ()),
+    Room(
+        "config",
+        "the recipe tree: `Config`, `Partial`, aliases, captured live objects, overrides, JSON and what of it may be "
+        "called (`policy.py`), printing; `codegen.py` (a tree as Python), `edits.py` (what turns one into another)",
+        (),
+    ),
+    Room(
+        "backend",
+        "`cpu.py`, `cuda.py`: device, process-group backend, memory figures, what gloo needs done differently",
+        (),
+    ),
+    Room(
+        "parallel",
+        "`layout.py` (tp pp vp cp ep etp dp), `groups.py`, `megatron_parallel.py` (chunks and the step), `cuda_graphs.py` (the "
+        "step captured), `loss.py`",
+        ("backend", "config"),
+    ),
+    Room(
+        "pictures",
+        "SVG and HTML without libraries: `svg.py`, `page.py`, line charts, bars, scatter plots; which rank holds what "
+        "(`ranks.py`) and a pipeline's timeline (`schedule.py`), drawn",
+        ("config", "parallel"),
+    ),
+    Room(
+        "trace",
+        "what ran when: `recorder.py` (every collective of a process), `chrome.py` (torch profiler traces), `events.py` (hidden "
+        "fractions), `report.py`",
+        ("pictures",),
+    ),
+    Room(
+        "precision",
+        "one value that sets model, optimizer and gradient buffers together",
+        ("backend", "config", "parallel"),
+    ),
+    Room(
+        "overlap",
+        "which communication runs beside computation: `rules.py` decides from `settings.py`, `facts.py` gathers them, `apply.py` "
+        "writes the answers into the configurations, `tp_overlap_cfg.py` and `presets.py` are Transformer Engine's buffers",
+        ("gpus", "backend", "config", "parallel"),
+    ),
+    Room(
+        "optim", "`megatron.py` (optimizer module), `lr_scheduler.py`", ("backend", "config", "parallel", "precision")
+    ),
+    Room("data", "tokenizers, text → `.bin/.idx`, data modules, `MegatronDataSampler`", ("config", "parallel")),
+    Room(
+        "models",
+        "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family, `flops.py`",
+        ("backend", "config", "parallel", "precision", "optim", "data"),
+    ),
+    Room(
+        "checkpoint",
+        "checkpoint IO under a watch (`writing.py`, and `reading.py`, which puts tensors where they belong while their files are "
+        "hashed), the directory's lock, `context/`, `ModelCheckpoint`, `AutoResume`; optimizer states of another form; what is "
+        "read from others (`untrusted`, `identify`, `nemo_context`)",
+        ("backend", "config", "parallel", "precision", "optim", "data", "models"),
+    ),
+    Room(
+        "run_dir",
+        "`NeMoLogger`, `metrics.jsonl`, progress, environment, report; stopping on signals, hangs and when time is over "
+        "(`max_time.py`)",
+        ("config", "parallel", "pictures", "checkpoint"),
+    ),
+    Room("settle", "what a recipe settles to on a machine: the machine, the world, the settled configurations"),
+    Room(
+        "strategies",
+        "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_checkpoints.py`, `megatron_config.py`; "
+        "`fsdp2.py`, `fsdp.py` on `torch_sharded.py`, and `piece_checkpoints.py`, which all sharded models have",
+    ),
+    Room("strategy", "`MegatronStrategy`: Lightning's hooks mapped onto the above"),
+    Room("trainer", "`Trainer`: NeMo's arguments, one strategy and one precision"),
+    Room(
+        "checks",
+        "what is known to be wrong with a recipe before it runs: `rules/` by topic, `table.py` of them all, `facts.py` they look "
+        "at, `trial.py` (the run's own code on copies), `nearest.py` legal layouts",
+    ),
+    Room("doctor", "what is installed, missing or broken, and what this machine can run", ("gpus", "backend")),
+    Room("llm", "the front door for users and the entry points `pretrain`, `validate`, `generate`"),
+    Room(
+        "rehearse",
+        "one rank of a job of any size, run on meta tensors with a silent process group: bytes, messages, arithmetic counted; "
+        "recipes shrunk (`shrink.py`)",
+    ),
+    Room("explain", "`effective.py` settles a recipe's settings as a run would, `fields.py` tells the layers of each"),
+    Room(
+        "planner",
+        "how fast, how full, how dear a job will be: `shape.py` and `job.py` are what is asked, `layer_time.py`, `step_time.py` "
+        "and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py` reads a recipe, `search.py` finds layouts, "
+        "`goodput.py` counts interruptions; `bench/planner` calibrates",
+    ),
+    Room("launch", "executors, exit codes, a rank's failure told by the launcher"),
+    Room("callbacks", "one Lightning callback per file, from the folder `callbacks/`"),
+    Room("recipes", "one small module per recipe and what recipes share, from the folder `recipes/`"),
+    Room("cli", "the commands, and nemo-run's own (`nemo_run.py`); recipes are found by name, lazily"),
+)
+
+FRONT_DOORS = ("nemo2", "nemo2.llm")
+"""Packages whose stubs name what users import, from any room."""
+
+BACK = {
+    (
+        "nemo2.config.tree",
+        "nemo2.config.show",
+    ): "a config is registered with its YAML form, which is written by what shows it",
+    ("nemo2.checks.facts", "nemo2.checks.trial"): "the trial is one of the facts, and looks at the others",
+    (
+        "nemo2.checks.find",
+        "nemo2.checks.nearest",
+    ): "a refusal names the nearest legal layouts, which are found by judging",
+    (
+        "nemo2.rehearse.advice",
+        "nemo2.rehearse.job",
+    ): "advice rehearses, and a rehearsal that doesn't fit asks for advice",
+}
+"""Imports inside functions that close a circle, and why each stays."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of the package, by module name; the links to the two other folders aside."""
+    found = {}
+    for folder in ("nemo2", "callbacks", "recipes"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in file.parents):
+                parts = [
+                    part for part in file.relative_to(ROOT).with_suffix("").parts if part not in ("nemo2", "__init__")
+                ]
+                found[".".join(("nemo2", *parts))] = file
+    return found
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    module: str
+    line: int
+    types_only: bool
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Every import of one module of ours by another."""
+    files = modules()
+    return tuple(one for module, file in files.items() for one in _imports(module, file) if one.module != module)
+
+
+def room_of(module: str) -> str:
+    """The room of a module; "" of the package itself."""
+    return (module.split(".") + [""])[1]
+
+
+def strays() -> list[str]:
+    """Imports that the table doesn't allow, and modules without a room."""
+    names = [room.name for room in ROOMS]
+    allowed = {
+        room.name: {room.name, *FLOOR, *(names[:place] if room.leans_on is None else room.leans_on)}
+        for place, room in enumerate(ROOMS)
+    }
+    told = [f"{module} has no room" for module in modules() if room_of(module) not in ("", *names, "__main__")]
+    for one in imports():
+        target = room_of(one.module)
+        if one.importer not in (*FRONT_DOORS, "nemo2.__main__") and target not in allowed.get(
+            room_of(one.importer), ()
+        ) | {""}:
+            told.append(f"{one.importer}:{one.line} imports {one.module}")
+    return told
+
+
+def circles() -> list[list[str]]:
+    """Modules that import each other in a circle, at the top of files or inside functions; `BACK` and types aside."""
+    graph: dict[str, set[str]] = {module: set() for module in modules()}
+    for one in imports():
+        if not one.types_only and (one.importer, one.module) not in BACK and one.importer not in FRONT_DOORS:
+            graph[one.importer].add(one.module)
+    return [sorted(circle) for circle in _circles(graph)]
+
+
+def table() -> str:
+    """`ROOMS` as Markdown."""
+    files = {path.name for path in (ROOT / "nemo2").glob("*.py")}
+    lines = ["| room | what lives there | may import |", "|---|---|---|"]
+    for room in ROOMS:
+        name = f"{room.name}.py" if f"{room.name}.py" in files else f"{room.name}/"
+        leans = "all of the above" if room.leans_on is None else ", ".join(room.leans_on) or "–"
+        lines.append(f"| `{name}` | {room.holds} | {leans} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """docs/architecture.md with the table as it is now."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+def _imports(module: str, file: Path) -> Iterator[Import]:
+    tree = ast.parse(file.read_text())
+    types = {id(node) for block in ast.walk(tree) if _is_for_types(block) for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = {alias.name for alias in node.names if alias.name in homes_of_names()}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found = {home for alias in node.names if (home := _home(node.module, alias.name))}
+        else:
+            continue
+        yield from (Import(module, name, node.lineno, id(node) in types) for name in found)
+    stub = file.with_suffix(".pyi")
+    if stub.exists():
+        yield from (Import(module, home, 0, False) for home in homes_of_names()[module].values())
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@cache
+def homes_of_names() -> Mapping[str, dict[str, str]]:
+    """The modules that the names of each module's stub come from; {} of a module without a stub."""
+    homes: dict[str, dict[str, str]] = {module: {} for module in modules()}
+    for module, file in modules().items():
+        stub = file.with_suffix(".pyi")
+        for node in ast.parse(stub.read_text()).body if stub.exists() else ():
+            if isinstance(node, ast.ImportFrom) and node.module:
+                homes[module].update({alias.name: node.module for alias in node.names})
+    return homes
+
+
+def _home(module: str, name: str) -> str | None:
+    """The module of ours that ``from module import name`` reaches, through front doors; None of another's."""
+    homes = homes_of_names()
+    if module not in homes:
+        return None
+    if f"{module}.{name}" in homes:
+        return f"{module}.{name}"
+    through = homes[module].get(name)
+    if through is None and module in FRONT_DOORS:
+        through = next((home for home in set(homes[module].values()) if name in homes.get(home, ())), None)
+    return _home(through, name) if through and through != module else module
+
+
+def _circles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Groups of nodes that can all reach each other."""
+    reach = {node: _reached(graph, node) for node in graph}
+    return [
+        set(group)
+        for group in sorted({tuple(sorted(other for other in reach[node] if node in reach[other])) for node in graph})
+        if len(group) > 1
+    ]
+
+
+def _reached(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for node in graph[todo.pop()]:
+            if node not in seen:
+                seen.add(node)
+                todo.append(node)
+    return seen
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
