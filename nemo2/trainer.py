@@ -8,18 +8,22 @@ from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import Precision
+from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
 from nemo2.config.capture import configurable
+from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.max_time import RunTimer
 from nemo2.strategies.stepping import SteppingStrategy
+
+_Plugin = Union[Precision, ClusterEnvironment, CheckpointIO, LayerSync]
 
 
 @configurable
@@ -35,7 +39,7 @@ class Trainer(pl.Trainer):
     loaders only: data modules with a ``data_sampler`` cut their batches by data-parallel rank.
 
     Raises:
-        ConfigError: devices that this machine doesn't have and nobody has launched.
+        ConfigError: devices that this machine doesn't have and nobody has launched; text where an object belongs.
     """
 
     def __init__(
@@ -76,13 +80,14 @@ class Trainer(pl.Trainer):
         profiler: Optional[Union[Profiler, str]] = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: Optional[Any] = None,
+        plugins: Optional[Union[_Plugin, list[_Plugin]]] = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: Optional[str] = None,
         enable_autolog_hparams: bool = True,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        refuse_text(Trainer, arguments, of="trainer.")
         check_devices(accelerator=accelerator, devices=devices, num_nodes=num_nodes)
         if not isinstance(val_check_interval, int) and check_val_every_n_epoch is None:
             arguments["check_val_every_n_epoch"] = 1  # Lightning's default: the interval counts within an epoch

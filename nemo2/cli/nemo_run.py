@@ -63,16 +63,8 @@ class HonestRunContext(RunContext):
             known = recipes.names()
             if self.factory not in known:
                 raise ConfigError(f"--factory {self.factory}: no such recipe{did_you_mean(self.factory, known)}")
-        nested, own = split_factories(args)
-        task = super().parse_fn(fn, nested, **default_kwargs)
-        return apply_overrides(task, own) or task
-
-
-def split_factories(args: list[str]) -> tuple[list[str], list[str]]:
-    """``(for nemo-run, for us)``: ``log=default_log`` names a registered factory for a whole part of the recipe."""
-    nested = [text for text in args if re.match(r"^(model|data|trainer|log|resume|optim)=[A-Za-z_]\w*(\(.*\))?$", text)]
-    nested = [text for text in nested if not text.endswith(("=None", "=null"))]
-    return nested, [text for text in args if text not in nested]
+        task = super().parse_fn(fn, [], **default_kwargs)
+        return apply_overrides(task, args) or task
 
 
 def register() -> None:

@@ -2,7 +2,8 @@
 """`trainer.max_steps=100`: settings typed on a command line, applied to a recipe.
 
 A path leads through parameters and their aliases, list indices and dict keys. A value is read as Python would read it
-and must fit the annotation of the parameter it sets; `+= -= *= /=` change the value that is there.
+and must fit the annotation of the parameter it sets; `+= -= *= /=` change the value that is there. Where an object belongs,
+a factory's name makes it: `log=default_log`, `optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)`.
 """
 
 import operator
@@ -15,8 +16,10 @@ from fiddle._src import history, signatures
 
 from nemo2.config.aliases import aliases_of
 from nemo2.config.capture import unknown_name
+from nemo2.config.factories import factory_names
 from nemo2.config.tree import Config, Partial, settle
-from nemo2.config.values import Text, WrongType, config_class, describe, typed
+from nemo2.config.typed_text import Text, WrongType, part_classes
+from nemo2.config.values import config_class, describe, typed
 from nemo2.errors import ConfigError
 
 COMMAND_LINE = "command line"
@@ -72,7 +75,7 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
     """
     undo: list[tuple[_Place, Any]] = []
     failures: list[str] = []
-    for number, override in enumerate(overrides, start=1):
+    for number, override in _calls(recipe, list(overrides)):
         location = history.Location(COMMAND_LINE, number, None)
         with history.custom_location(lambda location=location: location):
             try:
@@ -107,8 +110,53 @@ def _apply(recipe: Any, override: str, undo: list[tuple[_Place, Any]]) -> None:
         value = _fit(place, path, text.literal, text.raw)
     else:
         value = _changed(place, path, operation, text)
-    undo.append((place, _stored(place)))
-    place.write(value)
+    # What a factory returns may be changes of the whole recipe instead of a config.
+    changes = value.changes(recipe) if hasattr(type(value), "changes") else [(path, value)]
+    for where, new in changes:
+        place = _find(recipe, where, undo)
+        undo.append((place, _stored(place)))
+        place.write(new)
+
+
+def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
+    """The overrides with their numbers; `optim.name=f optim.lr=1` as the call `optim=f(lr=1)` that it means.
+
+    NeMo's documents write a part by the name of its factory and that one's arguments beside it, and the optimizer below the
+    model. That is meant where the part itself has no field `name`.
+    """
+    calls: dict[str, tuple[int, str, list[str]]] = {}
+    numbered = list(enumerate(overrides, start=1))
+    for number, text in numbered:
+        match = _OVERRIDE.fullmatch(text)
+        if match and match[2] == "=" and match[1].endswith(".name") and _is_factorys(recipe, match[1]):
+            calls[match[1].removesuffix(".name")] = number, match[3].strip(), []
+    kept = []
+    for number, text in numbered:
+        path, _, value = text.partition("=")
+        part, _, name = path.strip().rpartition(".")
+        if part not in calls:
+            kept.append((number, text))
+        elif name == "name":
+            kept.append((number, part))
+        elif _is_factorys(recipe, path.strip()):
+            calls[part][2].append(f"{name}={value.strip()}")
+        else:
+            kept.append((number, text))
+    return [(n, f"{t}={calls[t][1]}({', '.join(calls[t][2])})" if t in calls else t) for n, t in kept]
+
+
+def _is_factorys(recipe: Any, path: str) -> bool:
+    """Whether the last name of a path is no field of what it leads to, and a factory could make that."""
+    undo: list[tuple[_Place, Any]] = []
+    part, _, name = path.rpartition(".")
+    try:
+        place = _find(recipe, part, undo)
+        known = name in getattr(getattr(place.read(), "__signature_info__", None), "valid_param_names", ())
+        return not known and bool(factory_names(part_classes(place.hint())))
+    except ConfigError:
+        return False
+    finally:
+        _take_back(undo)
 
 
 def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
@@ -177,7 +225,7 @@ def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
     if cls is None:
         raise ConfigError(
             f"{path} is not set, and its type ({describe(place.hint())[0]}) doesn't name one class of config to make: "
-            f"set {path} first."
+            f"set {path} first, as in {path}={describe(place.hint())[1]}."
         )
     made = Config(cls)
     undo.append((place, _stored(place)))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values typed on a command line, as the type that a parameter asks for."""
 
-import ast
 import collections.abc
 import contextlib
 import dataclasses
@@ -16,7 +15,8 @@ from datetime import timedelta
 from typing import Any
 
 from nemo2.config.capture import is_configurable
-from nemo2.config.tree import Config
+from nemo2.config.factories import factory_names, made_by_name
+from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
 from nemo2.names import did_you_mean
 
 DTYPE_NAMES = {
@@ -28,30 +28,7 @@ DTYPE_NAMES = {
     "fp64": "float64",
     "double": "float64",
 }
-_CONSTANTS = {"none": None, "null": None, "true": True, "false": False}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-
-
-class WrongType(ValueError):
-    """The text can't be what the parameter asks for. The message is the clause after the path: "takes an int, ..."."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """What was typed, and what it reads as in Python (itself, where it is no literal)."""
-
-    raw: str
-    literal: Any
-
-    @classmethod
-    def parse(cls, raw: str) -> "Text":
-        raw = raw.strip()
-        if raw.lower() in _CONSTANTS and raw in (raw.lower(), raw.capitalize()):
-            return cls(raw, _CONSTANTS[raw.lower()])
-        try:
-            return cls(raw, ast.literal_eval(raw))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return cls(raw, _bare_list(raw))
 
 
 def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
@@ -65,8 +42,10 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
     Raises:
         WrongType: it can't be that type without guessing.
     """
-    hint = _strip(hint)
+    hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, str) and (classes := part_classes(hint)):
+        return made_by_name(value, classes, fit=typed)
     if hint is Any or isinstance(hint, str | typing.TypeVar | typing.ForwardRef) or hint is inspect.Parameter.empty:
         return value
     if origin in (typing.Union, types.UnionType):
@@ -80,8 +59,8 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
     container = origin or hint
     if rule := _RULES.get(container):
         return rule(value, text)
-    if container in _SEQUENCES:
-        return _sequence(value, _SEQUENCES[container], choices, text)
+    if container in SEQUENCES:
+        return _sequence(value, SEQUENCES[container], choices, text)
     if container in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
         return _mapping(value, choices, text)
     if container in (collections.abc.Callable, type):
@@ -93,7 +72,7 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
 
 def describe(hint: Any) -> tuple[str, str]:
     """A parameter's type in words, and a value that it takes: `("an int", "100")`."""
-    hint = _strip(hint)
+    hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         parts = [describe(choice) for choice in choices]
@@ -101,7 +80,7 @@ def describe(hint: Any) -> tuple[str, str]:
         return " or ".join(words), parts[0][1]
     if origin is typing.Literal:
         return "one of " + ", ".join(str(choice) for choice in choices), str(choices[0])
-    if origin in _SEQUENCES or hint in _SEQUENCES:
+    if origin in SEQUENCES or hint in SEQUENCES:
         item = describe(choices[0])[1] if choices else "1"
         return "a list", f"[{item}]"
     container = origin or hint
@@ -114,42 +93,19 @@ def describe(hint: Any) -> tuple[str, str]:
     if container is collections.abc.Callable:
         return "the dotted name of a function", "torch.nn.functional.gelu"
     if isinstance(container, type):
-        return f"a {container.__qualname__}", f"{container.__module__}.{container.__qualname__}"
+        return f"a {container.__qualname__}", _example(container)
     return str(hint), "..."
-
-
-def named_object(text: str) -> Any:
-    """The class or function that `module.name` or `module:name` names, where recipes may use it.
-
-    Raises:
-        WrongType: there is none, or it isn't on the list of `nemo2.config.policy`.
-    """
-    from nemo2.config.policy import RecipePolicy
-
-    policy = RecipePolicy()
-    module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")
-    if not module or not symbol or not re.fullmatch(r"[\w.]+", text.replace(":", ".")):
-        raise WrongType(f"takes the dotted name of a class or function, not {text!r}")
-    if not policy.allows_import(module, symbol):
-        raise WrongType(f"can't be {text!r}: names given as text are taken from nemo2, Megatron-Core and torch only")
-    try:
-        found = getattr(importlib.import_module(module), symbol)
-    except (ImportError, AttributeError) as error:
-        raise WrongType(f"can't be {text!r}: there is no such name") from error
-    if not policy.allows_value(found):
-        raise WrongType(f"can't be {text!r}, which is not a class or function of {module}")
-    return found
 
 
 def config_class(hint: Any) -> type | None:
     """The one class made for configs that an annotation names (through Optional and Union); None for none or many."""
-    hint = _strip(hint)
+    hint = without_annotated(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         found = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
         return found.pop() if len(found) == 1 else None
     hint = typing.get_origin(hint) or hint
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or is_configurable(hint)):
-        return hint
+        return None if inspect.isabstract(hint) else hint
     return None
 
 
@@ -159,11 +115,14 @@ def _one_of(value: Any, choices: tuple, text: str | None) -> Any:
     choices = tuple(choice for choice in choices if choice is not type(None))
     # A choice that needs no conversion comes first: `devices=8` of Union[list[int], str, int] is an int.
     for choice in choices:
-        if type(value) is (typing.get_origin(_strip(choice)) or _strip(choice)) and type(value) is not str:
+        if (
+            type(value) is (typing.get_origin(without_annotated(choice)) or without_annotated(choice))
+            and type(value) is not str
+        ):
             return typed(value, choice, text=text)
     if len(choices) == 1:
         return typed(value, choices[0], text=text)
-    for choice in sorted(choices, key=lambda choice: _strip(choice) is str):  # text takes anything: last
+    for choice in sorted(choices, key=lambda choice: without_annotated(choice) is str):  # text takes anything: last
         with contextlib.suppress(WrongType):
             return typed(value, choice, text=text)
     raise WrongType(f"takes {describe(typing.Union[choices])[0]}, not {_shown(value, text)}")
@@ -265,10 +224,6 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
         return _dtype(value, cls, text)
     if _is_torch(cls, "device") and isinstance(value, str):
         return cls(value)
-    if isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)*[.:]\w+", value):
-        found = named_object(value)
-        if isinstance(found, type) and issubclass(found, cls):
-            return Config(found)
     raise WrongType(f"takes a {cls.__qualname__}, not {_shown(value, text)}: set its fields, or name a class of it")
 
 
@@ -280,23 +235,13 @@ def _dtype(value: Any, cls: type, text: str | None) -> Any:
     raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
 
 
-def _bare_list(raw: str) -> Any:
-    """`[a, b]` without quotes as a list, any other text as itself."""
-    if not (raw.startswith("[") and raw.endswith("]")):
-        return raw
-    inner = raw[1:-1].strip()
-    return [Text.parse(part).literal for part in inner.split(",")] if inner else []
-
-
-def _strip(hint: Any) -> Any:
-    """The annotation under Annotated and NewType."""
-    while True:
-        if typing.get_origin(hint) is typing.Annotated:
-            hint = typing.get_args(hint)[0]
-        elif isinstance(hint, typing.NewType):
-            hint = hint.__supertype__
-        else:
-            return hint
+def _example(cls: type) -> str:
+    """A name that makes an object of `cls`: a factory's, else a class that isn't abstract."""
+    if names := factory_names([cls]):
+        return names[0]
+    while inspect.isabstract(cls) and cls.__subclasses__():
+        cls = min(cls.__subclasses__(), key=inspect.isabstract)
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _is_torch(cls: Any, name: str) -> bool:
@@ -316,16 +261,6 @@ _RULES: dict[Any, Any] = {
     pathlib.Path: _path,
     pathlib.PurePath: _path,
     timedelta: _timedelta,
-}
-_SEQUENCES: dict[Any, Any] = {
-    list: list,
-    tuple: tuple,
-    set: set,
-    frozenset: frozenset,
-    collections.abc.Sequence: list,
-    collections.abc.MutableSequence: list,
-    collections.abc.Iterable: list,
-    collections.abc.Collection: list,
 }
 _IN_WORDS: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "true"),

@@ -15,6 +15,7 @@ from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields
+from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.run_dir.faults import install_fault_hook
@@ -170,6 +171,7 @@ def _setup(
     training: bool = True,
 ) -> Path:
     """Connect the parts of a run. Nothing is computed, and no process group exists yet."""
+    refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
     _share_sequence_length(model, data)
     _share_tokenizer(model, data, tokenizer)

@@ -32,6 +32,7 @@ from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
 from nemo2.models.tracked_losses import forget_tracked_losses
+from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.loss import MaskedTokenLossReduction
 
@@ -242,7 +243,7 @@ class GPTModel(pl.LightningModule):
     def __init__(
         self,
         config: Optional[GPTConfig] = None,
-        optim: Optional[Any] = None,
+        optim: Optional[OptimizerModule] = None,
         tokenizer: Optional[Any] = None,
         model_transform: Optional[Callable[[torch.nn.Module], torch.nn.Module]] = None,
     ):

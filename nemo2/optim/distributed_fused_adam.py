@@ -1,28 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """NeMo's options of the distributed fused Adam, as settings of Megatron-Core's distributed optimizer and gradient buffers.
 
-The options are those of the optimizer table in NeMo's documents (Apex's ``DistributedFusedAdam``). Megatron-Core's
-optimizer does the same with other words:
+The options are those of the optimizer table in NeMo's documents and the arguments of Apex's ``DistributedFusedAdam``.
+Megatron-Core's optimizer does the same with other words:
 
 | option | is here |
 |---|---|
 | ``dtype`` | fp32: Megatron-Core's default. 16 bit or fp8: its precision-aware optimizer, moments in that dtype |
 | ``grad_sync_dtype`` | ``ddp_config.grad_reduce_in_fp32``; None: what the precision plugin says |
+| ``param_sync_dtype`` | the parameters' own dtype, so it can only agree with it; fp8: the plugin's ``fp8_param_gather`` |
 | ``overlap_grad_sync`` | ``ddp_config.overlap_grad_reduce`` |
 | ``overlap_param_sync`` | ``ddp_config.overlap_param_gather``, and the optimizer's view of it |
 | ``bucket_cap_mb`` | ``ddp_config.bucket_size``, which counts elements |
 | ``contiguous_param_buffer``, ``contiguous_grad_buffer`` | always so: Megatron-Core has one buffer of each per dtype |
-| ``average_grad_sync`` | ``ddp_config.average_in_collective`` |
+| ``average_grad_sync`` | ``ddp_config.average_in_collective``; Megatron-Core averages without it too |
 | ``nccl_ub`` | ``ddp_config.nccl_ub`` |
 | ``store_param_remainders`` | the same, of the precision-aware optimizer |
+| ``with_scaled_states`` | so with moments in fp16 or fp8, and only then |
+| ``adam_w_mode`` | ``optim.config.decoupled_weight_decay`` |
+| ``betas``, ``eps``, ``lr``, ``weight_decay`` | ``adam_beta1``, ``adam_beta2``, ``adam_eps``, ``lr``, ``weight_decay`` |
+
+What it can't do is refused, with what replaces it (`_ONLY`).
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional
 
+import fiddle as fdl
 import torch
 
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
+from nemo2.precision import MegatronMixedPrecision
 
 if TYPE_CHECKING:
     from nemo2.config import Config
@@ -38,86 +48,189 @@ _DTYPES = {
     "uint8": torch.uint8,
 }
 _MIB = 1024 * 1024
+_GROUP = (
+    "the optimizer's state is sharded over the data-parallel group that the strategy's sizes make. Leave it out; "
+    "strategy.num_distributed_optimizer_instances shards within groups and keeps replicas between them"
+)
+_ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "bias_correction": ((True,), "Megatron-Core's Adam always corrects its moments. Leave it out"),
+    "amsgrad": ((False,), "neither Apex's nor Megatron-Core's Adam has the AMSGrad variant. Leave it out"),
+    "device": (
+        (None, "cuda", torch.device("cuda")),
+        "the state is where the parameters are. Leave it out; optim.config.optimizer_cpu_offload=True with "
+        "optim.config.optimizer_offload_fraction=1.0 keeps it in the host's memory",
+    ),
+    "process_group": ((None,), _GROUP),
+    "distributed_process_group": ((None,), _GROUP),
+    "redundant_process_group": ((None,), _GROUP),
+    "average_grad_sync": (
+        (None, True),
+        "Megatron-Core averages gradients over the replicas and doesn't sum them. Leave it out, and multiply "
+        "optim.config.clip_grad and optim.config.adam_eps, which alone feel the difference, by the number of replicas",
+    ),
+    "pipeline_size": (
+        (2,),
+        "Megatron-Core starts a bucket's collective once its gradients are there, and doesn't count those under way. Leave "
+        "it out; bucket_cap_mb sets how much each moves",
+    ),
+    "capturable": (
+        (False,),
+        "CUDA graphs capture the model's part of a step (model.config.cuda_graph_impl), and never the optimizer's. Leave it out",
+    ),
+    "disable_distributed_parameters": (
+        (False,),
+        "set optim.config.use_distributed_optimizer=False and strategy.ddp.use_distributed_optimizer=False instead",
+    ),
+}
+"""Options of which Megatron-Core has one value only: these values, and what to do instead of another."""
 
 
-class DistributedFusedAdam(NamedTuple):
-    """The two configs that the options set; `apply_to` puts them into a recipe."""
+@dataclass(frozen=True)
+class DistributedFusedAdam:
+    """What the options set, which unpacks into its two configs; `apply_to` puts it into a recipe."""
 
     config: "Config[Any]"
     """Of Megatron-Core's ``OptimizerConfig``."""
     ddp_config: "Config[Any]"
     """Of Megatron-Core's ``DistributedDataParallelConfig``."""
+    param_sync_dtype: Optional[torch.dtype] = None
+    """Of gathered parameters, to be compared with the recipe's precision. None: whatever that says."""
+
+    def __iter__(self) -> "Iterator[Config[Any]]":
+        return iter((self.config, self.ddp_config))
 
     def apply_to(self, recipe: Any) -> Any:
-        """Set these fields in ``recipe.optim.config`` and ``recipe.strategy.ddp_config``; their others stay. Edits ``recipe``."""
-        for name, value in self.config.__arguments__.items():
-            setattr(recipe.optim.config, name, value)
+        """Make these `changes`; other fields stay. Edits ``recipe`` and returns it."""
+        for path, value in self.changes(recipe):
+            *parents, name = path.split(".")
+            owner = recipe
+            for parent in parents:
+                owner = getattr(owner, parent)
+            setattr(owner, name, value)
+        return recipe
+
+    def changes(self, recipe: Any) -> Iterator[tuple[str, Any]]:
+        """Paths of ``recipe`` and their new values, in the order in which they can be set.
+
+        Raises:
+            ConfigError: parameters would be gathered in another dtype than the precision plugin gives them.
+        """
+        from nemo2.config import Config
+        from nemo2.optim.megatron import MegatronOptimizerModule
+
+        yield from self._gathering(recipe)
+        if recipe.optim is None:
+            yield "optim", Config(MegatronOptimizerModule, config=self.config)
+        else:
+            for name, value in self.config.__arguments__.items():
+                yield f"optim.config.{name}", value
         if isinstance(recipe.trainer.strategy.ddp, str):
             # "megatron" stands for buffers that stop at gradients which aren't finite.
             self.ddp_config.check_for_nan_in_grad = True
-            recipe.trainer.strategy.ddp = self.ddp_config
+            yield "trainer.strategy.ddp", self.ddp_config
         else:
             for name, value in self.ddp_config.__arguments__.items():
-                setattr(recipe.trainer.strategy.ddp, name, value)
-        return recipe
+                yield f"trainer.strategy.ddp.{name}", value
+
+    def _gathering(self, recipe: Any) -> Iterator[tuple[str, Any]]:
+        wanted, plugin = self.param_sync_dtype, recipe.trainer.plugins
+        if wanted is None:
+            return
+        if not isinstance(plugin, MegatronMixedPrecision):
+            raise ConfigError(
+                f"param_sync_dtype={wanted}: parameters are gathered in the dtype that trainer.plugins gives them, and that is "
+                "no single MegatronMixedPrecision. Leave it out."
+            )
+        if wanted == torch.uint8 and plugin.fp8 is not None:  # pyright: ignore[reportAttributeAccessIssue]
+            yield "trainer.plugins.fp8_param_gather", True
+            return
+        given = fdl.build(plugin).dtype_config.params_dtype  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        if wanted != given:
+            raise ConfigError(
+                f"param_sync_dtype={wanted}: parameters are gathered in their own dtype, which is {given} by "
+                "trainer.plugins. Leave it out, or set trainer.plugins.precision; fp8 needs trainer.plugins.fp8."
+            )
 
 
 def distributed_fused_adam(
+    *,
     lr: Optional[float] = None,
+    bias_correction: bool = True,
+    betas: Optional[tuple[float, float]] = None,
+    eps: Optional[float] = None,
+    adam_w_mode: bool = True,
+    weight_decay: Optional[float] = None,
+    amsgrad: bool = False,
     dtype: Any = torch.float32,
     grad_sync_dtype: Any = None,
+    param_sync_dtype: Any = None,
+    device: Any = "cuda",
+    process_group: Any = None,
+    distributed_process_group: Any = None,
+    redundant_process_group: Any = None,
+    average_grad_sync: Optional[bool] = None,
     overlap_grad_sync: bool = True,
     overlap_param_sync: bool = False,
     bucket_cap_mb: Optional[float] = 100,
+    pipeline_size: int = 2,
     contiguous_param_buffer: Optional[bool] = None,
     contiguous_grad_buffer: Optional[bool] = None,
-    average_grad_sync: Optional[bool] = None,
-    nccl_ub: Optional[bool] = None,
+    store_params: Optional[bool] = None,
     store_param_remainders: Optional[bool] = None,
-    betas: Optional[tuple[float, float]] = None,
-    eps: Optional[float] = None,
-    weight_decay: Optional[float] = None,
+    with_scaled_states: Optional[bool] = None,
+    nccl_ub: Optional[bool] = None,
+    capturable: bool = False,
+    disable_distributed_parameters: bool = False,
     clip_grad: Optional[float] = None,
 ) -> DistributedFusedAdam:
     """Adam whose state is sharded over the data-parallel ranks, by NeMo's option names.
 
     Args:
         lr: Peak learning rate. None: what the recipe has.
+        bias_correction: True.
+        adam_w_mode: Weight decay apart from the gradient (AdamW). False: added to it (L2 regularisation).
+        amsgrad: False.
         dtype: Of the optimizer's moments: torch dtypes or "fp32", "bf16", "fp16", "fp8". The main parameters stay fp32. All
             but fp32 need Transformer Engine's Adam.
         grad_sync_dtype: Of gradients while they are accumulated and reduced: fp32, or the parameters' own 16-bit dtype. None:
             the precision plugin's ``grad_reduce_in_fp32``.
+        param_sync_dtype: Of gathered parameters: the precision plugin's, or fp8 where it has that. None: the plugin's.
+        device: "cuda" or None: where the parameters are, CPU ranks included.
+        process_group, distributed_process_group, redundant_process_group: None: the strategy's groups.
+        average_grad_sync: True: let the collective average. None: what the recipe has; Megatron-Core's default divides first.
         overlap_grad_sync: Reduce a bucket's gradients while backward goes on.
         overlap_param_sync: Gather a bucket's parameters while forward goes on. Needs ``overlap_grad_sync``.
         bucket_cap_mb: Size of a gradient bucket in MiB, in ``grad_sync_dtype`` (fp32 where that is None). None: what the recipe
             has, else Megatron-Core's choice.
-        contiguous_param_buffer, contiguous_grad_buffer: True or None; Megatron-Core's buffers always are.
-        average_grad_sync: Let the collective average. None: what the recipe has; Megatron-Core's default divides first.
+        pipeline_size: 2, Apex's default; Megatron-Core has no such limit.
+        contiguous_param_buffer, contiguous_grad_buffer: Any; Megatron-Core's buffers always are, which Apex's are on demand.
+        store_params: True: keep main parameters in fp32. False: only together with ``store_param_remainders``. None: True,
+            unless that is set.
+        store_param_remainders: Keep of the main parameters only what bf16 parameters lack. Needs Transformer Engine's Adam.
+            None: what the recipe has, else Megatron-Core's default.
+        with_scaled_states: Scale each moment into its dtype's range. Transformer Engine's Adam does so with fp16 and fp8 and
+            not with others.
         nccl_ub: Register the buffers with NCCL. None: what the recipe has.
-        store_param_remainders: Keep of the main parameters only what bf16 parameters lack. None: what the recipe has, else
-            Megatron-Core's default.
+        capturable: False.
+        disable_distributed_parameters: False.
         betas, eps, weight_decay, clip_grad: Of Adam. None: what the recipe has.
 
     Raises:
         ConfigError: a dtype that Megatron-Core has no optimizer for, options that exclude each other, and what it can't do;
             all of them at once.
     """
+    given = dict(locals())
     from nemo2.config import Config
     from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 
-    problems: list[str] = []
+    problems = [f"{name}={given[name]!r}: {why}." for name, (values, why) in _ONLY.items() if given[name] not in values]
     state = _dtype("dtype", dtype, problems) or torch.float32
     gradients = None if grad_sync_dtype is None else _dtype("grad_sync_dtype", grad_sync_dtype, problems)
+    gathered = None if param_sync_dtype is None else _dtype("param_sync_dtype", param_sync_dtype, problems)
     if gradients == torch.uint8:
         problems.append(
             f"grad_sync_dtype={grad_sync_dtype!r}: gradients are reduced in fp32 or in the parameters' 16-bit dtype."
         )
-    for name, value in (
-        ("contiguous_param_buffer", contiguous_param_buffer),
-        ("contiguous_grad_buffer", contiguous_grad_buffer),
-    ):
-        if value is False:
-            problems.append(f"{name}=False: Megatron-Core's buffers are always contiguous. Leave it out.")
     if overlap_param_sync and not overlap_grad_sync:
         problems.append(
             "overlap_param_sync=True with overlap_grad_sync=False: without overlapped reduction there is one bucket, and nothing "
@@ -125,10 +238,17 @@ def distributed_fused_adam(
         )
     if bucket_cap_mb is not None and bucket_cap_mb <= 0:
         problems.append(f"bucket_cap_mb={bucket_cap_mb} must be more than 0, or None for Megatron-Core's choice.")
-    if store_param_remainders is not None and state == torch.float32:
+    if store_params is False and not store_param_remainders:
         problems.append(
-            f"store_param_remainders={store_param_remainders} concerns the precision-aware optimizer only: set dtype to a 16-bit "
-            "or fp8 one, or leave it out."
+            "store_params=False: 16-bit parameters alone lose small updates, and Megatron-Core keeps main parameters beside "
+            "them. Leave it out, or set store_param_remainders=True, which keeps what bf16 parameters lack."
+        )
+    if store_params and store_param_remainders:
+        problems.append("store_params=True with store_param_remainders=True: keep one of them, as Apex has it.")
+    if with_scaled_states and state not in (torch.float16, torch.uint8):
+        problems.append(
+            f"with_scaled_states=True with dtype={dtype!r}: Transformer Engine's Adam scales moments in fp16 and fp8. Set dtype "
+            "to one of these, or leave it out."
         )
     if problems:
         raise ConfigError("\n".join(problems))
@@ -136,12 +256,14 @@ def distributed_fused_adam(
         OptimizerConfig, optimizer="adam", use_distributed_optimizer=True, overlap_param_gather=overlap_param_sync
     )
     # Moments in fp32 are said too: the recipe that gets these options may have had others.
-    config.use_precision_aware_optimizer = state != torch.float32
+    aware = state != torch.float32 or bool(store_param_remainders)
+    config.use_precision_aware_optimizer = aware
     config.exp_avg_dtype = config.exp_avg_sq_dtype = state
-    if state == torch.float32:
+    if not aware:
         config.main_grads_dtype = config.main_params_dtype = torch.float32
     elif gradients is not None:
         config.main_grads_dtype = gradients
+    config.decoupled_weight_decay = adam_w_mode
     first, second = betas or (None, None)
     _set(
         config,
@@ -151,7 +273,7 @@ def distributed_fused_adam(
         adam_eps=eps,
         weight_decay=weight_decay,
         clip_grad=clip_grad,
-        store_param_remainders=store_param_remainders,
+        store_param_remainders=store_param_remainders if aware else None,
     )
     buffers = Config(
         DistributedDataParallelConfig,
@@ -167,7 +289,7 @@ def distributed_fused_adam(
         average_in_collective=average_grad_sync,
         nccl_ub=nccl_ub,
     )
-    return DistributedFusedAdam(config, buffers)
+    return DistributedFusedAdam(config, buffers, gathered)
 
 
 def _dtype(name: str, value: Any, problems: list[str]) -> Optional[torch.dtype]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
+from nemo2.config.factories import misplaced_text
+from nemo2.config.walk import iterate_nodes
 
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that govern one thing")
@@ -26,6 +28,19 @@ def _refused(facts: Facts, path: str) -> Iterator[str]:
     last = path.rpartition(".")[2]
     named = any(word in message for word in (path, f"{last}.", f"{path.partition('.')[0]}."))
     yield message if named else f"{path}: {message}"
+
+
+@SETTINGS.rule(
+    "parts-are-no-text",
+    says="Where a plugin, callback, optimizer, schedule, logger, model or data module belongs there is one, and not its name.",
+    otherwise="Whoever first asks something of it fails, on every rank.",
+    broken="",
+    mended="trainer.plugins=bf16_mixed",
+    assigned=({"trainer.plugins": "bf16_mixed"}, {}),
+)
+def _text(facts: Facts) -> Iterator[str]:
+    for path, node in iterate_nodes(facts.recipe):
+        yield from misplaced_text(node.__fn_or_cls__, node.__arguments__, of=f"{path}." if path else "")
 
 
 @SETTINGS.rule(

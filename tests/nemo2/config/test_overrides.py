@@ -14,7 +14,8 @@ from nemo_run import Config as RunConfig
 from nemo2.config import apply_overrides, who_set
 from nemo2.config.overrides import COMMAND_LINE
 from nemo2.config.show import flatten
-from nemo2.config.values import Text, WrongType, describe, typed
+from nemo2.config.typed_text import Text, WrongType
+from nemo2.config.values import describe, typed
 from nemo2.errors import ConfigError
 
 

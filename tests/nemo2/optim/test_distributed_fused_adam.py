@@ -5,11 +5,14 @@ from typing import Any
 
 import fiddle as fdl
 import pytest
+import small_runs
 import torch
 
+from nemo2.checks.find import find_problems
 from nemo2.errors import ConfigError
 from nemo2.optim.distributed_fused_adam import distributed_fused_adam
 from nemo2.recipes import deepseek_v3, llama3_8b, llama_tiny
+from nemo2.recipes.precision.mixed_precision import bf16_with_fp8_subchannel_scaling_mixed
 
 
 def test_the_defaults_are_the_documents() -> None:
@@ -47,6 +50,15 @@ def test_the_defaults_are_the_documents() -> None:
         ({"dtype": "fp8"}, "config", {"exp_avg_dtype": torch.uint8}),
         ({"dtype": "bf16", "grad_sync_dtype": "bf16"}, "config", {"main_grads_dtype": torch.bfloat16}),
         ({"dtype": "bf16", "store_param_remainders": False}, "config", {"store_param_remainders": False}),
+        (
+            {"store_param_remainders": True},
+            "config",
+            {"use_precision_aware_optimizer": True, "exp_avg_dtype": torch.float32},
+        ),
+        ({"store_params": False, "store_param_remainders": True}, "config", {"store_param_remainders": True}),
+        ({"dtype": "fp8", "with_scaled_states": True}, "config", {"exp_avg_dtype": torch.uint8}),
+        ({"adam_w_mode": False}, "config", {"decoupled_weight_decay": False}),
+        ({"adam_w_mode": True}, "config", {"decoupled_weight_decay": True}),
         ({"betas": (0.8, 0.9)}, "config", {"adam_beta1": 0.8, "adam_beta2": 0.9}),
         ({"contiguous_param_buffer": True, "contiguous_grad_buffer": True}, "config", {"optimizer": "adam"}),
     ],
@@ -55,6 +67,82 @@ def test_the_defaults_are_the_documents() -> None:
 def test_each_option_sets_its_fields(option: dict[str, Any], owner: str, expected: dict[str, Any]) -> None:
     node = getattr(distributed_fused_adam(**option), owner)
     assert {name: node.__arguments__.get(name) for name in expected} == expected
+
+
+APEX: dict[str, Any] = {
+    "lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-8, "adam_w_mode": True, "weight_decay": 0.0,
+    "amsgrad": False, "dtype": torch.float32, "grad_sync_dtype": None, "param_sync_dtype": None, "device": "cuda",
+    "process_group": None, "distributed_process_group": None, "redundant_process_group": None, "average_grad_sync": True,
+    "overlap_grad_sync": True, "overlap_param_sync": False, "bucket_cap_mb": 100.0, "pipeline_size": 2,
+    "contiguous_param_buffer": False, "contiguous_grad_buffer": False, "store_params": True,
+    "store_param_remainders": False, "with_scaled_states": False, "nccl_ub": False,
+}  # fmt: skip
+"""Every argument of Apex's DistributedFusedAdam but the parameters, with its default (apex/contrib/optimizers)."""
+
+
+@pytest.mark.parametrize("name", APEX)
+def test_every_argument_of_apex_is_accepted_at_its_default(name: str) -> None:
+    distributed_fused_adam(**{name: APEX[name]})
+
+
+def test_apexs_defaults_all_at_once_make_a_legal_recipe() -> None:
+    recipe = distributed_fused_adam(**APEX).apply_to(llama3_8b.pretrain_recipe())
+    assert find_problems(recipe) == []
+    config = fdl.build(recipe.optim.config)
+    assert (config.adam_beta2, config.adam_eps, config.weight_decay) == (0.999, 1e-8, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", torch.bfloat16])
+def test_parameters_are_gathered_in_the_dtype_of_the_precision_and_no_other(dtype: Any) -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    distributed_fused_adam(param_sync_dtype=dtype).apply_to(recipe)
+    with pytest.raises(ConfigError, match="param_sync_dtype=torch.float32: .* torch.bfloat16 by trainer.plugins"):
+        distributed_fused_adam(param_sync_dtype="fp32").apply_to(recipe)
+    with pytest.raises(ConfigError, match="fp8 needs trainer.plugins.fp8"):
+        distributed_fused_adam(param_sync_dtype="fp8").apply_to(recipe)
+    recipe.trainer.plugins = bf16_with_fp8_subchannel_scaling_mixed()
+    distributed_fused_adam(param_sync_dtype="fp8").apply_to(recipe)
+    assert recipe.trainer.plugins.fp8_param_gather is True
+
+
+def trained_beside_torch() -> dict[bool, float]:
+    """The largest difference between what Megatron-Core's shards become in a step and what torch's own optimizers make of
+    the same shards and gradients, with and without decoupled decay."""
+    from nemo2.backend.fused_adam import FusedAdam
+    from nemo2.optim.megatron import MegatronOptimizerModule
+
+    real, worst = FusedAdam.step, {}
+    options = {"lr": 1e-2, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.5}
+    for decoupled in (True, False):
+        expected: list[Any] = []
+
+        def step(self: Any, closure: Any = None, decoupled: bool = decoupled, expected: list[Any] = expected) -> Any:
+            for group in (group for group in self.param_groups if group["params"]):
+                twins = [p.detach().clone() for p in group["params"]]
+                for twin, p in zip(twins, group["params"], strict=True):
+                    twin.grad = p.grad.clone()
+                reference = torch.optim.AdamW if decoupled else torch.optim.Adam
+                reference(twins, **{**options, "weight_decay": group["weight_decay"]}).step()
+                expected.append((twins, group["params"]))
+            return real(self, closure)
+
+        made = distributed_fused_adam(**options, adam_w_mode=decoupled, bucket_cap_mb=0.01)
+        model = small_runs.build_llama()
+        MegatronOptimizerModule(fdl.build(made.config)).connect(model)
+        FusedAdam.step = step
+        try:
+            small_runs.fit(model, max_steps=1, ddp=fdl.build(made.ddp_config))
+        finally:
+            FusedAdam.step = real
+        pairs = [(a, b) for twins, ours in expected for a, b in zip(twins, ours, strict=True)]
+        assert sum(a.numel() for a, _ in pairs) > 1000
+        worst[decoupled] = max(float((a - b).detach().abs().max()) for a, b in pairs if a.numel())
+    return worst
+
+
+def test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks(run_on_ranks: Any) -> None:
+    for worst in run_on_ranks(trained_beside_torch, 2):
+        assert worst[True] < 1e-6 and worst[False] < 1e-6
 
 
 def test_what_is_left_out_is_left_to_megatron_core_and_the_precision() -> None:
@@ -66,11 +154,24 @@ def test_what_is_left_out_is_left_to_megatron_core_and_the_precision() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"bias_correction": False}, "bias_correction=False: Megatron-Core's Adam always corrects"),
+        ({"amsgrad": True}, "amsgrad=True: neither"),
+        ({"device": "cpu"}, "device='cpu': .* optim.config.optimizer_cpu_offload=True"),
         (
-            {"contiguous_param_buffer": False},
-            "contiguous_param_buffer=False: Megatron-Core's buffers are always contiguous",
+            {"process_group": "some"},
+            "process_group='some': .* Leave it out; strategy.num_distributed_optimizer_instances",
         ),
-        ({"contiguous_grad_buffer": False}, "contiguous_grad_buffer=False"),
+        ({"distributed_process_group": "some"}, "distributed_process_group='some'"),
+        ({"redundant_process_group": "some"}, "redundant_process_group='some'"),
+        ({"average_grad_sync": False}, "average_grad_sync=False: Megatron-Core averages .* optim.config.clip_grad"),
+        ({"pipeline_size": 4}, "pipeline_size=4: .* bucket_cap_mb"),
+        ({"capturable": True}, "capturable=True: .*model.config.cuda_graph_impl"),
+        ({"disable_distributed_parameters": True}, "set optim.config.use_distributed_optimizer=False"),
+        ({"store_params": False}, "store_params=False: .* store_param_remainders=True"),
+        ({"store_params": True, "store_param_remainders": True}, "keep one of them"),
+        ({"with_scaled_states": True}, "with_scaled_states=True with dtype=torch.float32: .* fp16 and fp8"),
+        ({"with_scaled_states": True, "dtype": "bf16"}, "with_scaled_states=True with dtype='bf16'"),
+        ({"param_sync_dtype": "int8"}, "param_sync_dtype='int8': must be fp32"),
         (
             {"overlap_grad_sync": False, "overlap_param_sync": True},
             "overlap_param_sync=True with overlap_grad_sync=False",
@@ -79,7 +180,6 @@ def test_what_is_left_out_is_left_to_megatron_core_and_the_precision() -> None:
         ({"dtype": torch.int64}, "must be fp32"),
         ({"grad_sync_dtype": "fp8"}, "gradients are reduced in fp32 or"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be more than 0"),
-        ({"store_param_remainders": True}, "concerns the precision-aware optimizer only"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
@@ -89,7 +189,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
 
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
-        distributed_fused_adam(dtype="bf17", contiguous_grad_buffer=False, bucket_cap_mb=-1)
+        distributed_fused_adam(dtype="bf17", amsgrad=True, bucket_cap_mb=-1)
     assert len(str(refused.value).splitlines()) == 3
 
 

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a recipe by name: `log=default_log`, `optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)`.
+
+A factory is a function that returns a config, or a class to make a config of. Packages above this one announce theirs;
+those registered with nemo-run (`@run.cli.factory`) are found too. The annotation of a parameter says which of them fit it.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, Optional
+
+from fiddle._src import signatures
+
+from nemo2.config.announced import ANNOUNCED
+from nemo2.config.capture import unknown_name
+from nemo2.config.tree import Config
+from nemo2.config.typed_text import Text, WrongType, named_object, part_classes, split_items
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+_CALL = re.compile(r"([A-Za-z_]\w*(?:[.:]\w+)*)\s*(?:\((.*)\))?", re.DOTALL)
+
+
+class Source(NamedTuple):
+    """Factories of one kind of part."""
+
+    gives: str
+    """What their configs build to, as "module:Class"; imported with the first name that is looked up."""
+    names: Callable[[], Iterable[str]]
+    load: Callable[[str], Callable[..., Any]]
+    """The function or class of that name."""
+
+
+def factory_names(classes: Iterable[type]) -> list[str]:
+    """The names of all factories that give one of these classes, in alphabetical order."""
+    return sorted({name for source in _fitting(classes) for name in source.names()}, key=str.lower)
+
+
+def made_by_name(text: str, classes: tuple[type, ...], *, fit: Callable[..., Any]) -> Any:
+    """What the factory call ``text`` returns: a config, or changes of a recipe (an object with ``changes``).
+
+    Args:
+        text: ``name`` or ``name(argument=value, ...)``, with values as in an override. A dotted name of a class will do.
+        classes: What it may give.
+        fit: `nemo2.config.values.typed`, for the arguments.
+
+    Raises:
+        WrongType: there is no such factory of these classes.
+        ConfigError: its arguments don't fit.
+    """
+    match = _CALL.fullmatch(text.strip())
+    factory = _find(match[1], classes) if match else None
+    if match is None or factory is None:
+        raise WrongType(refusal(text, classes))
+    arguments = _arguments(factory, match[2] or "", fit)
+    return Config(factory, **arguments) if isinstance(factory, type) else factory(**arguments)
+
+
+def refusal(text: str, classes: tuple[type, ...]) -> str:
+    """The clause that says why ``text`` can't stand for an object of these classes, with the nearest names that can."""
+    wanted = " or ".join(cls.__qualname__ for cls in classes)
+    shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
+    names = factory_names(classes)
+    if not names:
+        return f"takes a {wanted}, not {shown}: set its fields, or name a class of it"
+    name = re.split(r"\W", text.strip(), maxsplit=1)[0]
+    if name in names and (factory := _find(name, classes)) is not None:
+        return f"takes a {wanted}, and {shown} is text: call {factory.__module__}.{factory.__qualname__}."
+    known = did_you_mean(name, names)
+    if known == ".":
+        known = f", as {', '.join(names[:4])} and others do."
+    return f"takes a {wanted}, and {shown} names none{known}"
+
+
+def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
+    """Refuse plain text among the arguments of a call, where their annotations ask for objects.
+
+    Raises:
+        ConfigError: all of them, as fields of ``of``.
+    """
+    if found := misplaced_text(target, arguments, of=of):
+        raise ConfigError("\n".join(found))
+
+
+def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
+    """A sentence for each text among these arguments of ``target``, alone or in a list, that should be an object."""
+    hints = signatures.get_type_hints(target)
+    return [
+        f"{of}{name}={text!r}: {refusal(text, classes)}"
+        for name, value in arguments.items()
+        for text in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(text, str) and (classes := part_classes(hints.get(name, Any)))
+    ]
+
+
+def _fitting(classes: Iterable[type]) -> list[Source]:
+    """The sources of exactly these classes where there are any: optimizers and schedules are callbacks too."""
+    wanted = tuple(classes)
+    found: dict[type, list[Source]] = {}
+    for source in (source for module in ANNOUNCED for source in import_module(module).SOURCES):
+        home, _, name = source.gives.partition(":")
+        made = getattr(import_module(home), name)
+        if issubclass(made, wanted):
+            found.setdefault(made, []).append(source)
+    exact = [made for made in found if made in wanted]
+    return [source for made in exact or found for source in found[made]]
+
+
+def _find(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
+    if "." in name or ":" in name:
+        found = named_object(name)
+        return found if isinstance(found, type) and issubclass(found, classes) else None
+    for source in _fitting(classes):
+        if name in source.names():
+            return source.load(name)
+    return _nemo_runs(name, classes)
+
+
+def _nemo_runs(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
+    """A factory that somebody registered with nemo-run for one of these classes."""
+    if "nemo_run.cli.api" not in sys.modules:
+        return None
+    import catalogue
+    from nemo_run.config import get_type_namespace
+
+    for cls in classes:
+        if catalogue.check_exists(get_type_namespace(cls), name):
+            return catalogue._get((get_type_namespace(cls), name))
+    return None
+
+
+def _arguments(factory: Callable[..., Any], text: str, fit: Callable[..., Any]) -> dict[str, Any]:
+    """The keywords of a call, each as the factory's signature asks for it."""
+    parameters = inspect.signature(factory).parameters
+    hints = signatures.get_type_hints(factory)
+    arguments: dict[str, Any] = {}
+    for part in split_items(text):
+        name, equals, value = part.partition("=")
+        name, read = name.strip(), Text.parse(value)
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{part!r} is not of the form name=value: name the argument of {factory.__name__}.")
+        if name not in parameters:
+            raise unknown_name(factory, name)
+        hint = hints.get(name, Any)
+        try:
+            arguments[name] = fit(
+                read.literal, hint if parameters[name].default is not None else Optional[hint], text=read.raw
+            )
+        except WrongType as error:
+            raise ConfigError(f"{name} of {factory.__name__} {error}.") from None
+    return arguments

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was typed on a command line, before anybody asks what it is for; and what annotations ask for."""
+
+import ast
+import collections.abc
+import dataclasses
+import enum
+import importlib
+import pathlib
+import re
+import types
+import typing
+from datetime import timedelta
+from typing import Any
+
+_CONSTANTS = {"none": None, "null": None, "true": True, "false": False}
+SEQUENCES: dict[Any, Any] = {
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+    collections.abc.Sequence: list,
+    collections.abc.MutableSequence: list,
+    collections.abc.Iterable: list,
+    collections.abc.Collection: list,
+}
+_PLAIN = (bool, int, float, str, pathlib.Path, pathlib.PurePath, timedelta, dict, object, type, Any)
+
+
+class WrongType(ValueError):
+    """The text can't be what the parameter asks for. The message is the clause after the path: "takes an int, ..."."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What was typed, and what it reads as in Python (itself, where it is no literal)."""
+
+    raw: str
+    literal: Any
+
+    @classmethod
+    def parse(cls, raw: str) -> "Text":
+        raw = raw.strip()
+        if raw.lower() in _CONSTANTS and raw in (raw.lower(), raw.capitalize()):
+            return cls(raw, _CONSTANTS[raw.lower()])
+        try:
+            return cls(raw, ast.literal_eval(raw))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return cls(raw, _bare_list(raw))
+
+
+def _bare_list(raw: str) -> Any:
+    """`[a, b]` without quotes as a list, any other text as itself."""
+    if not (raw.startswith("[") and raw.endswith("]")):
+        return raw
+    return [Text.parse(part).literal for part in split_items(raw[1:-1])]
+
+
+def split_items(text: str) -> list[str]:
+    """Text cut at the commas that stand in no bracket and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote or letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def part_classes(hint: Any) -> tuple[type, ...]:
+    """The classes of which a parameter takes objects, itself or in a list, where text can't be meant for it.
+
+    Empty where text can be (str, a path, a dtype, a choice of words), and where the annotation says nothing.
+    """
+    hint = without_annotated(hint)
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType) or origin in SEQUENCES:
+        found = [part_classes(choice) for choice in choices if choice not in (type(None), bool, int, float, ...)]
+        return tuple(dict.fromkeys(cls for classes in found for cls in classes)) if all(found) else ()
+    plain = not isinstance(hint, type) or origin is not None or hint in SEQUENCES
+    if (
+        plain
+        or hint in _PLAIN
+        or issubclass(hint, enum.Enum)
+        or hint.__module__ in ("torch", "builtins", "collections.abc")
+    ):
+        return ()
+    return (hint,)
+
+
+def named_object(text: str) -> Any:
+    """The class or function that `module.name` or `module:name` names, where recipes may use it.
+
+    Raises:
+        WrongType: there is none, or it isn't on the list of `nemo2.config.policy`.
+    """
+    from nemo2.config.policy import RecipePolicy
+
+    policy = RecipePolicy()
+    module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")
+    if not module or not symbol or not re.fullmatch(r"[\w.]+", text.replace(":", ".")):
+        raise WrongType(f"takes the dotted name of a class or function, not {text!r}")
+    if not policy.allows_import(module, symbol):
+        raise WrongType(f"can't be {text!r}: names given as text are taken from nemo2, Megatron-Core and torch only")
+    try:
+        found = getattr(importlib.import_module(module), symbol)
+    except (ImportError, AttributeError) as error:
+        raise WrongType(f"can't be {text!r}: there is no such name") from error
+    if not policy.allows_value(found):
+        raise WrongType(f"can't be {text!r}, which is not a class or function of {module}")
+    return found
+
+
+def without_annotated(hint: Any) -> Any:
+    """The annotation under Annotated and NewType."""
+    while True:
+        if typing.get_origin(hint) is typing.Annotated:
+            hint = typing.get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        else:
+            return hint

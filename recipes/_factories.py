@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The factories that overrides find by name (`nemo2.config.factories`), by the kind of part they give."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
+
+from nemo2.config.factories import Source
+
+
+def _functions(home: str) -> Callable[[], Iterable[str]]:
+    def names() -> list[str]:
+        functions = inspect.getmembers(import_module(home), inspect.isfunction)
+        return [name for name, function in functions if function.__module__ == home and not name.startswith("_")]
+
+    return names
+
+
+def _from(home: str, gives: str, names: Iterable[str] | None = None) -> Source:
+    """Functions and classes of a module; ``names`` None: its public functions."""
+    listed = _functions(home) if names is None else lambda: names
+    return Source(gives, listed, lambda name: getattr(import_module(home), name))
+
+
+def _recipes() -> list[str]:
+    from nemo2 import recipes
+
+    return recipes.names()
+
+
+def _of_recipe(part: str) -> Callable[[str], Callable[..., Any]]:
+    def load(name: str) -> Callable[..., Any]:
+        from nemo2 import recipes
+
+        return getattr(recipes.get(name), part)
+
+    return load
+
+
+def _callbacks() -> list[str]:
+    from nemo2 import callbacks
+
+    return list(vars(callbacks)["__all__"])
+
+
+def _schedules() -> list[str]:
+    from nemo2.optim import lr_scheduler
+
+    return [name for name in vars(lr_scheduler) if name.endswith("Scheduler")]
+
+
+_LOG = "nemo2.recipes.log.default"
+_OPTIMIZER = "nemo2.optim.megatron:MegatronOptimizerModule"
+_CALLBACK = "lightning.pytorch.callbacks:Callback"
+
+SOURCES = [
+    Source("nemo2.models.gpt:GPTModel", _recipes, _of_recipe("model")),
+    Source("nemo2.trainer:Trainer", _recipes, _of_recipe("trainer")),
+    _from("nemo2.recipes.precision.mixed_precision", "nemo2.precision:MegatronMixedPrecision"),
+    _from("nemo2.recipes.optim.adam", _OPTIMIZER),
+    _from("nemo2.optim.distributed_fused_adam", _OPTIMIZER, ["distributed_fused_adam"]),
+    _from("nemo2.optim.megatron", _OPTIMIZER, ["MegatronOptimizerModule"]),
+    Source(
+        "nemo2.optim.lr_scheduler:WarmupAnnealingScheduler",
+        _schedules,
+        lambda name: getattr(import_module("nemo2.optim.lr_scheduler"), name),
+    ),
+    _from(_LOG, "nemo2.run_dir.logger:NeMoLogger", ["default_log"]),
+    _from(_LOG, "nemo2.checkpoint.auto_resume:AutoResume", ["default_resume"]),
+    _from(_LOG, "lightning.pytorch.loggers:TensorBoardLogger", ["tensorboard_logger"]),
+    _from("nemo2.recipes.data.default", "nemo2.data.mock:MockDataModule"),
+    _from("nemo2.llm", "nemo2.data.mock:MockDataModule", ["MockDataModule", "PreTrainingDataModule"]),
+    _from("nemo2.recipes.callbacks.common", _CALLBACK),
+    Source(_CALLBACK, _callbacks, lambda name: getattr(import_module("nemo2.callbacks"), name)),
+]
