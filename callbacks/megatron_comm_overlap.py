@@ -10,11 +10,12 @@ import lightning.pytorch as pl
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap
-from nemo2.overlap.facts import machine, settings_of_run
+from nemo2.overlap.facts import settings_of_run
 from nemo2.overlap.settings import CALLBACK, Decision
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.overlap.userbuffers import start_userbuffers
 from nemo2.parallel.layout import Layout
+from nemo2.settle.machine import Machine
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class MegatronCommOverlapCallback(pl.Callback):
         ]
         if siblings and siblings[0] is not self:
             return
-        gpu, te_missing = machine()
+        machine = Machine.here()
         said = bool(self._decisions) or not trainer.is_global_zero
         self._decisions = overlap(
             siblings or [self],
@@ -110,8 +111,9 @@ class MegatronCommOverlapCallback(pl.Callback):
             optimizer_config=getattr(getattr(pl_module, "optim", None), "config", None),
             ddp_config=strategy.ddp_config,
             data_sampler=_data_sampler(trainer),
-            gpu=gpu,
-            transformer_engine_missing=te_missing,
+            gpu=machine.model,
+            transformer_engine_missing=machine.te_missing,
+            output_layer_can_fuse=machine.output_layer_can_fuse,
             say=None if said else _log.warning,
         )
 

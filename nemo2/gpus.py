@@ -6,7 +6,7 @@ What kernels reach of these rates is not here but in `nemo2.planner.constants`.
 
 import dataclasses
 import re
-from typing import Any, Optional
+from typing import Optional
 
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -131,25 +131,17 @@ def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]
     return _gpu(name), number
 
 
+def model_of(device_name: str) -> Optional[str]:
+    """ "h100" of "NVIDIA H100 80GB HBM3"; None of a name without a model."""
+    match = re.search(r"\b(G?[A-Z]\d{2,4}S?)\b", device_name.upper())
+    return match[1].lower() if match else None
+
+
 def capability_here() -> Optional[tuple[int, int]]:
     """Compute capability of this machine's first GPU; None without one."""
     import torch
 
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-
-
-def spread_over(trainer: Any, number: int) -> None:
-    """Set the nodes and devices of a trainer to so many GPUs: nodes of 8, or of its devices where those divide the number.
-
-    Raises:
-        ConfigError: they are no whole nodes.
-    """
-    per_node = trainer.devices if isinstance(trainer.devices, int) else GPUS_PER_NODE
-    if number % per_node:
-        per_node = number if number < GPUS_PER_NODE else GPUS_PER_NODE
-    if number % per_node:
-        raise ConfigError(f"--gpus: {number} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}.")
-    trainer.num_nodes, trainer.devices = number // per_node, per_node
 
 
 def _gpu(name: str) -> GPU:

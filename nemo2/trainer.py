@@ -21,6 +21,8 @@ from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.max_time import RunTimer
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import devices_of
 from nemo2.strategies.stepping import SteppingStrategy
 
 _Plugin = Union[Precision, ClusterEnvironment, CheckpointIO, LayerSync]
@@ -88,6 +90,9 @@ class Trainer(pl.Trainer):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         refuse_text(Trainer, arguments, of="trainer.")
+        if _no_gpu() and accelerator == "auto":
+            # Lightning takes whole numbers of CPU processes only, and a recipe may count GPUs otherwise.
+            devices = arguments["devices"] = devices_of(devices, Machine.here())
         check_devices(accelerator=accelerator, devices=devices, num_nodes=num_nodes)
         if not isinstance(val_check_interval, int) and check_val_every_n_epoch is None:
             arguments["check_val_every_n_epoch"] = 1  # Lightning's default: the interval counts within an epoch

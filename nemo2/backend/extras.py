@@ -61,9 +61,3 @@ def some_layer_fuses() -> bool:
     """Whether ``gradient_accumulation_fusion`` may be on by default: a package is here that does it. Asks nothing of torch;
     the backend decides whether its GPU is here too."""
     return has(APEX) or has("transformer_engine")
-
-
-def output_layer_fuses(asked: bool) -> bool:
-    """Whether the output layer adds its weight's gradient itself, where the model was ``asked`` to: Megatron-Core's linear
-    layers need Apex for it (`nemo2.models.fused_gradients`)."""
-    return asked and (has(APEX) or not have_te())

@@ -9,7 +9,10 @@ from typing import Any, Optional
 
 from nemo2.checks.arithmetic import is_count
 from nemo2.checks.building import Built, as_asked, build_settings
+from nemo2.errors import ConfigError
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import world_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +29,20 @@ class Facts:
     """The parallel sizes as written, by their short names; empty where the strategy isn't Megatron's."""
     nodes: int
     devices: Optional[int]
-    """Processes per node that the trainer asks for."""
+    """Processes per node; None where the trainer asks for something that is no number of them."""
     world_size: int
     launched: tuple[Optional[int], Optional[int]] = (None, None)
     """Devices per node and nodes that the executor starts."""
-    here: bool = False
-    """It will run on this machine."""
-    gpu: Optional[tuple[int, int]] = None
-    """Compute capability of the GPUs it will run on; None: unknown, or none."""
+    machine: Machine = field(default_factory=Machine)
+    """It will run on this one."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its processes will see, as far as they are known."""
     built: Built = field(default_factory=Built)
+
+    @property
+    def here(self) -> bool:
+        """It will run on this machine."""
+        return self.machine.local
 
     @property
     def trainer(self) -> Any:
@@ -173,11 +179,12 @@ def read_facts(
     *,
     devices: Optional[int] = None,
     nodes: Optional[int] = None,
-    here: bool = False,
-    gpu: Optional[tuple[int, int]] = None,
+    machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> Facts:
-    """The facts of a recipe that has a trainer. ``devices`` and ``nodes`` are what an executor starts, if it is known."""
+    """The facts of a recipe that has a trainer, on ``machine`` (None: GPUs of any kind). ``devices`` and ``nodes`` are what an
+    executor starts, if it is known."""
+    machine = machine or Machine()
     trainer = recipe.trainer
     strategy: Any = getattr(trainer, "strategy", None)
     sizes: dict[str, Any] = {}
@@ -185,7 +192,11 @@ def read_facts(
         sizes = {short: getattr(strategy, name) for short, name in LAYOUT_FIELDS.items()}
         sizes["sp"] = bool(sizes["sp"])
     layout = Layout() if Layout.size_problems(**sizes) else Layout(**sizes)
-    asked_nodes, asked_devices = number(trainer, "num_nodes") or 1, number(trainer, "devices")
+    try:
+        world = world_of(trainer, machine)
+        asked_nodes, asked_devices = world.nodes, world.devices
+    except ConfigError:  # told by a rule
+        asked_nodes, asked_devices = max(1, number(trainer, "num_nodes") or 1), None
     world_nodes, world_devices = nodes or asked_nodes, devices or asked_devices
     return Facts(
         recipe=recipe,
@@ -195,10 +206,9 @@ def read_facts(
         devices=world_devices,
         world_size=world_nodes * (world_devices or layout.model_parallel_size),
         launched=(devices, nodes),
-        here=here,
-        gpu=gpu,
+        machine=machine,
         environment=environment or {},
-        built=build_settings(recipe, here=here),
+        built=build_settings(recipe, here=machine.local),
     )
 
 

@@ -10,7 +10,7 @@ from nemo2.checks.rule import Problem, Rule
 from nemo2.checks.rules.launching import too_many_for_this_machine
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
 from nemo2.errors import ConfigError
-from nemo2.gpus import capability_here
+from nemo2.settle.machine import Machine
 
 
 def check_recipe(
@@ -20,7 +20,7 @@ def check_recipe(
     nodes: Optional[int] = None,
     local: bool = False,
     chosen: bool = True,
-    gpu: Optional[tuple[int, int]] = None,
+    machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> None:
     """Refuse a recipe that can't run, before it is launched.
@@ -31,16 +31,18 @@ def check_recipe(
         nodes: Nodes that will be launched. None: the trainer's.
         local: It will run on this machine: its files, devices, packages and variables are looked at too.
         chosen: Somebody asked for ``devices`` on this machine. False: they are the recipe's, laid out for another one.
-        gpu: Compute capability of the GPUs it will run on. None: this machine's where it is local, else unknown.
+        machine: What it will run on. None: this machine where it is local, else GPUs of any kind.
         environment: Variables of its processes. None: this process' where it is local, else unknown.
 
     Raises:
         ConfigError: with all broken rules, one paragraph each, and the nearest legal layouts where another one would do.
     """
-    problems = find(recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, gpu=gpu, environment=environment)
+    problems = find(
+        recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, machine=machine, environment=environment
+    )
     if problems:
         told = [problem.message for problem in problems]
-        if hint := layout_hint(recipe, problems, devices=devices, nodes=nodes):
+        if hint := layout_hint(recipe, problems, devices=devices, nodes=nodes, machine=machine):
             told.append(hint)
         raise ConfigError("\n".join(told))
 
@@ -57,7 +59,7 @@ def find(
     nodes: Optional[int] = None,
     local: bool = False,
     chosen: bool = True,
-    gpu: Optional[tuple[int, int]] = None,
+    machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> list[Problem]:
     """All broken rules, empty if there are none; arguments as `check_recipe`."""
@@ -71,11 +73,11 @@ def find(
             Problem(rule="fits-this-machine", topic="The launch", message=message)
             for message in too_many_for_this_machine(devices)
         ]
-    if local and gpu is None:
-        gpu = capability_here()
+    if local and machine is None:
+        machine = Machine.here()
     if local and environment is None:
         environment = os.environ
-    facts = read_facts(recipe, devices=devices, nodes=nodes, here=local, gpu=gpu, environment=environment)
+    facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine, environment=environment)
     return found + judge(facts)
 
 
@@ -95,14 +97,19 @@ def judge(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
 
 
 def layout_hint(
-    recipe: Any, problems: Iterable[Problem], *, devices: Optional[int] = None, nodes: Optional[int] = None
+    recipe: Any,
+    problems: Iterable[Problem],
+    *,
+    devices: Optional[int] = None,
+    nodes: Optional[int] = None,
+    machine: Optional[Machine] = None,
 ) -> Optional[str]:
     """A last line with the nearest legal layouts; None where another layout is not what is needed, or there is none."""
     if not any(problem.topic in LAYOUT_TOPICS for problem in problems):
         return None
     from nemo2.checks.nearest import nearest_layouts
 
-    facts = read_facts(recipe, devices=devices, nodes=nodes)
+    facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
     near = nearest_layouts(facts)
     if not near:
         return None

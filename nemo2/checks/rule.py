@@ -51,7 +51,7 @@ class Case:
         if self.here:
             words.append("--here")
         if self.gpu:
-            words += ["--gpu", self.gpu]
+            words += ["--gpus", self.gpu]
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         return " ".join([*map(shlex.quote, variables), *map(shlex.quote, words)])
 

@@ -5,12 +5,15 @@ import json
 import shutil
 import sys
 import textwrap
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, configured
+from nemo2.cli.sources import Gpus, Overrides, configured, machine_of
 from nemo2.run_dir.terminal import is_terminal
+
+if TYPE_CHECKING:
+    from nemo2.settle.machine import Machine
 
 CHECK_EXAMPLE = (
     "Example: nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 strategy.sequence_parallel=True --nodes 2"
@@ -31,7 +34,7 @@ def check(
     here: Annotated[
         bool, typer.Option("--here", help="It will run on this machine: look at its files, packages and variables too.")
     ] = False,
-    gpu: Annotated[Optional[str], typer.Option("--gpu", help="What it will run on: A100, H100, B200 ...")] = None,
+    gpus: Gpus = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -49,7 +52,10 @@ def check(
         trainer.devices = devices
     if nodes is not None:
         trainer.num_nodes = nodes
-    verdict = judgement(recipe, name=name, here=here, chosen=devices is not None, gpu=gpu)
+    from nemo2.settle.machine import Machine
+
+    machine = Machine.here() if here else machine_of(gpus)
+    verdict = judgement(recipe, name=name, machine=machine, chosen=devices is not None)
     print(
         json.dumps(verdict, indent=2, ensure_ascii=False)
         if as_json
@@ -59,27 +65,23 @@ def check(
         raise typer.Exit(2)
 
 
-def judgement(
-    recipe: Any, *, name: str, here: bool = False, chosen: bool = True, gpu: Optional[str] = None
-) -> dict[str, Any]:
-    """What the rules say of a recipe, as plain data; `chosen`: somebody asked for these devices."""
+def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:
+    """What the rules say of a recipe on a machine, as plain data; `chosen`: somebody asked for these devices."""
     from nemo2.checks import RULES, find, nearest_layouts
-    from nemo2.checks.facts import number, read_facts
+    from nemo2.checks.facts import read_facts
     from nemo2.checks.table import LAYOUT_TOPICS
-    from nemo2.gpus import parse_gpus
 
-    trainer = recipe.trainer
+    facts = read_facts(recipe, machine=machine)
     # On this machine somebody launches what the trainer asks for.
-    launched = number(trainer, "devices") if here else None
-    capability = None if gpu is None else parse_gpus(gpu, option="--gpu")[0].capability
-    problems = find(recipe, devices=launched, local=here, chosen=chosen, gpu=capability)
-    facts = read_facts(recipe)
+    launched = facts.devices if machine.local else None
+    problems = find(recipe, devices=launched, local=machine.local, chosen=chosen, machine=machine)
     near = nearest_layouts(facts) if any(problem.topic in LAYOUT_TOPICS for problem in problems) else []
     return {
         "recipe": name,
         "nodes": facts.nodes,
         "devices": facts.devices,
         "layout": facts.layout.describe(facts.world_size),
+        "machine": machine.describe(),
         "rules": len(RULES),
         "problems": [{"rule": one.rule, "topic": one.topic, "message": one.message} for one in problems],
         "nearest_layouts": [
@@ -96,9 +98,10 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
 
     place = f"{verdict['nodes']} node{'s' if verdict['nodes'] > 1 else ''} x {verdict['devices'] or 1}"
     problems = verdict["problems"]
+    machine = f"\nchecked for {verdict['machine']}" if "machine" in verdict else ""
     head = f"{verdict['recipe']} on {place}, {verdict['layout']}: "
     if not problems:
-        return head + style(f"legal, {verdict['rules']} rules hold", "32")
+        return head + style(f"legal, {verdict['rules']} rules hold", "32") + machine
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [head + style(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", "31")]
     for problem in problems:
@@ -118,7 +121,7 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
         lines += [
             f"  {near['layout'].ljust(longest)}  {' '.join(near['overrides'])}" for near in verdict["nearest_layouts"]
         ]
-    return "\n".join(lines)
+    return "\n".join(lines) + machine
 
 
 def _rules(*, as_json: bool) -> str:

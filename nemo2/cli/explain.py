@@ -5,6 +5,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.sources import Gpus
+
 EXAMPLE = "Example: nemo2 explain llama3_8b overlap_param_gather strategy.ddp_config.overlap_grad_sync=False"
 
 
@@ -23,9 +25,7 @@ def explain(
             "setting that differs from its default."
         ),
     ] = None,
-    gpu: Annotated[
-        Optional[str], typer.Option("--gpu", help="As on these GPUs, with Transformer Engine; else as on this machine.")
-    ] = None,
+    gpus: Gpus = None,
     performance: Annotated[bool, typer.Option("--performance", help="The recipe's performance mode.")] = False,
 ) -> None:
     """Explain a setting: its value, everybody who set it, what the run makes of it, and why."""
@@ -39,9 +39,10 @@ def explain(
     from nemo2.explain.effective import settle_recipe
     from nemo2.explain.fields import explain as explain_field
     from nemo2.explain.fields import explain_all
+    from nemo2.settle.machine import HERE, Machine
 
     recipe = _recipe(name, overrides, performance=performance)
-    effective = settle_recipe(recipe, gpu=_model(gpu))
+    effective = settle_recipe(recipe, Machine.named(gpus or HERE))
     found = explain_field(recipe, effective, fields[0]) if fields else explain_all(recipe, effective)
     print("\n\n".join(map(str, found)) if fields else "\n".join(one.line() for one in found))
     ranks = f"{effective.world_size} rank{'' if effective.world_size == 1 else 's'}"
@@ -61,12 +62,3 @@ def _recipe(name: str, overrides: list[str], *, performance: bool) -> Any:
 
     recipe = recipes.get(name).pretrain_recipe(performance_mode=True)
     return apply_overrides(recipe, overrides) or recipe
-
-
-def _model(gpu: Optional[str]) -> Optional[str]:
-    if gpu is None:
-        return None
-    from nemo2.gpus import parse_gpus
-
-    # Presets are by model: an A100 of 40 GB takes those of the A100.
-    return parse_gpus(gpu, option="--gpu")[0].name.partition("-")[0].lower()

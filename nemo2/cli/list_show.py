@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, configured
+from nemo2.cli.sources import Gpus, Overrides, RecipeName, configured, on_machine
 
 LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
 SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_size=4"
@@ -81,9 +81,10 @@ def show(
     graph: Annotated[
         Optional[Path], typer.Option(help="Draw it into a file: .svg, .html or .dot; .png and .pdf with Graphviz.")
     ] = None,
+    gpus: Gpus = None,
 ) -> None:
     """Show everything a recipe sets, with your changes applied."""
-    recipe = configured(name, overrides or [])
+    recipe = on_machine(configured(name, overrides or []), gpus)
     if graph is not None:
         from nemo2.pictures.recipe_tree import write_picture
 
@@ -140,13 +141,13 @@ def row(recipe: Any) -> dict[str, Any]:
 def row_of_tree(recipe: Any) -> dict[str, Any]:
     """The same of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
     from nemo2.parallel.layout import Layout
+    from nemo2.settle import Machine, world_of
 
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
-    devices = trainer.devices if isinstance(trainer.devices, int) else 1
     return {
         "family": recipe.model.__fn_or_cls__.__name__.removesuffix("Model"),
         "parameters": _counted(recipe),
-        "gpus": devices * trainer.num_nodes,
+        "gpus": world_of(trainer, Machine()).size,
         "layout": layout_text(Layout.of(strategy)),
         "seq": recipe.data.seq_length,
         "precision": str(getattr(plugin, "precision", None) or trainer.precision or "32"),

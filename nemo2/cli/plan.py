@@ -101,13 +101,14 @@ def plan(
 def _search(
     recipe: Any, *, name: str, gpus: str, limit: int, headroom: float, html: Optional[Path], as_json: bool
 ) -> None:
-    from nemo2.gpus import gpu, parse_gpus
-    from nemo2.planner.recipe import read_recipe, with_gpus
+    from nemo2.gpus import gpu
+    from nemo2.planner.recipe import read_recipe
     from nemo2.planner.search import as_dict
     from nemo2.planner.search import search as look
     from nemo2.planner.text import render_search
+    from nemo2.settle import Machine, on
 
-    subject = read_recipe(with_gpus(recipe, parse_gpus(gpus)[1]), gpu(gpus))
+    subject = read_recipe(on(recipe, Machine.named(gpus)), gpu(gpus))
     found = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
     print(json.dumps(as_dict(found), indent=2) if as_json else render_search(found, title=title))

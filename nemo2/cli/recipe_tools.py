@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, configured
+from nemo2.cli.sources import Gpus, Overrides, RecipeName, configured, on_machine
 from nemo2.run_dir.terminal import is_terminal
 
 DIFF_EXAMPLE = "Example: nemo2 diff llama3_8b llama3_70b"
@@ -60,15 +60,17 @@ def freeze(
     output: Annotated[
         Optional[Path], typer.Option("--output", "-o", help="A new .py file. Without it, printed.")
     ] = None,
+    gpus: Gpus = None,
 ) -> None:
     """Write a recipe with its changes down as a Python function that rebuilds exactly this tree."""
     if output is not None:
         _refuse_output(output)
-    recipe = configured(name, overrides or [])
+    recipe = on_machine(configured(name, overrides or []), gpus)
     from nemo2 import __version__
     from nemo2.config.codegen import function_source
 
     changes = f" with {', '.join(overrides)}" if overrides else ""
+    changes += f" on {gpus}" if gpus else ""
     source = function_source(
         recipe,
         header=_doc(f"{name}{changes}, as nemo2 {__version__} builds it. Written by `nemo2 freeze`."),

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may stand where a command takes a recipe: a name, a file of one's own, a recipe in JSON, a run's directory."""
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from nemo2.settle.machine import Machine
 
 RECIPE_FILE = "recipe.json"
 _MOST_BYTES = 64 << 20
@@ -15,6 +19,48 @@ Overrides = Annotated[
     Optional[list[str]],
     typer.Argument(help="Changes such as trainer.max_steps=100 or strategy.ddp.overlap_grad_reduce=False."),
 ]
+
+Gpus = Annotated[
+    Optional[str],
+    typer.Option(
+        "--gpus", "--gpu", help="For these: H100, or H100x64, which are nodes of 8 or of the trainer's devices."
+    ),
+]
+
+
+def machine_of(gpus: Optional[str]) -> "Machine":
+    """The machine that ``--gpus`` names; without it GPUs of any kind.
+
+    Raises:
+        ConfigError: an unknown GPU, or a number that is none.
+    """
+    from nemo2.settle.machine import Machine
+
+    return Machine() if gpus is None else Machine.named(gpus)
+
+
+def where(recipe: Any, machine: "Machine") -> str:
+    """For which machine a command answers, in a line."""
+    from nemo2.settle.world import world_of
+
+    world = world_of(recipe, machine)
+    return f"for {world.nodes} node{'s' if world.nodes > 1 else ''} x {world.devices} of {machine.describe()}"
+
+
+def on_machine(recipe: Any, gpus: Optional[str]) -> Any:
+    """The recipe as it runs on the GPUs that ``--gpus`` names, and on stderr which these are: stdout may be read by others.
+
+    Raises:
+        ConfigError: as `machine_of`; GPUs that are no whole nodes.
+    """
+    machine = machine_of(gpus)
+    if machine.count is not None:
+        from nemo2.settle.world import on
+
+        recipe = on(recipe, machine)
+    if getattr(recipe, "trainer", None) is not None:
+        print(where(recipe, machine), file=sys.stderr)
+    return recipe
 
 
 def configured(name: str, overrides: list[str]) -> Any:

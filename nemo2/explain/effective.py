@@ -11,7 +11,7 @@ import contextvars
 import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import Any
 
 import fiddle as fdl
 
@@ -19,6 +19,8 @@ from nemo2.config.adjust import Adjustment, adjust, adjustments, forget, take_ba
 from nemo2.config.explicit import explicit_fields, explicit_values, note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.overlap.settings import Decision
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import world_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,36 +46,35 @@ class Effective:
         return adjustments(self.objects.get(path)).get(name, ())
 
 
-def settle_recipe(recipe: Any, *, gpu: Optional[str] = None) -> Effective:
+def settle_recipe(recipe: Any, machine: Machine) -> Effective:
     """The settings of ``recipe``, which is not changed, as its run would have them.
 
     Args:
         recipe: A configured call of ``llm.pretrain`` or its like.
-        gpu: "h100", "b200" ...: as on such GPUs, with Transformer Engine. None: as on this machine.
+        machine: Where it would run.
     """
     from nemo2.models.gpt import for_another_machine, unannounced
-    from nemo2.overlap.facts import machine
 
     found = Effective()
     strategy_node = getattr(getattr(recipe, "trainer", None), "strategy", None)
     precision_at, precision = _precision_at(getattr(recipe.trainer, "plugins", None))
-    model, missing = (gpu, None) if gpu is not None else machine()
+    elsewhere = not machine.local
     with contextlib.ExitStack() as stack:
-        if gpu is not None:
+        if elsewhere:
             stack.enter_context(for_another_machine())
             stack.enter_context(unannounced())  # what this machine decides is not what is asked about
         parts = {
             "trainer.strategy": _build(strategy_node, found, "trainer.strategy"),
             "trainer.plugins": _build(precision, found, precision_at),
-            "model.config": _build_model(getattr(recipe.model, "config", None), found, elsewhere=gpu is not None),
-            "optim.config": _build_optimizer(_at(recipe, "optim", "config"), found, elsewhere=gpu is not None),
+            "model.config": _build_model(getattr(recipe.model, "config", None), found, elsewhere=elsewhere),
+            "optim.config": _build_optimizer(_at(recipe, "optim", "config"), found, elsewhere=elsewhere),
         }
         strategy: Any = parts["trainer.strategy"]
-        if gpu is not None:
+        if elsewhere:
             _ask_for_graphs_again(parts["model.config"])
         if strategy is not None and hasattr(strategy, "ddp_config"):
-            found = _settled(recipe, parts, found, model, missing, precision_at)
-            if gpu is not None:
+            found = _settled(recipe, parts, found, machine, precision_at)
+            if elsewhere:
                 _put_back(parts["model.config"], found.decisions)
     return found
 
@@ -82,8 +83,7 @@ def _settled(
     recipe: Any,
     parts: dict[str, Any],
     found: Effective,
-    gpu: Optional[str],
-    missing: Optional[str],
+    machine: Machine,
     precision_at: str,
 ) -> Effective:
     from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
@@ -94,7 +94,7 @@ def _settled(
     seq_length = getattr(recipe.data, "seq_length", None)
     if seq_length and hasattr(config, "seq_length") and "seq_length" not in explicit_fields(config):
         adjust(config, "seq_length", seq_length, why="data.seq_length")
-    world = (getattr(recipe.trainer, "num_nodes", None) or 1) * _devices(recipe, strategy.layout)
+    world = world_of(recipe, machine).size
     decisions: dict[str, Decision] = {}
     try:
         settle(
@@ -121,8 +121,9 @@ def _settled(
                 data_sampler=SimpleNamespace(
                     seq_len=seq_length, micro_batch_size=getattr(recipe.data, "micro_batch_size", None)
                 ),
-                gpu=gpu,
-                transformer_engine_missing=missing,
+                gpu=machine.model,
+                transformer_engine_missing=machine.te_missing,
+                output_layer_can_fuse=machine.output_layer_can_fuse,
             )
         leave_one_bucket(strategy.ddp_config)
     except ConfigError as error:
@@ -139,7 +140,7 @@ def _settled(
         decisions=decisions,
         refusals=found.refusals,
         world_size=world,
-        machine=gpu.upper() if gpu is not None else "this machine's CPUs",
+        machine=machine.describe(),
         layout=strategy.layout.describe(),
     )
 
@@ -212,13 +213,6 @@ def _precision_at(plugins: Any) -> tuple[str, Any]:
         if isinstance(one, MegatronMixedPrecision):
             return (f"trainer.plugins[{index}]" if isinstance(plugins, list | tuple) else "trainer.plugins"), one
     return "trainer.plugins", None
-
-
-def _devices(recipe: Any, layout: Any) -> int:
-    devices = getattr(recipe.trainer, "devices", None)
-    if isinstance(devices, list | tuple):
-        return len(devices)
-    return devices if isinstance(devices, int) and devices > 0 else layout.model_parallel_size
 
 
 def _at(node: Any, *names: str) -> Any:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ from nemo2.names import safe_name
 from nemo2.run_dir.directory import VERSION_VARIABLE, create_directory, timestamp
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import World, world_of
 
 Status = Literal["succeeded", "failed", "cancelled", "submitted", "dryrun"]
 
@@ -107,12 +109,13 @@ def launch(
         )
     recipe = copy.deepcopy(recipe)
     chosen = devices is not None
-    devices, nodes, name = apply_shape(recipe, devices=devices, nodes=nodes, name=name)
     local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
+    machine = machine_of(executor, gpu, local=local)
+    devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
     if check:
         from nemo2.checks import check_recipe
 
-        check_recipe(recipe, devices=devices, nodes=nodes, local=local, chosen=chosen)
+        check_recipe(recipe, devices=devices, nodes=nodes, machine=machine, local=local, chosen=chosen)
     started = time.monotonic()
     title = safe_name(name)
     experiment_id = f"{title}_{time.time_ns()}"
@@ -199,8 +202,24 @@ def run(
     )
 
 
-def apply_shape(recipe: Any, *, devices: int | None, nodes: int | None, name: str | None) -> tuple[int, int, str]:
-    """Write devices, nodes and name into ``recipe`` where given; what then holds, with 1 for what nobody says."""
+def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
+    """What an executor runs on: this machine, or nodes of as many GPUs as it says, 8 where it doesn't."""
+    if local:
+        return Machine.here()
+    machine = Machine() if gpu is None else Machine.named(gpu, option="gpu")
+    return replace(machine, per_node=getattr(executor, "gpus_per_node", None) or machine.per_node, count=None)
+
+
+def apply_shape(
+    recipe: Any, machine: Machine, *, devices: int | None, nodes: int | None, name: str | None
+) -> tuple[int, int, str]:
+    """Write devices, nodes and name into ``recipe`` where given; what then holds on ``machine``, with 1 for what nobody says.
+
+    "auto" and the like become a number, so that all ranks read the same.
+
+    Raises:
+        ConfigError: ``devices`` or ``nodes``, or the trainer's, are no numbers of them.
+    """
     for field, value in (("devices", devices), ("nodes", nodes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{field}={value!r} must be a positive whole number.")
@@ -215,13 +234,13 @@ def apply_shape(recipe: Any, *, devices: int | None, nodes: int | None, name: st
         safe_name(name)
         if log is not None:
             log.name = name
-    found = _get(trainer, "devices")
-    if devices is None and isinstance(found, list | tuple):
-        found = len(found)
+    world = World(nodes or 1, devices or 1) if trainer is None else world_of(trainer, machine)
+    if trainer is not None and (trainer.devices == -1 or not isinstance(trainer.devices, int | list | tuple)):
+        trainer.devices = world.devices
     target = getattr(recipe, "__fn_or_cls__", None)
     return (
-        devices or (found if isinstance(found, int) and found > 0 else 1),
-        nodes or _get(trainer, "num_nodes") or 1,
+        world.devices,
+        world.nodes,
         name or _get(log, "name") or getattr(target, "__name__", "run"),
     )
 

@@ -26,6 +26,7 @@ def overlap(
     data_sampler: Any,
     gpu: Optional[str],
     transformer_engine_missing: Optional[str],
+    output_layer_can_fuse: bool = True,
     say: Optional[Callable[..., None]] = None,
 ) -> dict[str, Decision]:
     """Decide, and write the answers into the three configurations.
@@ -46,6 +47,7 @@ def overlap(
         data_sampler=data_sampler,
         gpu=gpu,
         transformer_engine_missing=transformer_engine_missing,
+        output_layer_can_fuse=output_layer_can_fuse,
     )
     given = settings_of_run(callbacks, **configs)
     decisions = decide(facts, given)

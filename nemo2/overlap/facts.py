@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts and settings for the overlap rules, read from the objects of a run. A config reads like what it builds."""
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
-from nemo2.backend.extras import have_te, output_layer_fuses, why_missing
 from nemo2.config.explicit import explicit_values, where_set
 from nemo2.overlap.settings import (
     CALLBACK,
@@ -29,11 +27,14 @@ def facts_of_run(
     ddp_config: Any = None,
     gpu: Optional[str] = None,
     transformer_engine_missing: Optional[str] = None,
+    output_layer_can_fuse: bool = True,
 ) -> OverlapFacts:
     """What the rules look at. None as a configuration: the run has none of Megatron-Core's there.
 
-    ``gpu`` and ``transformer_engine_missing`` describe the machine that trains; `machine` says them of this one.
+    ``gpu``, ``transformer_engine_missing`` and ``output_layer_can_fuse`` describe the machine that trains, a
+    `nemo2.settle.Machine`.
     """
+    fused = bool(getattr(model_config, "gradient_accumulation_fusion", False))
     # Asked for nothing, Transformer Engine's attention goes round the ring, and the plain one gathers.
     messages = "p2p" if transformer_engine_missing is None else "all_gather"
     return OverlapFacts(
@@ -44,7 +45,7 @@ def facts_of_run(
         gradient_ranks=max(1, world_size // (layout.tp * layout.pp)),
         sequence_parallel=layout.sp,
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
-        fused_weight_gradients=output_layer_fuses(bool(getattr(model_config, "gradient_accumulation_fusion", False))),
+        fused_weight_gradients=fused and output_layer_can_fuse,
         context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
         always_overlapped=_always_overlapped(ddp_config),
         transformer_engine_missing=transformer_engine_missing,
@@ -72,22 +73,6 @@ def settings_of_run(
     ):
         found += _settings(target, owner, names)
     return found
-
-
-def machine() -> tuple[Optional[str], Optional[str]]:
-    """This machine's GPU ("h100"; None without one) and why Transformer Engine is missing here (None where it isn't)."""
-    missing = None if have_te() else why_missing("transformer_engine")
-    import torch
-
-    if not torch.cuda.is_available():
-        return None, missing
-    return gpu_model(torch.cuda.get_device_name()), missing
-
-
-def gpu_model(device_name: str) -> Optional[str]:
-    """ "h100" of "NVIDIA H100 80GB HBM3"; None of a name without a model."""
-    match = re.search(r"\b(G?[A-Z]\d{2,4}S?)\b", device_name.upper())
-    return match[1].lower() if match else None
 
 
 def _always_overlapped(ddp_config: Any) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class OverlapFacts:
     always_overlapped: tuple[str, ...] = ()
     """Fields of the gradient buffers that Megatron-FSDP switches on by itself; none without it."""
     gpu: Optional[str] = None
-    """"h100", "b200" and so on (`nemo2.overlap.facts.gpu_model`); None without a known GPU."""
+    """"h100", "b200" and so on (`nemo2.gpus.model_of`); None without a known GPU."""
     quantized: Optional[str] = None
     """``model.config.fp8``; None without fp8."""
     hidden_size: Optional[int] = None

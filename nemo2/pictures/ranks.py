@@ -15,6 +15,8 @@ from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import world_of
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -148,14 +150,14 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
             "say it."
         )
     layout = Layout.of(strategy)
-    devices = trainer.devices if isinstance(trainer.devices, int) and trainer.devices > 0 else 8
-    ranks: int = world_size or (trainer.num_nodes or 1) * devices
+    world = world_of(trainer, Machine())
+    ranks = world_size or world.size
     config = recipe.model.config
     return Placement(
         name=name,
         layout=layout,
         world_size=ranks,
-        gpus_per_node=min(devices, ranks),
+        gpus_per_node=min(world.devices, ranks),
         order=(order := rank_order(tp_pp_dp=bool(strategy.use_tp_pp_dp_mapping))),
         groups=groups_of(layout, ranks, order=order),
         stages=stages_of(

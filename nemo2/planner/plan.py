@@ -5,14 +5,15 @@ import dataclasses
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, gpu, parse_gpus
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, gpu
 from nemo2.planner.error_band import Band, band
 from nemo2.planner.goodput import Failures, Goodput, goodput
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
-from nemo2.planner.recipe import Subject, read_recipe, with_gpus
+from nemo2.planner.recipe import Subject, read_recipe
 from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import StepTime, predict
+from nemo2.settle import Machine, on
 
 HOUR = 3600.0
 
@@ -146,8 +147,7 @@ def plan(
     """
     if tokens is not None and tokens <= 0:
         raise ConfigError(f"--tokens {tokens:g}: must be more than 0.")
-    _, count = parse_gpus(gpus)
-    chip, recipe = gpu(gpus), with_gpus(recipe, count)
+    chip, recipe = gpu(gpus), on(recipe, Machine.named(gpus))
     if check:
         from nemo2.checks import check_recipe
 
@@ -191,7 +191,7 @@ def _rehearsed(recipe: Any) -> tuple[StageMemory, ...]:
     from nemo2.rehearse.job import on_gpus, quietly, rehearse_rank, stages_of
 
     with quietly():
-        ranks = [rehearse_rank(on_gpus(recipe, None), stage=stage) for stage in stages_of(recipe)]
+        ranks = [rehearse_rank(on_gpus(recipe, Machine()), stage=stage) for stage in stages_of(recipe)]
     return tuple(
         StageMemory(kind=rank.kind, parts={name: float(size) for name, size in rank.memory.terms().items() if size})
         for rank in ranks

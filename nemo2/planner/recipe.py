@@ -243,8 +243,9 @@ def _overlaps(facts: Facts, chip: GPU, *, tp: int) -> dict[str, Any]:
     decided: dict[str, Any] = {}
     if facts.sizes:
         from nemo2.explain.effective import settle_recipe
+        from nemo2.settle.machine import Machine
 
-        found = settle_recipe(facts.recipe, gpu=chip.name.split("-")[0].lower())
+        found = settle_recipe(facts.recipe, Machine.named(chip.name))
         decided = {name: decision.value for name, decision in found.decisions.items()}
         for path, name in (
             ("trainer.strategy.ddp", "overlap_grad_reduce"),
@@ -259,19 +260,3 @@ def _overlaps(facts: Facts, chip: GPU, *, tp: int) -> dict[str, Any]:
         "overlap_tp": tp > 1 and bool(decided.get("tp_comm_overlap")),
         "overlap_pp": bool(decided.get("overlap_p2p_comm", overlapped)),
     }
-
-
-def with_gpus(recipe: Any, count: Optional[int]) -> Any:
-    """A copy of ``recipe`` on so many GPUs; None: on as many as it asks for.
-
-    Raises:
-        ConfigError: they are no whole nodes.
-    """
-    import copy
-
-    from nemo2.gpus import spread_over
-
-    recipe = copy.deepcopy(recipe)
-    if count is not None:
-        spread_over(recipe.trainer, count)
-    return recipe

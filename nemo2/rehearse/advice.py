@@ -8,7 +8,9 @@ from typing import Any
 
 from nemo2.checks import find_problems
 from nemo2.config import apply_overrides
+from nemo2.parallel.layout import Layout
 from nemo2.rehearse.counts import RankRehearsal, Verdict
+from nemo2.settle import Machine, world_of
 
 MAX_TRIES = 10
 
@@ -82,6 +84,4 @@ def candidates(recipe: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _divides(recipe: Any) -> bool:
-    from nemo2.rehearse.job import layout_of, world_of
-
-    return layout_of(recipe).world_problem(world_of(recipe)) is None
+    return Layout.of(recipe.trainer.strategy).world_problem(world_of(recipe, Machine()).size) is None

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
-from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, parse_gpus, spread_over
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.rehearse.advice import smallest_change
@@ -20,6 +20,7 @@ from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 from nemo2.rehearse.kernels import plain_kernels, te_kernels
 from nemo2.rehearse.rank import run_rank
 from nemo2.rehearse.summary import summarise
+from nemo2.settle import Machine, on, world_of
 
 
 def rehearse(
@@ -54,8 +55,9 @@ def rehearse(
     started = time.perf_counter()
     if kernels not in ("te", "plain"):
         raise ConfigError(f"kernels={kernels!r}: must be 'te' or 'plain'.")
-    gpu, number = parse_gpus(gpus)
-    recipe = on_gpus(recipe, number)
+    machine = Machine.named(gpus)
+    recipe, gpu = on_gpus(recipe, machine), machine.gpu
+    assert gpu is not None
     if check:
         check_recipe(recipe)
     with quietly():
@@ -65,7 +67,7 @@ def rehearse(
         verdict = judge(ranks, gpu, headroom)
         if advice and not verdict.fits:
             verdict = smallest_change(recipe, ranks, verdict, kernels=kernels)
-    layout, world = layout_of(recipe), world_of(recipe)
+    layout, world = Layout.of(recipe.trainer.strategy), world_of(recipe, machine).size
     data = recipe.data
     return Rehearsal(
         recipe=name,
@@ -94,7 +96,7 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
     import fiddle as fdl
 
     started = time.perf_counter()
-    layout, world = layout_of(recipe), world_of(recipe)
+    layout, world = Layout.of(recipe.trainer.strategy), world_of(recipe, Machine()).size
     rank = first_rank_of_stage(recipe, stage)
     copies = keeps_weights_in_eight_bits(recipe)
     recipe = in_sixteen_bits(recipe)
@@ -138,15 +140,15 @@ def judge(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdic
     )
 
 
-def on_gpus(recipe: Any, number: Optional[int]) -> Any:
-    """A copy of ``recipe`` for ``number`` GPUs (None: as many as it says), which builds on a machine without any.
+def on_gpus(recipe: Any, machine: Machine) -> Any:
+    """A copy of ``recipe`` for the GPUs of ``machine``, which builds on a machine without any.
 
     Raises:
         ConfigError: the strategy is not a configured `MegatronStrategy`.
     """
     from nemo2.strategy import MegatronStrategy
 
-    recipe = copy.deepcopy(recipe)
+    recipe = on(recipe, machine)
     trainer = recipe.trainer
     made = getattr(trainer.strategy, "__fn_or_cls__", None)
     if not (isinstance(made, type) and issubclass(made, MegatronStrategy)) or getattr(trainer.strategy, "fsdp", None):
@@ -155,8 +157,6 @@ def on_gpus(recipe: Any, number: Optional[int]) -> Any:
             f"trainer.strategy is {getattr(made, '__name__', type(trainer.strategy).__name__)}"
             f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''}."
         )
-    if number is not None:
-        spread_over(trainer, number)
     # The rank is made here, wherever the job will run; nothing is written.
     trainer.accelerator = "cpu"
     trainer.logger = None
@@ -209,20 +209,10 @@ def _eight_bits(recipe: Any) -> bool:
     return bool(getattr(plugin, "fp8", None) or getattr(plugin, "fp4", None))
 
 
-def world_of(recipe: Any) -> int:
-    """GPUs of the whole job."""
-    return recipe.trainer.devices * recipe.trainer.num_nodes
-
-
-def layout_of(recipe: Any) -> Layout:
-    """The strategy's sizes."""
-    return Layout.of(recipe.trainer.strategy)
-
-
 def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
     """The pipeline stages that stand for all: the first, the second (of those in the middle it holds the most micro-batches at
     a time) and the last."""
-    stages = layout_of(recipe).pp
+    stages = Layout.of(recipe.trainer.strategy).pp
     return list(range(stages)) if every else sorted({0, min(1, stages - 1), stages - 1})
 
 
@@ -230,9 +220,9 @@ def first_rank_of_stage(recipe: Any, stage: int) -> int:
     """By Megatron-Core's own numbering of ranks."""
     from megatron.core.parallel_state import RankGenerator
 
-    layout = layout_of(recipe)
+    layout = Layout.of(recipe.trainer.strategy)
     order = "tp-cp-ep-pp-dp" if recipe.trainer.strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
-    data = layout.data_parallel_size(world_of(recipe))
+    data = layout.data_parallel_size(world_of(recipe, Machine()).size)
     numbering = RankGenerator(tp=layout.tp, ep=1, dp=data, pp=layout.pp, cp=layout.cp, order=order)
     return numbering.get_ranks("pp")[0][stage]
 

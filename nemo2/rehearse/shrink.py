@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.settle import Machine, world_of
 
 HIDDEN, HEADS, HEAD_WIDTH, FFN, EXPERT_FFN, VOCABULARY, SEQUENCE = 64, 4, 16, 128, 32, 512, 64
 EXPERTS = 4
@@ -35,12 +36,15 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
     """
     recipe = copy.deepcopy(recipe)
     notes: list[str] = []
-    strategy, trainer, model = recipe.trainer.strategy, recipe.trainer, recipe.model.config
-    world = trainer.num_nodes * trainer.devices
+    strategy, model = recipe.trainer.strategy, recipe.model.config
     wide = Layout.of(strategy)
     small = _cut(wide, max_processes, notes)
     model_parallel, processes = small.model_parallel_size, small.smallest_world
-    if world > wide.model_parallel_size and processes == model_parallel and 2 * processes <= max_processes:
+    if (
+        world_of(recipe, Machine()).size > wide.model_parallel_size
+        and processes == model_parallel
+        and 2 * processes <= max_processes
+    ):
         processes *= 2
     _set(
         strategy,

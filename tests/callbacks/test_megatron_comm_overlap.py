@@ -16,6 +16,7 @@ from nemo2.models.llama import LlamaConfig
 from nemo2.overlap.presets import preset
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.parallel.layout import Layout
+from nemo2.settle import Machine
 
 
 def a_run(
@@ -94,7 +95,7 @@ def test_another_strategy_is_refused() -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """An H100 with Transformer Engine, and the calls that would start userbuffers on it."""
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(megatron_comm_overlap, "machine", lambda: ("h100", None))
+    monkeypatch.setattr(megatron_comm_overlap.Machine, "here", lambda: Machine.named("H100"))
     monkeypatch.setattr(megatron_comm_overlap, "start_userbuffers", lambda **arguments: calls.append(arguments))
     return calls
 

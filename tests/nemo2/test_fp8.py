@@ -22,6 +22,7 @@ from nemo2.gpus import parse_gpus
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.recipes import llama3_8b
 from nemo2.recipes.precision import mixed_precision
+from nemo2.settle import Machine
 
 PLAIN = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent", "fp8_wgrad": True}
 IN_16_BITS = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
@@ -58,7 +59,7 @@ def recipe_in(factory: str) -> Any:
 @pytest.mark.parametrize("factory", RECIPES)
 def test_one_value_sets_model_buffers_and_optimizer(factory: str, sixteen: str) -> None:
     expected, parameters_in_fp8, shared_buffer = RECIPES[factory]
-    effective = settle_recipe(recipe_in(factory.replace("bf16", sixteen)), gpu="b200")
+    effective = settle_recipe(recipe_in(factory.replace("bf16", sixteen)), Machine.named("b200"))
     assert effective.refusals == []
     model, ddp, optimizer = (
         effective.objects[path] for path in ("model.config", "trainer.strategy.ddp", "optim.config")
@@ -81,7 +82,9 @@ GENERATIONS["B200"] = (*GENERATIONS["H100"], "mxfp8")
 @pytest.mark.parametrize("factory", RECIPES)
 def test_the_check_knows_which_generation_has_which_recipe(factory: str, gpu: str) -> None:
     name, capability = RECIPES[factory][0]["fp8_recipe"], parse_gpus(gpu, option="--gpu")[0].capability
-    broken = [one.message for one in find(recipe_in(factory), gpu=capability) if one.rule == "gpu-has-the-format"]
+    broken = [
+        one.message for one in find(recipe_in(factory), machine=Machine.named(gpu)) if one.rule == "gpu-has-the-format"
+    ]
     if name in GENERATIONS[gpu]:
         assert broken == []
     else:
@@ -125,7 +128,7 @@ def test_what_megatron_core_refuses_is_a_refusal_of_the_run(edit: dict[str, Any]
     recipe = recipe_in("bf16_with_fp8_mixed")
     for name, value in edit.items():
         setattr(recipe.trainer.plugins, name, value)
-    [refusal] = settle_recipe(recipe, gpu="h100").refusals
+    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
     assert "Megatron-Core refuses this model" in refusal and words in refusal
 
 
@@ -133,11 +136,11 @@ def test_one_setting_of_the_buffers_reaches_the_model() -> None:
     recipe = recipe_in("bf16_with_fp8_subchannel_scaling_mixed")
     del recipe.trainer.plugins.fp8_param_gather
     recipe.strategy.ddp_config.fp8_param_gather = True
-    effective = settle_recipe(recipe, gpu="h100")
+    effective = settle_recipe(recipe, Machine.named("h100"))
     assert effective.refusals == []
     assert effective.value("model.config", "fp8_param") == (True, True)
     recipe.trainer.plugins.fp8_param_gather = False
-    [refusal] = settle_recipe(recipe, gpu="h100").refusals
+    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
     assert f"strategy.ddp_config.fp8_param_gather=True ({__file__}:" in refusal
     assert f"contradicts trainer.plugins.fp8_param_gather ({__file__}:" in refusal
 

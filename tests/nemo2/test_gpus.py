@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from nemo2.errors import ConfigError
-from nemo2.gpus import GENERATIONS, GIB, NAMES, gpu, parse_gpus, spread_over
+from nemo2.gpus import GENERATIONS, GIB, NAMES, gpu, model_of, parse_gpus
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,18 @@ def test_every_gpu_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "number", "expected"), [(8, 1152, (144, 8)), (4, 64, (16, 4)), (8, 4, (1, 4)), (3, 16, (2, 8))]
+    ("device_name", "model"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla T4", None),
+        ("Something else", None),
+    ],
 )
-def test_gpus_are_spread_over_whole_nodes(devices: int, number: int, expected: tuple[int, int]) -> None:
-    class Trainer:
-        num_nodes = 1
-
-    trainer: Any = Trainer()
-    trainer.devices = devices
-    spread_over(trainer, number)
-    assert (trainer.num_nodes, trainer.devices) == expected
-
-
-def test_gpus_that_are_no_whole_nodes_are_refused() -> None:
-    class Trainer:
-        num_nodes, devices = 1, 8
-
-    with pytest.raises(ConfigError, match="12 GPUs are not whole nodes of 8; use a multiple of 8"):
-        spread_over(Trainer(), 12)
+def test_a_gpu_is_known_by_its_device_name(device_name: str, model: Any) -> None:
+    assert model_of(device_name) == model

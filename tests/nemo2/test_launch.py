@@ -24,6 +24,7 @@ from nemo2.launch.local import rank_variables, split_secrets, stop_processes
 from nemo2.launch.stream import Follower, RunDisplay, without_rank
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault
 from nemo2.run_dir.progress_line import format_line
+from nemo2.settle import Machine
 
 REPORT = """\
 ============================================================
@@ -219,17 +220,17 @@ class Part:
 
 def test_devices_nodes_and_name_are_written_into_the_recipe():
     recipe = Partial(entry, trainer=Config(Part), log=Config(Part))
-    assert apply_shape(recipe, devices=None, nodes=None, name=None) == (8, 1, "default")
-    assert apply_shape(recipe, devices=2, nodes=3, name="mine") == (2, 3, "mine")
+    assert apply_shape(recipe, Machine(), devices=None, nodes=None, name=None) == (8, 1, "default")
+    assert apply_shape(recipe, Machine(), devices=2, nodes=3, name="mine") == (2, 3, "mine")
     assert (recipe.trainer.devices, recipe.trainer.num_nodes, recipe.log.name) == (2, 3, "mine")
-    assert apply_shape(Partial(entry), devices=None, nodes=None, name=None) == (1, 1, "entry")
+    assert apply_shape(Partial(entry), Machine(), devices=None, nodes=None, name=None) == (1, 1, "entry")
 
 
 @pytest.mark.parametrize(("field", "value"), [("devices", 0), ("devices", True), ("nodes", -1), ("devices", "2")])
 def test_a_shape_that_is_no_number_of_processes_is_refused(field, value):
     shape = {"devices": None, "nodes": None, "name": None} | {field: value}
     with pytest.raises(ConfigError, match=f"{field}=.* must be a positive whole number"):
-        apply_shape(Partial(entry), **shape)
+        apply_shape(Partial(entry), Machine(), **shape)
 
 
 def test_a_launch_from_within_a_rank_is_refused(monkeypatch, tmp_path):

@@ -38,6 +38,7 @@ def run(name: str) -> dict[str, Any]:
 
     from nemo2.explain import settle_recipe
     from nemo2.run_dir.effective import effective_config
+    from nemo2.settle import Machine
 
     small_runs.quiet()
     recipe = snippet(name)
@@ -53,7 +54,7 @@ def run(name: str) -> dict[str, Any]:
     trainer.enable_progress_bar = False
     recipe.strategy.ckpt_async_save = False
     recipe.optim.lr_scheduler.warmup_steps = 1
-    said = settle_recipe(recipe)
+    said = settle_recipe(recipe, Machine.here())
     live = fdl.build(recipe.trainer)
     model, data, optim = fdl.build(recipe.model), fdl.build(recipe.data), fdl.build(recipe.optim)
     model.config.seq_length = 16

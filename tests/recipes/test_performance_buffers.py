@@ -8,6 +8,7 @@ import pytest
 from nemo2 import recipes
 from nemo2.explain import settle_recipe
 from nemo2.overlap.presets import PRESETS, preset
+from nemo2.settle import Machine
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ from nemo2.overlap.presets import PRESETS, preset
 )
 def test_a_performance_mode_gets_the_buffers_tuned_for_it(name: str, gpu: str, chosen: Optional[str]) -> None:
     recipe = recipes.get(name).pretrain_recipe(performance_mode=True)
-    effective = settle_recipe(recipe, gpu=gpu)
+    effective = settle_recipe(recipe, Machine.named(gpu))
     assert effective.refusals == []
     strategy, config = recipe.trainer.strategy, recipe.model.config
     settings = effective.decisions.get("tp_comm_overlap_cfg")

@@ -10,7 +10,7 @@ from nemo2.checks.find import find
 from nemo2.checks.rule import Case, Problem
 from nemo2.config import Config, apply_overrides
 from nemo2.data.pretraining import PreTrainingDataModule
-from nemo2.gpus import gpu
+from nemo2.settle.machine import Machine
 
 
 def recipe_of(case: Case) -> Any:
@@ -34,6 +34,6 @@ def problems_of(
         recipe if recipe is not None else recipe_of(case),
         devices=case.devices,
         local=case.here,
-        gpu=None if case.gpu is None else gpu(case.gpu).capability,
+        machine=None if case.gpu is None else Machine.named(case.gpu),
         environment={**(environment or {}), **case.environment},
     )

@@ -115,7 +115,7 @@ def _timeout(facts: Facts) -> Iterator[str]:
     mended_environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"},
 )
 def _deterministic(facts: Facts) -> Iterator[str]:
-    if facts.gpu is None or not facts.of_model("deterministic_mode"):
+    if facts.machine.capability is None or not facts.of_model("deterministic_mode"):
         return
     value = facts.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")
     if value != "0":

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
+from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
 LAUNCH = Topic("The launch", needs_sizes=False)
 FILES = Topic("Files of this machine", needs_sizes=False, recipe="llama_tiny")
@@ -23,12 +24,16 @@ FILES = Topic("Files of this machine", needs_sizes=False, recipe="llama_tiny")
     launched=(4, 8),
 )
 def _executor(facts: Facts) -> Iterator[str]:
-    for name, launched in zip(("devices", "num_nodes"), facts.launched, strict=True):
-        asked = number(facts.trainer, name)
-        if launched is not None and asked is not None and asked != launched:
+    if devices_problem(getattr(facts.trainer, "devices", None)) or nodes_problem(number(facts.trainer, "num_nodes")):
+        return
+    world = world_of(facts.trainer, facts.machine)
+    for name, asked, launched in zip(
+        ("devices", "num_nodes"), (world.devices, world.nodes), facts.launched, strict=True
+    ):
+        if launched is not None and asked != launched:
             yield (
-                f"trainer.{name}={asked}, and the executor starts {launched}: they must be equal. Set trainer.{name}={launched}, "
-                f"or launch {asked}."
+                f"trainer.{name}={getattr(facts.trainer, name)}, and the executor starts {launched}: they must be equal. Set "
+                f"trainer.{name}={launched}, or launch {asked}."
             )
 
 

@@ -22,21 +22,21 @@ _FP8 = "trainer.plugins.fp8=hybrid"
 def _generation(facts: Facts) -> Iterator[str]:
     from nemo2.precision import REQUIRED_CAPABILITY
 
-    config = facts.precision
-    if config is None or facts.gpu is None:
+    config, capability = facts.precision, facts.machine.capability
+    if config is None or capability is None:
         return
     wanted = {"fp8": (config.fp8, config.fp8_recipe), "fp4": (config.fp4, config.fp4_recipe)}
     for name, (value, recipe) in wanted.items():
         needed = REQUIRED_CAPABILITY.get(recipe, (0, 0))
-        if value is not None and facts.gpu < needed:
+        if value is not None and capability < needed:
             yield (
                 f"trainer.plugins.{name}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
-                f"{needed[0]}.{needed[1]} or newer; this one has {facts.gpu[0]}.{facts.gpu[1]}. Leave it unset there."
+                f"{needed[0]}.{needed[1]} or newer; this one has {capability[0]}.{capability[1]}. Leave it unset there."
             )
-    if config.bf16 and facts.gpu < (8, 0):
+    if config.bf16 and capability < (8, 0):
         yield (
             "trainer.plugins.precision='bf16-mixed' needs a GPU of compute capability 8.0 or newer; this one has "
-            f"{facts.gpu[0]}.{facts.gpu[1]}. Use '16-mixed' there."
+            f"{capability[0]}.{capability[1]}. Use '16-mixed' there."
         )
 
 

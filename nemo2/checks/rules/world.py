@@ -3,10 +3,11 @@
 
 from collections.abc import Iterator
 
-from nemo2.checks.arithmetic import divisors, is_count
+from nemo2.checks.arithmetic import divisors
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.parallel.layout import Layout
+from nemo2.settle.world import devices_problem, nodes_problem
 
 SIZES = Topic("Sizes", needs_sizes=False)
 WORLD = Topic("Ranks")
@@ -33,17 +34,17 @@ def _sizes(facts: Facts) -> Iterator[str]:
 
 @SIZES.rule(
     "nodes-and-devices-are-counts",
-    says="`trainer.num_nodes` and `trainer.devices` are at least 1.",
+    says="`trainer.num_nodes` is at least 1, and `trainer.devices` a number, a list of indices, or all of a node's.",
     otherwise="Nothing could be launched.",
     broken="trainer.num_nodes=0",
     mended="trainer.num_nodes=1",
 )
 def _launch_counts(facts: Facts) -> Iterator[str]:
-    for name in ("num_nodes", "devices"):
-        value = getattr(facts.trainer, name, None)
-        # -1 is Lightning's "all of them"; lists and "auto" are its own business.
-        if isinstance(value, int) and not is_count(value) and not (name == "devices" and value == -1):
-            yield f"trainer.{name}={value}: must be at least 1."
+    problems = (
+        nodes_problem(getattr(facts.trainer, "num_nodes", None)),
+        devices_problem(getattr(facts.trainer, "devices", None)),
+    )
+    yield from (problem for problem in problems if problem is not None)
 
 
 @WORLD.rule(

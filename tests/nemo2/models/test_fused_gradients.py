@@ -28,10 +28,10 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
     from megatron.core.tensor_parallel import layers
 
     from nemo2.backend import get_backend
-    from nemo2.backend.extras import output_layer_fuses
     from nemo2.models.llama import LlamaConfig
     from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
     from nemo2.parallel.layout import Layout
+    from nemo2.settle import Machine
 
     get_backend().install()
     initialize_model_parallel(Layout())
@@ -43,7 +43,7 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
             model = config.configure_model(None)
         except RuntimeError as error:
             return {"raised": str(error), "left": layers._grad_accum_fusion_available}
-        fuses = output_layer_fuses(True)
+        fuses = Machine.here().output_layer_can_fuse
     found = {
         name: part.gradient_accumulation_fusion
         for name, part in model.named_modules()

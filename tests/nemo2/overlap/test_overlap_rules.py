@@ -19,6 +19,7 @@ from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide
 from nemo2.overlap.settings import OverlapFacts, Setting
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.parallel.layout import Layout
+from nemo2.settle import Machine
 from nemo2.strategy import MegatronStrategy
 
 M = DEFAULT_BUCKET_SIZE
@@ -158,7 +159,8 @@ def a_run(layout: str, elsewhere: str = "") -> tuple[Any, Any]:
 def with_te(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     layout = getattr(request, "param", "")
     missing = "transformer_engine is not installed" if "no-te" in layout else None
-    monkeypatch.setattr(megatron_comm_overlap, "machine", lambda: ("h100", missing))
+    machine = Machine(model="h100", transformer_engine=None if missing else "2.9", te_missing=missing, apex=True)
+    monkeypatch.setattr(megatron_comm_overlap.Machine, "here", lambda: machine)
 
 
 @pytest.mark.parametrize(

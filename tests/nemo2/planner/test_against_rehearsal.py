@@ -51,17 +51,18 @@ def counted() -> dict[str, dict[str, float]]:
     from nemo2.config import apply_overrides
     from nemo2.gpus import gpu
     from nemo2.planner.memory import predict_memory
-    from nemo2.planner.recipe import read_recipe, with_gpus
+    from nemo2.planner.recipe import read_recipe
     from nemo2.rehearse.job import on_gpus, quietly, rehearse_rank
+    from nemo2.settle import Machine, on
 
     results = {}
     for name, (recipe_name, changes, gpus) in RUNS.items():
         recipe = recipes.get(recipe_name).pretrain_recipe()
         apply_overrides(recipe, list(changes))
-        recipe = with_gpus(recipe, gpus)
+        recipe = on(recipe, Machine(count=gpus))
         subject = read_recipe(recipe, gpu("H100"))
         with quietly():
-            ranks = [rehearse_rank(on_gpus(recipe, None), stage=stage) for stage in range(subject.job.pp)]
+            ranks = [rehearse_rank(on_gpus(recipe, Machine()), stage=stage) for stage in range(subject.job.pp)]
         found = results[name] = rehearsed(ranks)
         found |= planned_flops(subject) | planned_bytes(subject)
         memory = predict_memory(subject.shape, subject.job, stage=0)

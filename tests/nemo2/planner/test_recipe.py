@@ -12,13 +12,14 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import gpu
 from nemo2.models.flops import model_flops_per_token
 from nemo2.models.parameters import count_parameters
-from nemo2.planner.recipe import Subject, read_recipe, with_gpus
+from nemo2.planner.recipe import Subject, read_recipe
+from nemo2.settle import Machine, on
 
 
 def subject(name: str, *changes: str, gpus: int | None = None, performance: bool = False) -> Subject:
     recipe = recipes.get(name).pretrain_recipe(performance_mode=performance)
     apply_overrides(recipe, list(changes))
-    return read_recipe(with_gpus(recipe, gpus), gpu("H100"))
+    return read_recipe(on(recipe, Machine(count=gpus)), gpu("H100"))
 
 
 @pytest.mark.parametrize(
@@ -103,4 +104,4 @@ def test_a_vocabulary_that_only_a_file_knows_is_asked_for() -> None:
 
 def test_gpus_that_are_no_whole_nodes_are_refused() -> None:
     with pytest.raises(ConfigError, match="not whole nodes of 8"):
-        with_gpus(recipes.get("llama3_8b").pretrain_recipe(), 12)
+        on(recipes.get("llama3_8b").pretrain_recipe(), Machine(count=12))

@@ -9,14 +9,15 @@ from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
 from nemo2.gpus import gpu
 from nemo2.planner.page import render_page
-from nemo2.planner.recipe import read_recipe, with_gpus
+from nemo2.planner.recipe import read_recipe
 from nemo2.planner.search import Found, search
+from nemo2.settle import Machine, on
 
 
 def found(name: str, gpus: int, *changes: str, limit: int = 3) -> Found:
     recipe = recipes.get(name).pretrain_recipe()
     apply_overrides(recipe, list(changes))
-    return search(read_recipe(with_gpus(recipe, gpus), gpu("H100")), limit=limit)
+    return search(read_recipe(on(recipe, Machine(count=gpus)), gpu("H100")), limit=limit)
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("llama3_70b", 64), ("mixtral_8x7b", 32)])
@@ -26,7 +27,7 @@ def test_what_is_found_is_legal_and_is_what_its_overrides_make(name: str, gpus: 
     assert result.best[0].speed >= result.best[1].speed >= result.best[2].speed
     for one in result.best:
         assert one.needed <= 0.95 * gpu("H100").memory
-        changed = with_gpus(recipes.get(name).pretrain_recipe(), gpus)
+        changed = on(recipes.get(name).pretrain_recipe(), Machine(count=gpus))
         apply_overrides(changed, list(one.overrides))
         assert not find_problems(changed)
         again = read_recipe(changed, gpu("H100"))

@@ -54,6 +54,7 @@ def rehearse_all() -> dict[str, Any]:
     from nemo2.rehearse.page import render_page
     from nemo2.rehearse.step_timeline import Rates, step_timeline
     from nemo2.rehearse.text import render
+    from nemo2.settle import Machine
     from tools.rehearse_recipes import rehearse_one, table
 
     results: dict[str, Any] = {}
@@ -67,13 +68,15 @@ def rehearse_all() -> dict[str, Any]:
     ).to_dict()
     _, row, results["error"] = rehearse_one(("llama_tiny", "H100"))
     results["table"] = table([row], "H100", 10.0, 2)
-    pipelined = on_gpus(small_recipe(*PIPELINE), 2)
+    pipelined = on_gpus(small_recipe(*PIPELINE), Machine(count=2))
     whole = rehearse(small_recipe(*PIPELINE), gpus="H100x2")
     results["enough"] = [dataclasses.asdict(rank) for rank in whole.ranks]
     rates = Rates(flops=FLOPS, link=NETWORK, network=NETWORK)
     results["step"], results["page"] = step_timeline(whole, rates), render_page(whole, rates)
     results["every"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage, microbatches=12)) for stage in (0, 1)]
-    one = on_gpus(small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), 1)
+    one = on_gpus(
+        small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), Machine(count=1)
+    )
     rank = rehearse_rank(one, stage=0)
     toy = dataclasses.replace(gpu("H100"), name="toy", memory=2 * GIB + rank.memory.total * 9 // 10)
     verdict = judge((rank,), toy, 0.0)

@@ -11,14 +11,14 @@ def shrink_all() -> dict[str, dict[str, Any]]:
     """What became of each recipe; nothing is built."""
     from nemo2 import recipes
     from nemo2.checks import find_problems
-    from nemo2.rehearse.job import layout_of
+    from nemo2.parallel.layout import Layout
     from nemo2.rehearse.shrink import shrink
 
     results = {}
     for name in recipes.names():
         recipe = recipes.get(name).pretrain_recipe()
         small = shrink(recipe, max_processes=8)
-        before, after = layout_of(recipe), layout_of(small.recipe)
+        before, after = Layout.of(recipe.trainer.strategy), Layout.of(small.recipe.trainer.strategy)
         model = small.recipe.model.config
         results[name] = {
             "before": {key: getattr(before, key) for key in ("tp", "pp", "vp", "cp", "ep")},

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many processes a run has, from every spelling of ``trainer.devices`` that Lightning knows."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.settle.machine import Machine
+
+
+@dataclass(frozen=True)
+class World:
+    """Nodes times devices."""
+
+    nodes: int
+    devices: int
+    """Processes per node, one per GPU."""
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.devices
+
+
+def world_of(recipe: Any, machine: Machine) -> World:
+    """The world of a recipe with a trainer, or of its trainer, on ``machine``.
+
+    ``"auto"`` and -1 are all devices of a node. A machine of so many GPUs has nodes of as many as the trainer asks for, where
+    these divide the number, and else of 8.
+
+    Raises:
+        ConfigError: `devices_problem`, `nodes_problem`, or GPUs that are no whole nodes.
+    """
+    trainer = getattr(recipe, "trainer", recipe)
+    devices, nodes = getattr(trainer, "devices", "auto"), getattr(trainer, "num_nodes", 1)
+    if problem := nodes_problem(nodes):
+        raise ConfigError(problem)
+    asked = devices_of(devices, machine)
+    if machine.count is None:
+        return World(nodes or 1, asked)
+    per_node = asked if machine.count % asked == 0 else min(machine.count, machine.per_node)
+    if machine.count % per_node:
+        raise ConfigError(
+            f"--gpus: {machine.count} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}."
+        )
+    return World(machine.count // per_node, per_node)
+
+
+def on(recipe: Any, machine: Machine) -> Any:
+    """A copy of ``recipe`` whose trainer asks for the nodes and devices that it has on ``machine``, as numbers.
+
+    Raises:
+        ConfigError: as `world_of`.
+    """
+    world, recipe = world_of(recipe, machine), copy.deepcopy(recipe)
+    trainer = recipe.trainer
+    for name, value in (("num_nodes", world.nodes), ("devices", world.devices)):
+        if getattr(trainer, name, None) != value:
+            setattr(trainer, name, value)
+    return recipe
+
+
+def devices_of(devices: Any, machine: Machine) -> int:
+    """How many devices of a node a value of ``trainer.devices`` is.
+
+    Raises:
+        ConfigError: `devices_problem`.
+    """
+    if problem := devices_problem(devices):
+        raise ConfigError(problem)
+    named = _indices(devices)
+    return machine.per_node if named is None else len(named)
+
+
+def devices_problem(devices: Any) -> Optional[str]:
+    """Why ``trainer.devices`` is no number of devices; None where it is one.
+
+    None, "auto" and -1 are all of a node, 2 and "2" are two, [0, 1] and "0,1" are two by their indices.
+    """
+    try:
+        named = _indices(devices)
+    except (TypeError, ValueError):
+        named = ()
+    if named is None or (len(named) > 0 and len(set(named)) == len(named) and min(named) >= 0):
+        return None
+    return (
+        f"trainer.devices={devices!r}: must be at least 1, or a list of different indices such as [0, 1], or 'auto' or -1 for "
+        "all devices of a node."
+    )
+
+
+def nodes_problem(nodes: Any) -> Optional[str]:
+    """Why ``trainer.num_nodes`` is no number of nodes; None where it is one, or where it is None, which is 1."""
+    if nodes is None or (isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 1):
+        return None
+    return f"trainer.num_nodes={nodes!r}: must be at least 1."
+
+
+def _indices(devices: Any) -> Optional[range | list[int]]:
+    """The devices of a node by their indices; None for all of them.
+
+    Raises:
+        TypeError, ValueError: it is nothing of the kind.
+    """
+    if isinstance(devices, str):
+        text = devices.strip()
+        devices = [part for part in text.split(",") if part.strip()] if "," in text else text
+        if devices in ("auto", "-1"):
+            return None
+        if isinstance(devices, str):
+            devices = int(devices)
+    if devices in (None, -1) and not isinstance(devices, bool):
+        return None
+    if isinstance(devices, list | tuple):
+        if any(isinstance(index, bool) or not isinstance(index, int | str) for index in devices):
+            raise TypeError
+        return [int(index) for index in devices]
+    if isinstance(devices, bool) or not isinstance(devices, int):
+        raise TypeError
+    return range(devices)
