@@ -14,7 +14,14 @@ class Nemo2Error(Exception):
 
 
 class ConfigError(Nemo2Error, ValueError):
-    """The user's configuration breaks a rule. Raised before any work starts."""
+    """The user's configuration breaks a rule. Raised before any work starts.
+
+    ``rule`` is its name in the table of rules (`nemo2.checks`); None where none of these tells it in this place.
+    """
+
+    def __init__(self, *message: object, rule: str | None = None) -> None:
+        super().__init__(*message)
+        self.rule = rule
 
 
 class UnknownNameError(ConfigError, AttributeError, TypeError):

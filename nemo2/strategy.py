@@ -11,7 +11,8 @@ What happens, in Lightning's order:
     save / load          sharded state through `MegatronCheckpointIO`
 
 This file holds what is the strategy's own, its arguments and the building; `nemo2.strategies` holds the rest: `world` (ranks,
-groups, data), `stepping` (steps, metrics), `megatron_checkpoints`, and `megatron_config` (what is written where).
+groups, data), `stepping` (steps, metrics), `megatron_checkpoints`, and `megatron_config` (its arguments). What is written into
+which configuration is `nemo2.settle`'s.
 """
 
 import logging
@@ -26,6 +27,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallelConfig
 
+from nemo2.backend.overrides import announce
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
@@ -44,7 +46,14 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategies.megatron_config import ddp_config_of, one_number_of_instances, refuse_what_is_gone, settle
+from nemo2.settle.machine import Machine
+from nemo2.settle.settling import RunSettings, settle_run
+from nemo2.strategies.megatron_config import (
+    MAIN_PARAMETERS_TWICE,
+    ddp_config_of,
+    one_number_of_instances,
+    refuse_what_is_gone,
+)
 from nemo2.strategies.megatron_fsdp_checkpoints import MegatronFSDPCheckpoints
 from nemo2.strategies.world import collective_timeout
 
@@ -170,10 +179,7 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             find_unused_parameters=find_unused_parameters,
         )
         if ckpt_load_main_params and ckpt_load_optimizer:
-            raise ConfigError(
-                "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer's state holds the "
-                "main parameters already. Set one of them to False."
-            )
+            raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
         if ckpt_load_strictness is not None and ckpt_load_strictness not in (
             known := [item.value for item in StrictHandling]
         ):
@@ -270,6 +276,12 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             parallel_load=ckpt_parallel_load,
         )
 
+    @property
+    def decided_ddp_fields(self) -> frozenset[str]:
+        """`explicit_ddp_fields`, and what ``fsdp`` decides: Megatron-FSDP's optimizer is the distributed one, whatever the
+        optimizer's configuration leaves unset."""
+        return self.explicit_ddp_fields | ({"use_distributed_optimizer"} if self.fsdp else frozenset())
+
     def _check_world(self, world_size: int) -> None:
         super()._check_world(world_size)
         module: Any = self.lightning_module
@@ -284,18 +296,18 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         """Write sizes, precision and the backend's rules into the model's, the optimizer's and the DDP configuration."""
         super().connect(model)
         optim = getattr(model, "optim", None)
-        optimizer_config = getattr(optim, "config", None)
-        # Megatron-FSDP's optimizer is the distributed one, whatever the optimizer's configuration leaves unset.
-        decided = self.explicit_ddp_fields | ({"use_distributed_optimizer"} if self.fsdp else set())
-        settle(
-            ddp_config=self.ddp_config,
-            explicit_ddp=decided,
-            optimizer_config=optimizer_config,
-            model_config=getattr(model, "config", None),
-            precision=self.precision_plugin,
+        run = RunSettings(
             parallelism=self.parallelism,
             layout=self.layout,
+            ddp_config=self.ddp_config,
+            explicit_ddp=self.decided_ddp_fields,
+            optimizer_config=getattr(optim, "config", None),
+            model_config=getattr(model, "config", None),
+            precision=self.precision_plugin,
         )
+        settled = settle_run(run, Machine.here())
+        settled.apply(run)
+        announce(settled.machine_decides)
         self.use_te_rng_tracker = self.parallelism.use_te_rng_tracker
         self._captures = kind_of(getattr(model, "config", None)) != "none"
         if isinstance(optim, OptimizerModule):

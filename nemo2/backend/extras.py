@@ -8,8 +8,9 @@ import importlib.util
 from functools import cache
 
 OLDEST_TE = "2.9.0"
-"""The oldest Transformer Engine that Megatron-Core 0.16.1 takes, and what a GPU machine elsewhere is taken to have: what it
-allows, newer ones allow too."""
+"""The oldest Transformer Engine that Megatron-Core 0.16.1 takes."""
+ANY_VERSION = "999"
+"""Of Transformer Engine on a machine elsewhere, which isn't known: what some version allows isn't refused."""
 
 APEX = "fused_weight_gradient_mlp_cuda"
 """Apex's extension with which Megatron-Core's own linear layers add a weight's gradient to its buffer."""
@@ -55,9 +56,3 @@ def why_missing(module: str) -> str:
             return "transformer_engine is installed, but this machine has no GPU for its kernels"
         return f"{module} is installed"
     return f"{module} is not installed; {_HOW_TO_GET.get(module, f'pip install {module}')}"
-
-
-def some_layer_fuses() -> bool:
-    """Whether ``gradient_accumulation_fusion`` may be on by default: a package is here that does it. Asks nothing of torch;
-    the backend decides whether its GPU is here too."""
-    return has(APEX) or has("transformer_engine")

@@ -5,14 +5,17 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from nemo2.checks.arithmetic import is_count
-from nemo2.checks.building import Built, as_asked, build_settings
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.settle.machine import Machine
+from nemo2.settle.parts import Parts, build_parts
 from nemo2.settle.world import world_of
+
+if TYPE_CHECKING:
+    from nemo2.settle.settling import Settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class Facts:
     """It will run on this one."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its processes will see, as far as they are known."""
-    built: Built = field(default_factory=Built)
+    parts: Parts = field(default_factory=Parts)
 
     @property
     def here(self) -> bool:
@@ -61,11 +64,10 @@ class Facts:
         """The node of the model's configuration."""
         return getattr(getattr(self.recipe, "model", None), "config", None)
 
-    @cached_property
+    @property
     def config(self) -> Optional[Any]:
         """The model's configuration with derived values, as it was asked for; parallel sizes are not written yet."""
-        config = self.built.get("model.config")
-        return None if config is None else as_asked(config)
+        return self.parts.get("model.config")
 
     @cached_property
     def sized_config(self) -> Optional[Any]:
@@ -80,11 +82,11 @@ class Facts:
     @property
     def precision(self) -> Optional[Any]:
         """The fields of the precision plugin, a ``DtypeConfig``."""
-        return getattr(self.built.get("trainer.plugins"), "dtype_config", None)
+        return getattr(self.parts.get("trainer.plugins"), "dtype_config", None)
 
     @property
     def ddp(self) -> Optional[Any]:
-        return getattr(self.built.get("trainer.strategy"), "ddp_config", None)
+        return getattr(self.parts.get("trainer.strategy"), "ddp_config", None)
 
     def of_model(self, name: str, default: Any = None) -> Any:
         """A field of the model's configuration, derived values included; `default` where there is none."""
@@ -146,7 +148,7 @@ class Facts:
     def distributed_optimizer(self) -> bool:
         """Whether the optimizer's state is sharded: the optimizer's switch, or the gradient buffers' where only that is set."""
         optimizer = getattr(getattr(self.recipe, "optim", None), "config", None)
-        strategy = self.built.get("trainer.strategy")
+        strategy = self.parts.get("trainer.strategy")
         if strategy is None or optimizer is None:
             return bool(getattr(optimizer, "use_distributed_optimizer", False))
         on_optimizer = "use_distributed_optimizer" in getattr(optimizer, "__arguments__", {})
@@ -155,11 +157,11 @@ class Facts:
         return bool(optimizer.use_distributed_optimizer)
 
     @cached_property
-    def trial(self) -> Any:
-        """What the run's own code says of these settings, a `nemo2.checks.trial.Trial`."""
-        from nemo2.checks.trial import try_settings
+    def settled(self) -> "Settled":
+        """What the run makes of these settings, under `layout`."""
+        from nemo2.settle.settling import settle
 
-        return try_settings(self)
+        return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
 
     def messages(self) -> tuple[bool, bool]:
         """Whether messages between pipeline stages are overlapped, and whether they are batched, where no callback decides:
@@ -208,7 +210,7 @@ def read_facts(
         launched=(devices, nodes),
         machine=machine,
         environment=environment or {},
-        built=build_settings(recipe, here=machine.local),
+        parts=build_parts(recipe, machine),
     )
 
 

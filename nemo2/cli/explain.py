@@ -36,19 +36,20 @@ def explain(
     overrides = [word for word in words if "=" in word]
     if len(fields) > 1:
         raise ConfigError(f"{', '.join(fields)}: one field at a time, then changes of the form path=value.")
-    from nemo2.explain.effective import settle_recipe
     from nemo2.explain.fields import explain as explain_field
     from nemo2.explain.fields import explain_all
     from nemo2.settle.machine import HERE, Machine
+    from nemo2.settle.settling import settle
 
     recipe = _recipe(name, overrides, performance=performance)
-    effective = settle_recipe(recipe, Machine.named(gpus or HERE))
+    effective = settle(recipe, Machine.named(gpus or HERE))
     found = explain_field(recipe, effective, fields[0]) if fields else explain_all(recipe, effective)
     print("\n\n".join(map(str, found)) if fields else "\n".join(one.line() for one in found))
-    ranks = f"{effective.world_size} rank{'' if effective.world_size == 1 else 's'}"
+    size = effective.world.size if effective.world else effective.layout.model_parallel_size
+    ranks = f"{size} rank{'' if size == 1 else 's'}"
     how = "; the last line of each setting is what runs" if fields else ""
-    print(f"\nOn {ranks} of {effective.machine}, {effective.layout}{how}.")
-    for refusal in effective.refusals:
+    print(f"\nOn {ranks} of {effective.machine.describe()}, {effective.layout.describe()}{how}.")
+    for refusal in effective.messages:
         print(f"\nThe run would be refused: {refusal}")
 
 

@@ -50,7 +50,9 @@ class MegatronDataModule(LightningDataModule):
         super().__init__()
         if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 1:
             # Megatron-Core's index builder divides by it and takes the process down.
-            raise ConfigError(f"seq_length={seq_length!r}: must be a whole number of tokens, 1 or more.")
+            raise ConfigError(
+                f"seq_length={seq_length!r}: must be a whole number of tokens, 1 or more.", rule="batches-are-counts"
+            )
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(f"num_workers={num_workers!r}: must be a whole number of processes; 0 loads in this one.")
         self.seq_length = seq_length

@@ -148,4 +148,4 @@ def _reached(level: int, samples_per_level: float) -> int:
 
 def _positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: must be a whole number, 1 or more.")
+        raise ConfigError(f"{name}={value!r}: must be a whole number, 1 or more.", rule="batches-are-counts")

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from nemo2.explain.effective import Effective as Effective
-from nemo2.explain.effective import settle_recipe as settle_recipe
 from nemo2.explain.fields import Explanation as Explanation
 from nemo2.explain.fields import explain as explain
 from nemo2.explain.fields import explain_all as explain_all

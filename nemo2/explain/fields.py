@@ -13,11 +13,11 @@ from nemo2.config.show import format_value
 from nemo2.config.tree import alias_owner
 from nemo2.config.walk import iterate_nodes, who_set
 from nemo2.errors import ConfigError
-from nemo2.explain.effective import Effective
 from nemo2.names import did_you_mean
 from nemo2.overlap.presets import preset, preset_names
 from nemo2.overlap.settings import CALLBACK
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
+from nemo2.settle.settling import Settled
 
 _PACKAGE = Path(nemo2.__file__).parent.resolve()
 _FOLDERS = tuple((_PACKAGE / name).resolve() for name in ("recipes", "callbacks", ""))
@@ -77,7 +77,7 @@ def shown(value: Any) -> str:
     return format_value(value)
 
 
-def explain(recipe: Any, effective: Effective, field: str) -> list[Explanation]:
+def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
     """Every place of ``recipe`` that ``field`` names: a path from the recipe ("strategy.ddp_config.bucket_size"), or the
     name alone, of a parameter or of its second spelling.
 
@@ -93,7 +93,7 @@ def explain(recipe: Any, effective: Effective, field: str) -> list[Explanation]:
     return found
 
 
-def explain_all(recipe: Any, effective: Effective) -> list[Explanation]:
+def explain_all(recipe: Any, effective: Settled) -> list[Explanation]:
     """Every field whose value in the run differs from its default, or that somebody set and the run changes; in the recipe's
     order."""
     found = []
@@ -108,7 +108,7 @@ def explain_all(recipe: Any, effective: Effective) -> list[Explanation]:
     return found
 
 
-def _explanation(path: str, node: Any, name: str, effective: Effective) -> Explanation:
+def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explanation:
     target = node.__fn_or_cls__
     layers = []
     default = _default(node, name)
@@ -132,7 +132,7 @@ def _explanation(path: str, node: Any, name: str, effective: Effective) -> Expla
     )
 
 
-def _buffers_of_the_strategy(recipe: Any, effective: Effective, field: str) -> Optional[Explanation]:
+def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Optional[Explanation]:
     """A setting of the gradient buffers where the recipe leaves them to the strategy: ``ddp="megatron"`` is no node."""
     from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 

@@ -7,26 +7,23 @@
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
-from megatron.core import utils as megatron_utils
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer import ModuleSpec, TransformerConfig
-from packaging.version import Version
 from torch import Tensor
 
 from nemo2.backend import get_backend
-from nemo2.backend.extras import OLDEST_TE, has, some_layer_fuses
-from nemo2.config.adjust import adjust
+from nemo2.backend.extras import ANY_VERSION, has
+from nemo2.backend.overrides import adjust_to, announce
+from nemo2.backend.te_version import megatron_finds
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
@@ -35,16 +32,6 @@ from nemo2.models.tracked_losses import forget_tracked_losses
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.loss import MaskedTokenLossReduction
-
-_log = logging.getLogger(__name__)
-
-
-class Adjustment(NamedTuple):
-    """A setting that this machine cannot honour: what was asked for, what is used, and why."""
-
-    asked: Any
-    used: Any
-    reason: str
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -59,8 +46,8 @@ def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> M
 class GPTConfig(TransformerConfig):
     """Shape and settings of a GPT.
 
-    Where the backend of this machine cannot honour a setting (fused kernels without Transformer Engine, say), the
-    built config holds the value that works, says so once, and keeps what was asked for in ``adjustments``.
+    A config holds what was asked for, whatever the machine. What a machine can't honour (fused kernels without Transformer
+    Engine, say) is adjusted when a strategy is connected to the model (`nemo2.settle`), or else when the model is built.
     """
 
     fp16_lm_cross_entropy: bool = False
@@ -82,7 +69,7 @@ class GPTConfig(TransformerConfig):
     attention_softmax_in_fp32: bool = False
     masked_softmax_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
-    gradient_accumulation_fusion: bool = some_layer_fuses()
+    gradient_accumulation_fusion: bool = True
     deallocate_pipeline_outputs: bool = True
     scatter_embedding_sequence_parallel: bool = True
     """With sequence parallelism, scatter right after the embedding; False where a wrapper does it later."""
@@ -107,21 +94,24 @@ class GPTConfig(TransformerConfig):
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
     def __post_init__(self) -> None:
-        # MegatronStrategy runs this again after writing its own fields: what was asked for first stays on record.
         spell_as_installed(self)
-        early = {} if hasattr(self, "adjustments") else self._asked_early()
-        self.adjustments: dict[str, Adjustment] = getattr(self, "adjustments", {})
-        for name, (used, reason) in _overrides().items():
-            asked = getattr(self, name, used)
-            if asked != used:
-                self.adjustments.setdefault(name, Adjustment(asked, used, reason))
-                adjust(self, name, used, why=reason)
-        _announce(self.adjustments)
-        for name in early:
+        aside = self._without_kernels()
+        # Settling runs this again, with the fields and the machine that the run has.
+        again, self._made = getattr(self, "_made", False), True
+        if not again:
+            aside |= self._asked_early()
+        for name in aside:
             setattr(self, name, False)
-        super().__post_init__()
-        for name, value in early.items():
+        with nullcontext() if again else megatron_finds(ANY_VERSION):
+            super().__post_init__()
+        for name, value in aside.items():
             setattr(self, name, value)
+
+    def _without_kernels(self) -> dict[str, Any]:
+        """Fused kernels that are asked for and that Megatron-Core would look for in this process, where they aren't: whether
+        the machine that trains has them isn't its configuration's to say."""
+        names = () if has("transformer_engine") else ("apply_rope_fusion", "moe_permute_fusion")
+        return {name: True for name in names if getattr(self, name, False)}
 
     def _asked_early(self) -> dict[str, Any]:
         """Settings whose conditions the strategy and the precision plugin write later: expert and pipeline size, fp8, 16 bits.
@@ -142,6 +132,10 @@ class GPTConfig(TransformerConfig):
             name: getattr(self, name) for name, too_early in early.items() if too_early and getattr(self, name, False)
         }
 
+    def adjust_to_this_machine(self) -> None:
+        """Turn off what this machine can't do, and say so, where no strategy has done it."""
+        announce(adjust_to(self, get_backend().config_overrides()))
+
     def configure_model(
         self,
         tokenizer: Any,
@@ -158,6 +152,7 @@ class GPTConfig(TransformerConfig):
         Raises:
             ConfigError: the vocabulary is unknown, or does not fit the tokenizer or the tensor-parallel size.
         """
+        self.adjust_to_this_machine()
         if self.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
             vp_stage = 0
         if pre_process is None:
@@ -333,55 +328,6 @@ def _default_optimizer() -> Any:
     from nemo2.optim.megatron import MegatronOptimizerModule
 
     return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
-
-
-_announced: set[str] = set()
-
-
-_elsewhere: ContextVar[bool] = ContextVar("elsewhere", default=False)
-
-
-def _overrides() -> dict[str, tuple[Any, str]]:
-    return {} if _elsewhere.get() else get_backend().config_overrides()
-
-
-@contextmanager
-def for_another_machine() -> Iterator[None]:
-    """Configurations made inside keep what was asked for, whether or not this machine can do it.
-
-    Megatron-Core compares versions of Transformer Engine for some settings: where there is none, it finds `OLDEST_TE`.
-    """
-    token, version_here = _elsewhere.set(True), megatron_utils._te_version
-    if not has("transformer_engine"):
-        megatron_utils._te_version = Version(OLDEST_TE)  # a cache, which both ends of our range read before they look
-    try:
-        yield
-    finally:
-        megatron_utils._te_version = version_here
-        _elsewhere.reset(token)
-
-
-@contextmanager
-def unannounced() -> Iterator[None]:
-    """Configurations made inside keep what this machine decides to themselves: they are looked at, not run."""
-    before = _announced.copy()
-    _announced.update(get_backend().config_overrides())
-    try:
-        yield
-    finally:
-        _announced.intersection_update(before)
-
-
-def _announce(adjustments: dict[str, Adjustment]) -> None:
-    """One line per process, on rank 0, for settings that were not announced before."""
-    by_reason: dict[str, list[str]] = {}
-    for name, adjustment in adjustments.items():
-        if name not in _announced:
-            by_reason.setdefault(adjustment.reason, []).append(f"{name}={adjustment.used}")
-    _announced.update(adjustments)
-    if by_reason and os.environ.get("RANK", "0") == "0":
-        changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-        _log.warning("Model settings that this machine decides: %s.", changes)
 
 
 class _DeprecationOfGPTModel(logging.Filter):

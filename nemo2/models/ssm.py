@@ -83,6 +83,7 @@ class SSMConfig(GPTConfig):
             ConfigError: the pattern does not fit the number of layers, there are virtual pipeline stages, or the
                 vocabulary does not fit.
         """
+        self.adjust_to_this_machine()
         for problem in pattern_problems(self):
             raise ConfigError(problem)
         if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:

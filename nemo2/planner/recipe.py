@@ -11,6 +11,7 @@ from nemo2.gpus import GPU
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.planner.job import Job
 from nemo2.planner.shape import ModelShape
+from nemo2.settle.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,9 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
     Raises:
         ConfigError: its model, batch or strategy is not one that the planner has a formula for.
     """
-    facts = read_facts(recipe)
+    facts = read_facts(recipe, machine=Machine.named(chip.name))
     if facts.config is None:
-        why = facts.built.refusals.get("model.config", "its configuration cannot be built")
+        why = " ".join(facts.parts.refused("megatron-core-agrees")) or "its configuration cannot be built"
         raise ConfigError(f"nemo2 plan needs the sizes of the model: {why}")
     missing = [name for name in ("seq_length", "global_batch_size", "micro_batch_size") if getattr(facts, name) is None]
     if missing:
@@ -201,7 +202,7 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
         state_bytes=_state_bytes(facts),
         **_experts(facts),
-        **_overlaps(facts, chip, tp=tp),
+        **_overlaps(facts, tp=tp),
     )
 
 
@@ -238,14 +239,11 @@ def _state_bytes(facts: Facts) -> int:
     return moments + (0 if facts.precision is None or facts.precision.fp32 else 4)
 
 
-def _overlaps(facts: Facts, chip: GPU, *, tp: int) -> dict[str, Any]:
+def _overlaps(facts: Facts, *, tp: int) -> dict[str, Any]:
     """Which communication runs beside computation: by the overlap callback's rules, or what the configurations say."""
     decided: dict[str, Any] = {}
     if facts.sizes:
-        from nemo2.explain.effective import settle_recipe
-        from nemo2.settle.machine import Machine
-
-        found = settle_recipe(facts.recipe, Machine.named(chip.name))
+        found = facts.settled
         decided = {name: decision.value for name, decision in found.decisions.items()}
         for path, name in (
             ("trainer.strategy.ddp", "overlap_grad_reduce"),

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal, Optional
 
+from nemo2.backend.extras import ANY_VERSION
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, GPUS_PER_NODE, model_of, parse_gpus
 
 HERE = "this machine"
-ANY_VERSION = "999"
-"""Of Transformer Engine, on a machine elsewhere: which one it has isn't known, and what some version allows isn't refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@
     megatron_checkpoints      Megatron-Core's format                         -> MegatronStrategy
     piece_checkpoints         rows of parameters that are cut                -> MegatronStrategy(fsdp="megatron"), FSDP
     megatron_fsdp_checkpoints which of the two `MegatronStrategy` writes
-    megatron_config           what `MegatronStrategy` writes into which configuration
+    megatron_config           what `MegatronStrategy` makes of its arguments
     torch_sharded             models that torch shards: `fsdp` and `fsdp2` say how
 
 `MegatronStrategy` stands one level up because recipes and checkpoints name it by that path.

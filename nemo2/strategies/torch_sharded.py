@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from nemo2.backend.overrides import adjust_to, announce
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
@@ -35,7 +36,8 @@ from nemo2.parallel.megatron_parallel import MegatronParallel, PlainChunk, unwra
 from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
 from nemo2.parallel.stored_names import StoredNames, stored_names, stored_objects
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.strategies.megatron_config import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
+from nemo2.settle.agreement import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
+from nemo2.settle.machine import Machine
 from nemo2.strategies.piece_checkpoints import PieceCheckpoints
 from nemo2.strategies.world import collective_timeout
 
@@ -111,6 +113,9 @@ class TorchShardedStrategy(PieceCheckpoints):
                 f"{type(self).__name__}, which gathers parameters into new places in every step: set cuda_graph_impl='none', or "
                 "use MegatronStrategy."
             )
+        machine = Machine.here()
+        if isinstance(config, TransformerConfig):
+            announce(adjust_to(config, machine.overrides))
         if isinstance(precision, MegatronMixedPrecision):
             self._refuse_what_torch_does_not_shard(precision)
             configs = {"optim.config": getattr(optim, "config", None)}
@@ -118,7 +123,7 @@ class TorchShardedStrategy(PieceCheckpoints):
                 configs["model.config"] = config
             precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
         if isinstance(config, TransformerConfig):
-            write_parallelism(config, _parallelism(self.layout), self.layout)
+            write_parallelism(config, _parallelism(self.layout), self.layout, machine)
             keep_gradients_in_fp32(config)
             add_gradients_apart(config, why=f"{type(self).__name__} has no buffers of gradients")
         if isinstance(optim, OptimizerModule):

@@ -17,12 +17,11 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo2 import precision
 from nemo2.checks.find import find
 from nemo2.errors import ConfigError
-from nemo2.explain import settle_recipe
 from nemo2.gpus import parse_gpus
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.recipes import llama3_8b
 from nemo2.recipes.precision import mixed_precision
-from nemo2.settle import Machine
+from nemo2.settle import Machine, settle
 
 PLAIN = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent", "fp8_wgrad": True}
 IN_16_BITS = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
@@ -59,8 +58,8 @@ def recipe_in(factory: str) -> Any:
 @pytest.mark.parametrize("factory", RECIPES)
 def test_one_value_sets_model_buffers_and_optimizer(factory: str, sixteen: str) -> None:
     expected, parameters_in_fp8, shared_buffer = RECIPES[factory]
-    effective = settle_recipe(recipe_in(factory.replace("bf16", sixteen)), Machine.named("b200"))
-    assert effective.refusals == []
+    effective = settle(recipe_in(factory.replace("bf16", sixteen)), Machine.named("b200"))
+    assert effective.messages == []
     model, ddp, optimizer = (
         effective.objects[path] for path in ("model.config", "trainer.strategy.ddp", "optim.config")
     )
@@ -128,7 +127,7 @@ def test_what_megatron_core_refuses_is_a_refusal_of_the_run(edit: dict[str, Any]
     recipe = recipe_in("bf16_with_fp8_mixed")
     for name, value in edit.items():
         setattr(recipe.trainer.plugins, name, value)
-    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
+    [refusal] = settle(recipe, Machine.named("h100")).messages
     assert "Megatron-Core refuses this model" in refusal and words in refusal
 
 
@@ -136,11 +135,11 @@ def test_one_setting_of_the_buffers_reaches_the_model() -> None:
     recipe = recipe_in("bf16_with_fp8_subchannel_scaling_mixed")
     del recipe.trainer.plugins.fp8_param_gather
     recipe.strategy.ddp_config.fp8_param_gather = True
-    effective = settle_recipe(recipe, Machine.named("h100"))
-    assert effective.refusals == []
+    effective = settle(recipe, Machine.named("h100"))
+    assert effective.messages == []
     assert effective.value("model.config", "fp8_param") == (True, True)
     recipe.trainer.plugins.fp8_param_gather = False
-    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
+    [refusal] = settle(recipe, Machine.named("h100")).messages
     assert f"strategy.ddp_config.fp8_param_gather=True ({__file__}:" in refusal
     assert f"contradicts trainer.plugins.fp8_param_gather ({__file__}:" in refusal
 

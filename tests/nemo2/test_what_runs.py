@@ -36,9 +36,8 @@ def run(name: str) -> dict[str, Any]:
     """Two steps of the snippet's recipe, shrunk; the effective configuration of the run, and what `explain` said before."""
     import fiddle as fdl
 
-    from nemo2.explain import settle_recipe
     from nemo2.run_dir.effective import effective_config
-    from nemo2.settle import Machine
+    from nemo2.settle import Machine, settle
 
     small_runs.quiet()
     recipe = snippet(name)
@@ -54,7 +53,7 @@ def run(name: str) -> dict[str, Any]:
     trainer.enable_progress_bar = False
     recipe.strategy.ckpt_async_save = False
     recipe.optim.lr_scheduler.warmup_steps = 1
-    said = settle_recipe(recipe, Machine.here())
+    said = settle(recipe, Machine.here())
     live = fdl.build(recipe.trainer)
     model, data, optim = fdl.build(recipe.model), fdl.build(recipe.data), fdl.build(recipe.optim)
     model.config.seq_length = 16
@@ -72,7 +71,7 @@ def run(name: str) -> dict[str, Any]:
     }
     names = ("overlap_p2p_comm", "batch_p2p_comm", "tp_comm_overlap")
     agree |= {("model", name): (result["model"][name], getattr(said.objects["model.config"], name)) for name in names}
-    return {"effective": result, "agree": agree, "refusals": said.refusals}
+    return {"effective": result, "agree": agree, "refusals": said.messages}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from typing import Optional
 import pytest
 
 from nemo2 import recipes
-from nemo2.explain import settle_recipe
 from nemo2.overlap.presets import PRESETS, preset
-from nemo2.settle import Machine
+from nemo2.settle import Machine, settle
 
 
 @pytest.mark.parametrize(
@@ -31,8 +30,8 @@ from nemo2.settle import Machine
 )
 def test_a_performance_mode_gets_the_buffers_tuned_for_it(name: str, gpu: str, chosen: Optional[str]) -> None:
     recipe = recipes.get(name).pretrain_recipe(performance_mode=True)
-    effective = settle_recipe(recipe, Machine.named(gpu))
-    assert effective.refusals == []
+    effective = settle(recipe, Machine.named(gpu))
+    assert effective.messages == []
     strategy, config = recipe.trainer.strategy, recipe.model.config
     settings = effective.decisions.get("tp_comm_overlap_cfg")
     assert (settings.value if settings else None) == (preset(chosen) if chosen else None)

@@ -8,7 +8,7 @@ calculator and the optimizer's and the gradient buffers' configurations are made
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -38,26 +38,24 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
 
 def verdict(recipe: Any) -> Optional[str]:
     """Why Megatron-Core refuses this recipe; None where it builds it."""
-    from nemo2.models.gpt import for_another_machine
+    from nemo2.settle import Machine
 
     refusal = None
-    # As this machine adjusts it, which takes fp8 away; then as it was asked for, less a kernel of Transformer Engine's.
-    asked = copy.deepcopy(recipe)
-    asked.model.config.apply_rope_fusion = False
-    for way, wanted in ((nullcontext(), recipe), (for_another_machine(), asked)):
+    # As this machine adjusts it, which takes fp8 away; then as it was asked for.
+    for machine in (Machine.here(), Machine()):
         try:
-            with way:
-                _build(wanted)
+            _build(recipe, machine)
             return None
         except Exception as error:
             refusal = refusal or f"{type(error).__name__}: {str(error).partition('Fiddle context')[0].strip()}"
     return refusal
 
 
-def _build(recipe: Any) -> None:
+def _build(recipe: Any, machine: Any) -> None:
     import fiddle as fdl
 
-    from nemo2.strategies.megatron_config import write_parallelism
+    from nemo2.backend.overrides import adjust_to
+    from nemo2.settle.agreement import write_parallelism
 
     trainer = recipe.trainer
     config: Any = fdl.build(recipe.model.config)
@@ -66,6 +64,7 @@ def _build(recipe: Any) -> None:
         # With it, the configuration itself asks for Transformer Engine.
         fdl.build(recipe.optim.config)
     precision = fdl.build(trainer.plugins)
+    adjust_to(config, machine.overrides)
     precision.apply_to(config, path="model.config")
     parallelism = copy.copy(strategy.parallelism)
     parallelism.pipeline_dtype = parallelism.pipeline_dtype or precision.dtype_config.pipeline_dtype
@@ -73,7 +72,7 @@ def _build(recipe: Any) -> None:
     for rank in sorted({0, world - 1}):
         with _world(rank, world, strategy):
             cut = copy.copy(config)
-            write_parallelism(cut, parallelism, strategy.layout)
+            write_parallelism(cut, parallelism, strategy.layout, machine)
             _chunks(cut, recipe)
             _micro_batches(recipe.data, rank)
 

@@ -30,7 +30,7 @@ def _kind(facts: Facts) -> str:
     mended=f"{_IMPL}=transformer_engine {CP}=1",
 )
 def _settings(facts: Facts) -> Iterator[str]:
-    yield from facts.trial.graphs
+    yield from facts.settled.refused("graphs-go-with-the-rest")
 
 
 @GRAPHS.rule(

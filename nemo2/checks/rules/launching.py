@@ -133,7 +133,7 @@ def _data(facts: Facts) -> Iterator[str]:
         return
     from nemo2.data.blend import Blend
 
-    blends = getattr(facts.built.get("data"), "_blends", None)
+    blends = getattr(facts.parts.get("data"), "_blends", None)
     found = blends.values() if isinstance(blends, dict) else [blends]
     for prefix in dict.fromkeys(prefix for blend in found if isinstance(blend, Blend) for prefix in blend.prefixes):
         missing = [suffix for suffix in (".bin", ".idx") if not Path(f"{prefix}{suffix}").is_file()]

@@ -51,7 +51,7 @@ def _end(facts: Facts) -> Iterator[str]:
     mended="trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
 )
 def _length(facts: Facts) -> Iterator[str]:
-    schedule = facts.built.get("optim.lr_scheduler")
+    schedule = facts.parts.get("optim.lr_scheduler")
     if schedule is None or not getattr(schedule, "needs_max_steps", False):
         return
     steps = getattr(facts.trainer, "max_steps", None)

@@ -3,9 +3,6 @@
 
 from collections.abc import Iterator
 
-import fiddle as fdl
-
-from nemo2.checks.building import attempt
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
@@ -23,7 +20,7 @@ _SP = "strategy.sequence_parallel=True"
     mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
 )
 def _gather(facts: Facts) -> Iterator[str]:
-    yield from (message for message in facts.trial.switch if "overlap_param_gather" in message)
+    yield from facts.settled.refused("gathered-parameters-are-sharded")
 
 
 @OVERLAP.rule(
@@ -34,7 +31,7 @@ def _gather(facts: Facts) -> Iterator[str]:
     mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _hooks(facts: Facts) -> Iterator[str]:
-    strategy = facts.built.get("trainer.strategy")
+    strategy = facts.parts.get("trainer.strategy")
     if strategy is None or facts.ddp is None or facts.callback("MegatronCommOverlapCallback") is not None:
         return  # the callback turns the gather off, and says so
     ddp, explicit = facts.ddp, strategy.explicit_ddp_fields
@@ -120,25 +117,4 @@ def _buckets(facts: Facts) -> Iterator[str]:
     mended="strategy.ddp.overlap_grad_reduce=True",
 )
 def _callback(facts: Facts) -> Iterator[str]:
-    callback = facts.callback("MegatronCommOverlapCallback")
-    if callback is None:
-        return
-    from nemo2.overlap.facts import facts_of_run, settings_of_run
-    from nemo2.overlap.rules import contradictions
-
-    made, _ = (
-        attempt(lambda: fdl.build(callback), here=facts.here) if isinstance(callback, fdl.Config) else (callback, None)
-    )
-    model, optimizer = facts.built.get("model.config"), facts.built.get("optim.config")
-    given = settings_of_run(
-        [made] if made is not None else [], model_config=model, optimizer_config=optimizer, ddp_config=facts.ddp
-    )
-    run = facts_of_run(
-        layout=facts.layout,
-        world_size=facts.world_size,
-        model_config=model,
-        optimizer_config=optimizer,
-        ddp_config=facts.ddp,
-        data_sampler=None,
-    )
-    yield from contradictions(run, given)
+    yield from facts.settled.refused("overlap-is-asked-for-once")

@@ -13,22 +13,6 @@ SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that govern one thing")
 LAST = Topic("Megatron-Core's own word")
 
-_MAIN_PARAMETERS = (
-    "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer's state holds the main parameters "
-    "already. Set one of them to False."
-)
-"""Also said by the strategy's constructor, which stops at the first of its objections."""
-
-
-def _refused(facts: Facts, path: str) -> Iterator[str]:
-    """What the constructor at `path` says, every sentence of it with the path."""
-    message = facts.built.refusals.get(path)
-    if message is None:
-        return
-    last = path.rpartition(".")[2]
-    named = any(word in message for word in (path, f"{last}.", f"{path.partition('.')[0]}."))
-    yield message if named else f"{path}: {message}"
-
 
 @SETTINGS.rule(
     "parts-are-no-text",
@@ -51,8 +35,8 @@ def _text(facts: Facts) -> Iterator[str]:
     mended="strategy.moe_extended_tp=False",
 )
 def _strategy(facts: Facts) -> Iterator[str]:
-    if facts.sizes and facts.built.refusals.get("trainer.strategy") != _MAIN_PARAMETERS:
-        yield from _refused(facts, "trainer.strategy")
+    if facts.sizes:
+        yield from facts.parts.refused("strategy-has-what-it-is-asked")
 
 
 @SETTINGS.rule(
@@ -63,7 +47,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
     mended="trainer.plugins.precision=bf16-mixed",
 )
 def _precision(facts: Facts) -> Iterator[str]:
-    yield from _refused(facts, "trainer.plugins")
+    yield from facts.parts.refused("precision-is-known")
 
 
 @SETTINGS.rule(
@@ -74,7 +58,7 @@ def _precision(facts: Facts) -> Iterator[str]:
     mended="optim.lr_scheduler.warmup_steps=0",
 )
 def _schedule(facts: Facts) -> Iterator[str]:
-    yield from _refused(facts, "optim.lr_scheduler")
+    yield from facts.parts.refused("schedule-is-one-curve")
 
 
 @SETTINGS.rule(
@@ -85,7 +69,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
     mended="log.ckpt.save_top_k=-1",
 )
 def _checkpoints(facts: Facts) -> Iterator[str]:
-    yield from _refused(facts, "log.ckpt")
+    yield from facts.parts.refused("checkpoints-are-kept-as-asked")
 
 
 @SETTINGS.rule(
@@ -96,10 +80,7 @@ def _checkpoints(facts: Facts) -> Iterator[str]:
     mended="data.num_workers=0",
 )
 def _data(facts: Facts) -> Iterator[str]:
-    message = facts.built.refusals.get("data")
-    counts = ("micro_batch_size", "global_batch_size", "seq_length", "seq_len")
-    if message and not any(message.startswith(f"{name}=") for name in counts):  # told by the rules of batches
-        yield f"data: {message}"
+    yield from facts.parts.refused("data-module-accepts-its-arguments")
 
 
 @SETTINGS.rule(
@@ -123,7 +104,7 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
     mended=f"{TP}=4 {CP}=1",
 )
 def _sizes(facts: Facts) -> Iterator[str]:
-    yield from facts.trial.sizes
+    yield from facts.settled.refused("sizes-on-the-strategy")
 
 
 @AGREEMENT.rule(
@@ -134,7 +115,7 @@ def _sizes(facts: Facts) -> Iterator[str]:
     mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
 )
 def _switch(facts: Facts) -> Iterator[str]:
-    yield from (message for message in facts.trial.switch if "one switch" in message)
+    yield from facts.settled.refused("one-switch-for-the-distributed-optimizer")
 
 
 @AGREEMENT.rule(
@@ -145,7 +126,7 @@ def _switch(facts: Facts) -> Iterator[str]:
     mended="trainer.plugins.grad_reduce_in_fp32=True",
 )
 def _one_precision(facts: Facts) -> Iterator[str]:
-    yield from facts.trial.precision
+    yield from facts.settled.refused("one-precision")
 
 
 @AGREEMENT.rule(
@@ -160,7 +141,9 @@ def _one_precision(facts: Facts) -> Iterator[str]:
 )
 def _main_params(facts: Facts) -> Iterator[str]:
     if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
-        yield _MAIN_PARAMETERS
+        from nemo2.strategies.megatron_config import MAIN_PARAMETERS_TWICE
+
+        yield MAIN_PARAMETERS_TWICE  # the strategy's constructor stops at the first of its objections
 
 
 @LAST.rule(
@@ -172,7 +155,4 @@ def _main_params(facts: Facts) -> Iterator[str]:
     megatron_refuses=True,
 )
 def _megatron(facts: Facts) -> Iterator[str]:
-    message = facts.built.refusals.get("model.config")
-    if message is not None:
-        yield f"model.config: Megatron-Core refuses it: {' '.join(message.split())}"
-    yield from facts.trial.megatron
+    yield from facts.settled.refused("megatron-core-agrees")

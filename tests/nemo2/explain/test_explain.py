@@ -10,14 +10,14 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from nemo2.cli.app import main
 from nemo2.config import Config, apply_overrides
 from nemo2.errors import ConfigError
-from nemo2.explain import Explanation, explain, explain_all, settle_recipe
+from nemo2.explain import Explanation, explain, explain_all
 from nemo2.recipes import deepseek_v3, gpt3_175b, llama3_8b, llama3_70b, llama_tiny, mixtral_8x7b
 from nemo2.recipes.precision import mixed_precision
-from nemo2.settle import Machine
+from nemo2.settle import Machine, settle
 
 
 def explained(recipe, field: str, gpu: str = "h100") -> dict[str, Explanation]:
-    return {one.path: one for one in explain(recipe, settle_recipe(recipe, Machine.named(gpu)), field)}
+    return {one.path: one for one in explain(recipe, settle(recipe, Machine.named(gpu)), field)}
 
 
 def test_default_recipe_and_command_line_are_told_in_order() -> None:
@@ -64,16 +64,16 @@ def test_what_the_layout_turns_off_says_why() -> None:
 def test_gpt3_overlaps_its_pipeline_with_virtual_stages_as_its_configuration_says() -> None:
     recipe = gpt3_175b.pretrain_recipe(performance_mode=True)
     assert recipe.strategy.virtual_pipeline_model_parallel_size == 6
-    effective = settle_recipe(recipe, Machine.named("h100"))
+    effective = settle(recipe, Machine.named("h100"))
     config = effective.objects["model.config"]
-    assert effective.refusals == []
+    assert effective.messages == []
     assert (config.overlap_p2p_comm, config.batch_p2p_comm, config.tp_comm_overlap) == (True, False, True)
     assert effective.objects["trainer.strategy.ddp"].align_param_gather is True
 
 
 def test_states_that_need_transformer_engine_are_explained_without_it() -> None:
-    effective = settle_recipe(deepseek_v3.pretrain_recipe(), Machine.named("h100"))
-    assert effective.refusals == []
+    effective = settle(deepseek_v3.pretrain_recipe(), Machine.named("h100"))
+    assert effective.messages == []
     assert effective.objects["optim.config"].use_precision_aware_optimizer is True
 
 
@@ -83,7 +83,7 @@ def test_contradictions_are_told_as_the_run_would_tell_them() -> None:
     recipe = llama3_70b.pretrain_recipe()
     recipe.strategy.ddp_config.bucket_size = 5
     recipe.trainer.callbacks.append(MegatronCommOverlapCallback(bucket_size=6))
-    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
+    [refusal] = settle(recipe, Machine.named("h100")).messages
     line = rf"\({re.escape(__file__)}:\d+\)"
     assert re.search(rf"bucket_size=6\) {line} contradicts strategy\.ddp_config\.bucket_size=5 {line}", refusal)
 
@@ -91,22 +91,22 @@ def test_contradictions_are_told_as_the_run_would_tell_them() -> None:
 def test_a_value_of_two_names_is_what_was_set_under_either() -> None:
     recipe = llama3_8b.pretrain_recipe()
     recipe.strategy.ddp_config.num_distributed_optimizer_instances = 2
-    effective = settle_recipe(recipe, Machine.named("h100"))
+    effective = settle(recipe, Machine.named("h100"))
     assert effective.value("trainer.strategy.ddp", "num_distributed_optimizer_instances") == (True, 2)
     recipe.strategy.num_distributed_optimizer_instances = 4
-    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
+    [refusal] = settle(recipe, Machine.named("h100")).messages
     assert "instances=4 contradicts strategy.ddp_config.num_distributed_optimizer_instances=2" in refusal
 
 
 def test_the_dtype_of_the_pipeline_is_the_strategys_and_the_plugins() -> None:
     recipe = llama3_70b.pretrain_recipe()
     recipe.strategy.pipeline_dtype = torch.float32
-    effective = settle_recipe(recipe, Machine.named("h100"))
-    assert effective.refusals == []
+    effective = settle(recipe, Machine.named("h100"))
+    assert effective.messages == []
     for path in ("model.config", "trainer.plugins"):
         assert effective.value(path, "pipeline_dtype") == (True, torch.float32)
     recipe.trainer.plugins.pipeline_dtype = torch.bfloat16
-    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
+    [refusal] = settle(recipe, Machine.named("h100")).messages
     assert "strategy.pipeline_dtype=torch.float32 contradicts trainer.plugins.pipeline_dtype" in refusal
 
 
@@ -114,7 +114,7 @@ def test_one_switch_set_in_two_places_is_refused_with_both_lines() -> None:
     recipe = llama3_8b.pretrain_recipe()
     recipe.optim.config.use_distributed_optimizer = True
     recipe.strategy.ddp_config.use_distributed_optimizer = False
-    [refusal] = settle_recipe(recipe, Machine.named("h100")).refusals
+    [refusal] = settle(recipe, Machine.named("h100")).messages
     line = rf"\({re.escape(__file__)}:\d+\)"
     assert re.search(
         rf"optim\.config\.use_distributed_optimizer=True {line} contradicts .*=False {line}: it is one switch", refusal
@@ -124,7 +124,7 @@ def test_one_switch_set_in_two_places_is_refused_with_both_lines() -> None:
 def test_the_precision_is_found_among_several_plugins() -> None:
     recipe = llama3_8b.pretrain_recipe()
     recipe.trainer.plugins = [Config(LightningEnvironment), mixed_precision.fp16_mixed()]
-    effective = settle_recipe(recipe, Machine.named("h100"))
+    effective = settle(recipe, Machine.named("h100"))
     assert effective.value("model.config", "fp16") == (True, True)
     assert "trainer.plugins[1].grad_reduce_in_fp32" in {
         one.path for one in explain(recipe, effective, "grad_reduce_in_fp32")
@@ -165,13 +165,13 @@ def test_userbuffers_are_shown_by_the_name_of_their_preset() -> None:
 
 def test_the_recipe_is_not_changed() -> None:
     recipe, untouched = llama3_70b.pretrain_recipe(), llama3_70b.pretrain_recipe()
-    settle_recipe(recipe, Machine.named("b200"))
+    settle(recipe, Machine.named("b200"))
     assert recipe == untouched
 
 
 def test_the_whole_tree_tells_what_differs_from_its_default() -> None:
     recipe = llama3_70b.pretrain_recipe(performance_mode=True)
-    lines = {one.path: one.line() for one in explain_all(recipe, settle_recipe(recipe, Machine.named("h100")))}
+    lines = {one.path: one.line() for one in explain_all(recipe, settle(recipe, Machine.named("h100")))}
     assert re.fullmatch(r"trainer\.max_steps = \d+  # recipe, recipes/\S+:\d+", lines["trainer.max_steps"])
     assert lines["model.config.tensor_model_parallel_size"].endswith("= 4  # strategy.tensor_model_parallel_size")
     assert "trainer.accelerator" not in lines, "it is its default"
@@ -201,8 +201,8 @@ def test_the_command_explains_a_field_and_a_tree(capsys: pytest.CaptureFixture[s
 def test_experts_in_fp8_are_explained_where_transformer_engine_is_not_installed(precision: str) -> None:
     recipe = mixtral_8x7b.pretrain_recipe()
     recipe.trainer.plugins = getattr(mixed_precision, precision)()
-    effective = settle_recipe(recipe, Machine.named("h100"))
-    assert effective.refusals == []
+    effective = settle(recipe, Machine.named("h100"))
+    assert effective.messages == []
     assert effective.value("model.config", "fp8") == (True, "hybrid")
 
 
@@ -215,9 +215,9 @@ def test_graphs_and_what_follows_from_them_are_explained_for_a_gpu(change: str, 
 
     recipe = llama3_8b.pretrain_recipe()
     apply_overrides(recipe, [f"model.config.{change}"])
-    objects = settle_recipe(recipe, Machine.named("h100")).objects
+    objects = settle(recipe, Machine.named("h100")).objects
     assert objects["model.config"].cuda_graph_impl == kind
     assert objects["model.config"].use_te_rng_tracker is True
     assert "graph" in adjustments(objects["trainer.strategy"])["use_te_rng_tracker"][-1].why
-    here = settle_recipe(recipe, Machine.here()).objects["model.config"]
+    here = settle(recipe, Machine.here()).objects["model.config"]
     assert here.cuda_graph_impl == "none"

@@ -6,8 +6,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import pytest
-
 
 @contextmanager
 def installed(te: bool, apex: bool) -> Iterator[None]:
@@ -66,14 +64,6 @@ def test_megatron_cores_own_linears_leave_it_where_only_transformer_engine_fuses
 def test_without_either_megatron_core_says_what_is_missing(run_on_ranks: Any) -> None:
     found = run_on_ranks(build, 1, te=False, apex=False)[0]
     assert "fused_weight_gradient_mlp_cuda" in found["raised"]
-
-
-@pytest.mark.parametrize(("te", "apex", "expected"), [(True, False, True), (False, True, True), (False, False, False)])
-def test_the_default_follows_from_what_is_installed(te: bool, apex: bool, expected: bool) -> None:
-    from nemo2.backend.extras import some_layer_fuses
-
-    with installed(te, apex):
-        assert some_layer_fuses() is expected
 
 
 def sharded() -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.backend import overrides
+from nemo2.config.adjust import adjustments
 from nemo2.errors import ConfigError, DataError
-from nemo2.models import gpt
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import check_token_ids
 from nemo2.models.llama import LlamaConfig, LlamaModel
@@ -24,29 +25,54 @@ TINY: dict[str, Any] = {
 }
 
 
-def test_fused_kernels_are_dropped_without_a_gpu_said_once_and_remembered(
+def test_a_config_holds_what_was_asked_for_whatever_this_machine_can_do() -> None:
+    asked = {"apply_rope_fusion": True, "gradient_accumulation_fusion": True, "cuda_graph_impl": "transformer_engine"}
+    config = LlamaConfig(**TINY, **asked)
+    config.tensor_model_parallel_size = 2
+    config.__post_init__()
+    assert {name: getattr(config, name) for name in asked} == asked
+    assert not adjustments(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_moe_experts": 4, "moe_permute_fusion": True},
+        {"rotary_interleaved": True},
+        {"symmetric_ar_type": "one_shot"},
+        {
+            "fp8": "e4m3",
+            "recompute_granularity": "selective",
+            "recompute_modules": ["layernorm"],
+            "fp8_recipe": "mxfp8",
+        },
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_kernels_of_a_machine_elsewhere_can_be_asked_for_where_transformer_engine_is_missing(
+    settings: dict[str, Any],
+) -> None:
+    config = LlamaConfig(**TINY, **settings)
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+def test_fused_kernels_are_dropped_without_a_gpu_said_once_and_noted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gpt, "_announced", set())
-    with caplog.at_level(logging.WARNING, logger="nemo2.models.gpt"):
-        first = LlamaConfig(**TINY)
-        LlamaConfig(**TINY)
+    monkeypatch.setattr(overrides, "_announced", set())
+    with caplog.at_level(logging.WARNING, logger="nemo2.backend.overrides"):
+        for config in (first := LlamaConfig(**TINY), LlamaConfig(**TINY)):
+            config.adjust_to_this_machine()
     assert first.apply_rope_fusion is False
-    assert first.adjustments["apply_rope_fusion"].asked is True
-    assert "GPU" in first.adjustments["apply_rope_fusion"].reason
+    [note] = adjustments(first)["apply_rope_fusion"]
+    assert note.before is True and "GPU" in note.why
     assert [record.getMessage().count("apply_rope_fusion") for record in caplog.records] == [1]
 
 
 def test_a_setting_the_machine_can_honour_is_kept() -> None:
     config = LlamaConfig(**TINY, apply_rope_fusion=False)
-    assert "apply_rope_fusion" not in config.adjustments
-
-
-def test_what_was_asked_for_stays_on_record_when_the_strategy_checks_the_config_again() -> None:
-    config = LlamaConfig(**TINY)
-    config.tensor_model_parallel_size = 2
-    config.__post_init__()
-    assert config.adjustments["apply_rope_fusion"].asked is True
+    config.adjust_to_this_machine()
+    assert "apply_rope_fusion" not in adjustments(config)
 
 
 def test_every_config_is_still_a_transformer_config_to_megatron() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from nemo2.errors import ConfigError
 from nemo2.recipes import llama_tiny
-from nemo2.settle import Machine, World, on, world_of
+from nemo2.settle import Machine, World, on, settle, world_of
 
 SPELLINGS: list[tuple[Any, int]] = [("auto", 8), (-1, 8), ([0, 1], 2), ("2", 2), (8, 8)]
 """Values of ``trainer.devices``, and the devices of a node of H100s that they are."""
@@ -43,9 +43,8 @@ def show_layout(recipe: Any) -> int:
 
 
 def explain(recipe: Any) -> int:
-    from nemo2.explain import settle_recipe
 
-    return settle_recipe(recipe, Machine.named("H100")).world_size
+    return settle(recipe, Machine.named("H100")).world.size
 
 
 def list_recipes(recipe: Any) -> int:

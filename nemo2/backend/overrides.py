@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a model that a machine can't honour: written into its configuration, and said once."""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from nemo2.config.adjust import adjust
+
+_log = logging.getLogger(__name__)
+_announced: set[str] = set()
+
+
+def adjust_to(config: Any, overrides: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """Give the fields of ``config`` the values that work, noting why. Returns what was asked for otherwise."""
+    return {
+        name: (used, why)
+        for name, (used, why) in overrides.items()
+        if hasattr(config, name) and adjust(config, name, used, why=why)
+    }
+
+
+def announce(changed: Mapping[str, tuple[Any, str]]) -> None:
+    """One line per process, on rank 0, for settings that were not announced before."""
+    by_reason: dict[str, list[str]] = {}
+    for name, (used, why) in changed.items():
+        if name not in _announced:
+            by_reason.setdefault(why, []).append(f"{name}={used}")
+    _announced.update(changed)
+    if by_reason and os.environ.get("RANK", "0") == "0":
+        changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+        _log.warning("Model settings that this machine decides: %s.", changes)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One value in several configurations: what is written into those of the model, the optimizer and the gradient buffers, and what
+is refused. Each function changes what it is given; `nemo2.settle.settle` gives it copies.
+
+One value may stand in several configurations. Where the user set it in one of them, that one decides; where he set it in
+two, differently, it is an error that names both.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from nemo2.backend.overrides import adjust_to
+from nemo2.backend.te_version import megatron_finds
+from nemo2.config.adjust import adjust, adjusting
+from nemo2.config.explicit import at, explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.parallel.cuda_graphs import kind_of
+from nemo2.parallel.ddp_config import DistributedDataParallelConfig
+from nemo2.parallel.layout import Layout, ParallelismConfig
+from nemo2.precision import MegatronMixedPrecision
+from nemo2.settle.machine import Machine
+
+_DERIVED = {
+    "expert_tensor_parallel_size": "tensor_model_parallel_size",
+    "microbatch_group_size_per_vp_stage": "pipeline_model_parallel_size",
+}
+
+
+def write_parallelism(
+    config: TransformerConfig, parallelism: ParallelismConfig, layout: Layout, machine: Machine
+) -> None:
+    """The strategy's sizes are the model's: a model can't be cut one way and run another. What the machine can't do is left
+    out, and Megatron-Core derives the rest.
+
+    Raises:
+        ConfigError: the user set the model's own field to something else, or Megatron-Core refuses the result.
+    """
+    explicit = explicit_fields(config)
+    # Megatron-Core derived these from other sizes; a plain TransformerConfig does not tell that from what was set.
+    explicit -= {name for name, other in _DERIVED.items() if getattr(config, name, None) == getattr(config, other)}
+    for field in fields(parallelism):
+        value = getattr(parallelism, field.name)
+        if not hasattr(config, field.name):
+            continue
+        current = getattr(config, field.name)
+        if field.name in explicit and current not in (value, None):
+            raise ConfigError(
+                f"model.config.{field.name}={current}{at(config, field.name)} contradicts strategy.{field.name}={value}: "
+                "parallel sizes are set on the strategy, which writes them into the model. Remove model.config's.",
+                rule="sizes-on-the-strategy",
+            )
+        adjust(config, field.name, value, why=f"strategy.{field.name}")
+    if config.pipeline_model_parallel_size == 1:
+        for name in ("pipeline_dtype", "virtual_pipeline_model_parallel_size"):
+            adjust(config, name, None, why="strategy.pipeline_model_parallel_size is 1")
+    if config.microbatch_group_size_per_vp_stage is None:
+        adjust(
+            config,
+            "microbatch_group_size_per_vp_stage",
+            config.pipeline_model_parallel_size,
+            why="strategy.pipeline_model_parallel_size, as Megatron-Core's default is",
+        )
+    _order_messages(config, layout, explicit)
+    adjust_to(config, machine.overrides)
+    # Derived fields and Megatron-Core's own checks, for the sizes it now has.
+    try:
+        with (
+            megatron_finds(machine.transformer_engine),
+            adjusting(config, why="derived by Megatron-Core from the other fields"),
+        ):
+            config.__post_init__()
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"Megatron-Core refuses this model and layout ({layout.describe()}): {error}") from error
+
+
+def align_distributed_optimizer(
+    optimizer_config: Any, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
+) -> None:
+    """One switch in two configurations: whichever was set explicitly decides for both."""
+    if optimizer_config is None:
+        return
+    theirs = "use_distributed_optimizer" in explicit_fields(optimizer_config)
+    ours = "use_distributed_optimizer" in explicit_ddp
+    optimizer, ddp = optimizer_config.use_distributed_optimizer, ddp_config.use_distributed_optimizer
+    if theirs and ours and optimizer != ddp:
+        one, other = (at(config, "use_distributed_optimizer") for config in (optimizer_config, ddp_config))
+        raise ConfigError(
+            f"optim.config.use_distributed_optimizer={optimizer}{one} contradicts strategy.ddp_config.use_distributed_optimizer="
+            f"{ddp}{other}: it is one switch. Remove one of them, or make them agree.",
+            rule="one-switch-for-the-distributed-optimizer",
+        )
+    value = ddp if ours and not theirs else optimizer
+    source = "strategy.ddp_config" if ours and not theirs else "optim.config"
+    for config in (optimizer_config, ddp_config):
+        adjust(config, "use_distributed_optimizer", value, why=f"{source}.use_distributed_optimizer")
+    if not value and ddp_config.overlap_param_gather:
+        if "overlap_param_gather" in explicit_ddp:
+            raise ConfigError(
+                "strategy.ddp_config.overlap_param_gather=True needs the distributed optimizer, whose parameters it gathers: "
+                "set optim.config.use_distributed_optimizer=True, or overlap_param_gather=False.",
+                rule="gathered-parameters-are-sharded",
+            )
+        adjust(ddp_config, "overlap_param_gather", False, why="optim.config.use_distributed_optimizer is off")
+
+
+def prepare_graphs(
+    model_config: Any,
+    optimizer_config: Any,
+    ddp_config: DistributedDataParallelConfig,
+    explicit_ddp: frozenset[str],
+    parallelism: ParallelismConfig,
+    machine: Machine,
+) -> None:
+    """What CUDA graphs need of other settings, and what they don't go with (Megatron-LM's arguments.py, and what a capture
+    can't hold).
+
+    Raises:
+        ConfigError: two settings exclude each other.
+    """
+    if getattr(optimizer_config, "optimizer_cuda_graph", False):
+        raise ConfigError(
+            "optim.config.optimizer_cuda_graph=True: nemo2 doesn't capture the optimizer's step, whose learning rate and "
+            "gradient norm are read by Python. Leave it False; model.config.cuda_graph_impl captures forward and backward."
+        )
+    kind = kind_of(model_config)
+    if kind == "none":
+        return
+    asked = f"model.config.cuda_graph_impl={kind!r}{at(model_config, 'cuda_graph_impl')}"
+    if kind == "transformer_engine" and machine.accelerator == "cuda" and machine.transformer_engine is None:
+        raise ConfigError(f"{asked}: {machine.te_missing}. 'local' needs none.")
+    if kind == "transformer_engine" and not model_config.bf16:
+        raise ConfigError(
+            f"{asked} without bf16: Megatron-Core makes the inputs of its layers' graphs in bf16. Set trainer.plugins.precision="
+            "'bf16-mixed', or cuda_graph_impl='local'."
+        )
+    if ddp_config.use_megatron_fsdp:
+        raise ConfigError(
+            f"{asked} with Megatron-FSDP, which gives parameters new places in every step: set cuda_graph_impl='none', or shard "
+            "the optimizer's state only (optim.config.use_distributed_optimizer=True)."
+        )
+    adjust(
+        parallelism, "use_te_rng_tracker", True, why="model.config.cuda_graph_impl: a graph advances its random streams"
+    )
+    if kind == "full_iteration" and ddp_config.check_for_nan_in_grad:
+        if "check_for_nan_in_grad" in explicit_ddp:
+            raise ConfigError(
+                f"{asked} captures the whole step, and strategy.ddp_config.check_for_nan_in_grad=True"
+                f"{at(ddp_config, 'check_for_nan_in_grad')} waits for the GPU inside it: set it to False, or capture layers "
+                "('transformer_engine')."
+            )
+        adjust(ddp_config, "check_for_nan_in_grad", False, why="a graph of the whole step can't wait for its gradients")
+
+
+def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, precision: MegatronMixedPrecision) -> None:
+    """With dynamic loss scaling, infinite gradients are how the scale is found (Megatron-LM's arguments.py does so too)."""
+    dtypes = precision.dtype_config
+    if dtypes.fp16 and dtypes.loss_scale is None and ddp_config.check_for_nan_in_grad:
+        why = "fp16's loss scaler handles gradients that aren't finite"
+        adjust(ddp_config, "check_for_nan_in_grad", False, why=why)
+
+
+def keep_gradients_in_fp32(config: TransformerConfig) -> None:
+    """Megatron-Core's fused cross-entropy returns its gradient in bf16, whatever the model's dtype (calculate_gradients in
+    fusions/fused_cross_entropy.py): not in a model that was asked to be fp32, unless the user turned it on."""
+    fused = getattr(config, "cross_entropy_loss_fusion", False)
+    if fused and config.params_dtype is torch.float32 and "cross_entropy_loss_fusion" not in explicit_fields(config):
+        why = "the fused kernel rounds gradients to bf16, and the model is fp32"
+        adjust(config, "cross_entropy_loss_fusion", False, why=why)
+
+
+def add_gradients_apart(config: TransformerConfig, *, why: str) -> None:
+    """No matrix product adds a weight's gradient to a buffer, where there is none of Megatron-Core's."""
+    adjust(config, "gradient_accumulation_fusion", False, why=why)
+
+
+def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozenset[str]) -> None:
+    """Two interleaved stages exchange messages right only when these overlap: otherwise each rank posts two sends to
+    the same peer in an order that the peer doesn't expect, and trains on the wrong activations without a word
+    (Megatron-LM's arguments.py refuses it for this reason; the core alone does not).
+    """
+    if layout.pp != 2 or not layout.vp or layout.vp == 1 or config.overlap_p2p_comm:
+        return
+    if "overlap_p2p_comm" in explicit:
+        raise ConfigError(
+            f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
+            "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
+            "or use more stages."
+        )
+    why = "two interleaved stages keep their messages in order only where these overlap"
+    adjust(config, "overlap_p2p_comm", True, why=why)
+    adjust(config, "batch_p2p_comm", False, why=why)

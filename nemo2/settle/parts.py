@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a recipe that are nothing but settings, built: what they derive, and what their constructors refuse.
+
+A model's configuration, the strategy, the precision, the optimizer's configuration, the schedule, the checkpoint callback and
+the data module with its tokenizer left out: none of them opens a file or a connection, or makes a process group.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional
+
+import fiddle as fdl
+
+from nemo2.backend.extras import has
+from nemo2.backend.te_version import megatron_finds
+from nemo2.config.explicit import explicit_values, note_explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.settle.machine import Machine
+
+RULE_OF = {
+    "model.config": "megatron-core-agrees",
+    "trainer.strategy": "strategy-has-what-it-is-asked",
+    "trainer.plugins": "precision-is-known",
+    "optim.config": "optimizer-is-known",
+    "optim.lr_scheduler": "schedule-is-one-curve",
+    "log.ckpt": "checkpoints-are-kept-as-asked",
+    "data": "data-module-accepts-its-arguments",
+}
+"""Where in a recipe they are, and the rule that tells what the constructor refuses, where that says no other."""
+
+
+class Refusal(NamedTuple):
+    """What a run would refuse: the name of its rule (`nemo2.checks`), in words, and of which part of the recipe."""
+
+    rule: str
+    message: str
+    path: str = ""
+    cause: Optional[BaseException] = None
+
+    @property
+    def told(self) -> str:
+        """The message, with the part that it is about where it names none itself."""
+        if self.path == "model.config":
+            return f"model.config: Megatron-Core refuses it: {self.message}"
+        words = self.path, f"{self.path.rpartition('.')[2]}.", f"{self.path.partition('.')[0]}."
+        return self.message if any(word in self.message for word in words) else f"{self.path}: {self.message}"
+
+
+def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
+    """What an error says, by its own rule or else by ``rule``: a `ConfigError` has a paragraph for each thing."""
+    cause = _cause(error)
+    text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
+    paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
+    rule = getattr(cause, "rule", None) or rule
+    return [Refusal(rule, " ".join(paragraph.split()), path, cause) for paragraph in paragraphs]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What could be built, by its path, and what the others said."""
+
+    objects: dict[str, Any] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    precision_at: str = "trainer.plugins"
+    """Where among the plugins the precision is."""
+
+    def refused(self, rule: str) -> list[str]:
+        """What the rule of this name has to tell."""
+        return list(dict.fromkeys(refusal.told for refusal in self.refusals if refusal.rule == rule))
+
+    def get(self, path: str) -> Any:
+        """None where it could not be built, or isn't there."""
+        return self.objects.get(path)
+
+
+def build_parts(recipe: Any, machine: Machine) -> Parts:
+    """Build each part by itself, so that a part that is refused does not hide the next. The recipe is not changed."""
+    objects: dict[str, Any] = {}
+    refusals: list[Refusal] = []
+    precision_at, precision = _precision(getattr(getattr(recipe, "trainer", None), "plugins", None))
+    for path, rule in RULE_OF.items():
+        node = precision if path == "trainer.plugins" else _at(recipe, path)
+        try:
+            with quietly(), megatron_finds(machine.transformer_engine):
+                made = _build(_without_tokenizer(node) if path == "data" else node, path, machine)
+        except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
+            refusals += refusals_of(error, rule, path)
+        else:
+            if made is not None:
+                objects[path] = made
+    return Parts(objects, tuple(refusals), precision_at)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Nothing is warned of: these objects are looked at, not run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error that fiddle wraps."""
+    inner = error.args[0] if error.args else None
+    return inner if isinstance(inner, BaseException) else error
+
+
+def _build(node: Any, path: str, machine: Machine) -> Any:
+    """The object of a config; a copy of a live one, so that settling it does not reach the recipe."""
+    if not isinstance(node, fdl.Config):
+        return copy.deepcopy(node) if path.startswith(("trainer.", "model.", "optim.config")) else copy.copy(node)
+    # Megatron-Core looks for the package that computes with these, whose absence here says nothing of another machine.
+    missing = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
+    kept = {name: node.__arguments__[name] for name in _LOW_PRECISION_STATES if missing and name in node.__arguments__}
+    if kept:
+        node = copy.copy(node)
+        for name in kept:
+            delattr(node, name)
+    made = fdl.build(node)
+    for name, value in kept.items():
+        setattr(made, name, value)
+    if kept:
+        note_explicit_fields(made, {**explicit_values(made), **kept})
+    return made
+
+
+_LOW_PRECISION_STATES = (
+    "use_precision_aware_optimizer",
+    "main_grads_dtype",
+    "main_params_dtype",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+)
+
+
+def _precision(plugins: Any) -> tuple[str, Any]:
+    """The precision among a trainer's plugins, one or a list of them, configured or live, and its path."""
+    from nemo2.precision import MegatronMixedPrecision
+
+    if not isinstance(plugins, list | tuple):
+        return "trainer.plugins", plugins
+    for index, one in enumerate(plugins):
+        made = getattr(one, "__fn_or_cls__", type(one))
+        if isinstance(made, type) and issubclass(made, MegatronMixedPrecision):
+            return f"trainer.plugins[{index}]", one
+    return "trainer.plugins", None
+
+
+def _at(recipe: Any, path: str) -> Optional[Any]:
+    node = recipe
+    for name in path.split("."):
+        node = getattr(node, name, None)
+    return node
+
+
+def _without_tokenizer(data: Any) -> Any:
+    """Tokenizers read files; nothing else of a data module does before it is set up."""
+    if not isinstance(data, fdl.Config):
+        return data
+    data = copy.copy(data)
+    for name in ("tokenizer", "vocab_file", "merges_file"):
+        if name in data.__arguments__:
+            setattr(data, name, None)
+    return data

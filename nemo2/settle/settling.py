@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`settle`: what a recipe's settings are on a machine, as its run has them, without running it.
+
+`settle_run` is what a strategy does with live configurations when it is connected to a model; `settle` builds those of a recipe
+first, and asks the overlap callback's rules too, so that what is told beforehand is what ``effective_config.yaml`` says at the
+first step. Neither changes what it is given: they answer with settled copies, with a note on each field that changed
+(`nemo2.config.adjust`), and with what the run would refuse.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Optional
+
+import fiddle as fdl
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from nemo2.backend.overrides import adjust_to
+from nemo2.config.adjust import Adjustment, adjust, adjustments
+from nemo2.config.explicit import explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
+from nemo2.overlap.settings import Decision
+from nemo2.parallel.ddp_config import DistributedDataParallelConfig
+from nemo2.parallel.layout import Layout, ParallelismConfig
+from nemo2.precision import MegatronMixedPrecision
+from nemo2.settle.agreement import (
+    add_gradients_apart,
+    align_distributed_optimizer,
+    keep_gradients_in_fp32,
+    leave_overflows_to_the_scaler,
+    prepare_graphs,
+    write_parallelism,
+)
+from nemo2.settle.machine import Machine
+from nemo2.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
+from nemo2.settle.world import World, world_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The objects of a run whose settings depend on each other.
+
+    ``optimizer_config``, ``model_config`` and ``precision`` may be others than Megatron-Core's and ours, or None; these are
+    left alone. ``explicit_ddp`` are the fields of ``ddp_config`` that the user set.
+    """
+
+    parallelism: ParallelismConfig
+    layout: Layout
+    ddp_config: DistributedDataParallelConfig
+    explicit_ddp: frozenset[str]
+    optimizer_config: Any
+    model_config: Any
+    precision: Any
+
+    def copied(self) -> "RunSettings":
+        precision = self.precision
+        if isinstance(precision, MegatronMixedPrecision):
+            precision = copy.copy(precision)
+            precision.dtype_config = copy.copy(precision.dtype_config)
+        return replace(
+            self,
+            parallelism=copy.copy(self.parallelism),
+            ddp_config=copy.copy(self.ddp_config),
+            optimizer_config=_copied(self.optimizer_config),
+            model_config=_copied(self.model_config),
+            precision=precision,
+        )
+
+    def objects(self) -> dict[str, Any]:
+        """The configurations by their path in a recipe, but for what isn't one."""
+        found = {
+            "trainer.strategy": self.parallelism,
+            "trainer.strategy.ddp": self.ddp_config,
+            "optim.config": self.optimizer_config,
+            "model.config": self.model_config,
+            "trainer.plugins": getattr(self.precision, "dtype_config", None),
+        }
+        return {path: config for path, config in found.items() if is_dataclass(config)}
+
+
+def _copied(config: Any) -> Any:
+    return copy.copy(config) if is_dataclass(config) else config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What a run will be on a machine.
+
+    Attributes:
+        objects: the settled configurations by their path in the recipe; what could not be settled is missing, and
+            ``refusals`` say why.
+        decisions: the overlap callback's; empty where the recipe has none.
+        machine_decides: fields of the model that the machine can't honour: the value that is used, and why.
+        world: None where the trainer asks for no number of devices.
+    """
+
+    machine: Machine
+    layout: Layout
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    machine_decides: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    world: Optional[World] = None
+
+    @property
+    def messages(self) -> list[str]:
+        """What is refused, in words, each once."""
+        return list(dict.fromkeys(refusal.told for refusal in self.refusals))
+
+    def refused(self, rule: str) -> list[str]:
+        """What the rule of this name has to tell."""
+        return list(dict.fromkeys(refusal.told for refusal in self.refusals if refusal.rule == rule))
+
+    def value(self, path: str, name: str) -> tuple[bool, Any]:
+        """Whether ``path.name`` was settled, and its value."""
+        owner = self.objects.get(path)
+        return (True, getattr(owner, name)) if owner is not None and hasattr(owner, name) else (False, None)
+
+    def steps(self, path: str, name: str) -> tuple[Adjustment, ...]:
+        """What changed the field after it was built, oldest first."""
+        return adjustments(self.objects.get(path)).get(name, ())
+
+    def apply(self, run: RunSettings) -> None:
+        """Make the live configurations of ``run`` what was settled, in place, for others hold them.
+
+        Raises:
+            ConfigError: the run is refused.
+        """
+        if self.refusals:
+            first = self.refusals[0]
+            raise ConfigError("\n".join(self.messages), rule=first.rule) from first.cause
+        for path, live in run.objects().items():
+            vars(live).update(vars(self.objects[path]))
+
+
+def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layout: Optional[Layout] = None) -> Settled:
+    """The settings of ``recipe``, which is not changed, as its run has them on ``machine``.
+
+    Args:
+        recipe: A configured call of ``llm.pretrain`` or its like.
+        machine: Where it runs.
+        parts: Its parts, where they were built before.
+        layout: In place of the strategy's own.
+    """
+    parts = parts or build_parts(recipe, machine)
+    strategy: Any = parts.get("trainer.strategy")
+    refusals = list(parts.refusals)
+    world = None
+    try:
+        world = world_of(recipe, machine)
+    except ConfigError as error:
+        refusals.append(Refusal("nodes-and-devices-are-counts", str(error), "trainer.devices"))
+    if strategy is None or not hasattr(strategy, "ddp_config"):
+        return Settled(machine=machine, layout=layout or Layout(), refusals=tuple(refusals), world=world)
+    laid: Layout = layout or strategy.layout
+    run = RunSettings(
+        parallelism=_resized(strategy.parallelism, laid),
+        layout=laid,
+        ddp_config=strategy.ddp_config,
+        explicit_ddp=strategy.decided_ddp_fields,
+        optimizer_config=parts.get("optim.config"),
+        model_config=_with_the_datas_length(parts.get("model.config"), getattr(recipe, "data", None)),
+        precision=parts.get("trainer.plugins"),
+    )
+    with quietly():
+        settled, done = settle_run(run, machine), _Attempts()
+        size = world.size if world is not None else laid.model_parallel_size
+        decisions = None
+        if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
+            decisions = done.attempt(
+                "overlap-is-asked-for-once", lambda: _decide(recipe, settled.objects, laid, size, machine, done)
+            )
+    objects = dict(settled.objects)
+    if "trainer.plugins" in objects:
+        objects[parts.precision_at] = objects.pop("trainer.plugins")
+    return replace(
+        settled,
+        objects=objects,
+        decisions=decisions or {},
+        refusals=(*refusals, *settled.refusals, *done.refusals),
+        world=world,
+    )
+
+
+def settle_run(run: RunSettings, machine: Machine) -> Settled:
+    """What a strategy does when it is connected to a model: everything below, in order, on copies."""
+    done, again = _Attempts(), run.copied()
+    run = run.copied()
+    model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
+    changed = adjust_to(model, machine.overrides) if model is not None else {}
+    done.attempt(
+        "one-switch-for-the-distributed-optimizer",
+        lambda: align_distributed_optimizer(run.optimizer_config, run.ddp_config, run.explicit_ddp),
+    )
+    in_agreement = done.attempt("one-precision", lambda: _apply_precision(run) or True)
+    if in_agreement:
+        done.attempt(
+            "graphs-go-with-the-rest",
+            lambda: prepare_graphs(
+                run.model_config, run.optimizer_config, run.ddp_config, run.explicit_ddp, run.parallelism, machine
+            ),
+        )
+    elif model is not None:
+        # Megatron-Core has something to say of the model all the same.
+        adjust_to(again.model_config, machine.overrides)
+        model = _Attempts().attempt("one-precision", lambda: _in_precision(again.model_config, again.precision))
+    if model is not None:
+        done.attempt("megatron-core-agrees", lambda: _finish(model, run, machine))
+        changed = {name: value for name, value in changed.items() if getattr(model, name) == value[0]}
+    return Settled(
+        machine=machine,
+        layout=run.layout,
+        objects=run.objects(),
+        machine_decides=changed,
+        refusals=tuple(done.refusals),
+    )
+
+
+class _Attempts:
+    """Steps that may be refused, each by itself."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Refusal] = []
+
+    def attempt(self, rule: str, step: Callable[[], Any]) -> Any:
+        """What ``step`` gives; None where it is refused, which is kept, by the error's own rule or else by ``rule``."""
+        try:
+            return step()
+        except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
+            self.refusals += refusals_of(error, rule)
+            return None
+
+
+def _apply_precision(run: RunSettings) -> None:
+    if not isinstance(run.precision, MegatronMixedPrecision):
+        return
+    configs = {"strategy": run.parallelism, "strategy.ddp_config": run.ddp_config, "optim.config": run.optimizer_config}
+    if isinstance(run.model_config, TransformerConfig):
+        configs["model.config"] = run.model_config
+    run.precision.apply_to_all({path: config for path, config in configs.items() if config is not None})
+    leave_overflows_to_the_scaler(run.ddp_config, run.precision)
+
+
+def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -> TransformerConfig:
+    precision.apply_to(model, path="model.config")
+    return model
+
+
+def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> None:
+    """Sizes, what Megatron-Core derives from them, and what it says of the layers of every chunk."""
+    if run.parallelism.pipeline_dtype is None:
+        # What a layer of one's own puts out.
+        run.parallelism.pipeline_dtype = model.params_dtype
+    write_parallelism(model, run.parallelism, run.layout, machine)
+    keep_gradients_in_fp32(model)
+    if run.ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model):
+        # Possible from Transformer Engine 2.10 on; Megatron-LM asks its users to verify it.
+        add_gradients_apart(model, why="Megatron-FSDP keeps gradients in pieces")
+    _count_layers(model)
+
+
+def _count_layers(config: Any) -> None:
+    """Megatron-Core's own count of the layers of every chunk, which asserts what the configuration does not."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    if config.pipeline_model_parallel_layout is not None or hasattr(config, "mamba_stack_spec"):
+        return
+    chunks = config.virtual_pipeline_model_parallel_size
+    for stage in range(config.pipeline_model_parallel_size):
+        for chunk in range(chunks) if chunks else (None,):
+            get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
+
+
+def _decide(
+    recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, done: _Attempts
+) -> dict[str, Decision]:
+    """What the overlap callback does when the run is set up, and Megatron-Core when it makes the buffers."""
+    ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
+    asking = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
+    built = (
+        done.attempt(
+            "overlap-is-asked-for-once", lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one
+        )
+        for one in asking
+    )
+    callbacks = [callback for callback in built if callback is not None]
+    decisions = {}
+    if callbacks:
+        sampler = SimpleNamespace(
+            seq_len=getattr(data, "seq_length", None), micro_batch_size=getattr(data, "micro_batch_size", None)
+        )
+        decisions = overlap(
+            callbacks,
+            layout=layout,
+            world_size=world_size,
+            model_config=objects.get("model.config"),
+            optimizer_config=objects.get("optim.config"),
+            ddp_config=ddp_config,
+            data_sampler=sampler,
+            gpu=machine.model,
+            transformer_engine_missing=machine.te_missing,
+            output_layer_can_fuse=machine.output_layer_can_fuse,
+        )
+    leave_one_bucket(ddp_config)
+    return decisions
+
+
+def _resized(parallelism: ParallelismConfig, layout: Layout) -> ParallelismConfig:
+    """A copy with other sizes, which still knows what its user set."""
+    parallelism = copy.copy(parallelism)
+    vars(parallelism).update(layout.fields())
+    return parallelism
+
+
+def _with_the_datas_length(config: Any, data: Any) -> Any:
+    length = getattr(data, "seq_length", None)
+    if length and hasattr(config, "seq_length") and "seq_length" not in explicit_fields(config):
+        config = copy.copy(config)
+        adjust(config, "seq_length", length, why="data.seq_length")
+    return config
