@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal, Optional, Union
+from typing import Any, ClassVar, Literal, Optional, Union
 
 import lightning.pytorch as pl
 
@@ -45,6 +45,9 @@ class MegatronCommOverlapCallback(pl.Callback):
     Raises:
         ConfigError: settings that contradict each other, and where the strategy is not MegatronStrategy.
     """
+
+    asks_for_overlap: ClassVar[bool] = True
+    """Its arguments are settings of `nemo2.overlap`, which lies below and knows callbacks by this."""
 
     def __init__(
         self,

@@ -27,13 +27,13 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from nemo2.backend.overrides import announce
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.adjust import adjusting
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import explicit_fields, note_explicit_fields
+from nemo2.config.machine_settings import announce
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from nemo2.checks.arithmetic import is_count
 from nemo2.errors import ConfigError
+from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.settle.machine import Machine
 from nemo2.settle.parts import Parts, build_parts
@@ -108,13 +109,10 @@ class Facts:
     def of_strategy(self, name: str) -> Any:
         return getattr(self.strategy, name, None)
 
-    def callback(self, name: str) -> Optional[Any]:
-        """The callback of the class with this name, a node or a live object; None if there is none."""
-        for callback in getattr(self.trainer, "callbacks", None) or []:
-            target = getattr(callback, "__fn_or_cls__", type(callback))
-            if getattr(target, "__name__", "") == name:
-                return callback
-        return None
+    @property
+    def asks_for_overlap(self) -> bool:
+        """Whether a callback decides which communication is overlapped."""
+        return bool(overlap_callbacks(getattr(self.trainer, "callbacks", None)))
 
     @property
     def seq_length(self) -> Optional[int]:

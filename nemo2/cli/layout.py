@@ -41,8 +41,9 @@ def show_layout(
         raise ConfigError(f"--output {output}: must end in .html for a page or .svg for a picture.")
     from nemo2.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
     from nemo2.pictures.ranks import place_recipe
+    from nemo2.settle import Machine, on
 
-    recipe = configured(name, overrides or [])
+    recipe = on(configured(name, overrides or []), Machine())
     placement = place_recipe(recipe, name=name, world_size=world_size)
     if rank is not None:
         print(_one_rank(placement, rank))

@@ -11,6 +11,11 @@ from nemo2.config.aliases import aliases_of
 from nemo2.config.tree import Config, Partial, alias_owner, settle
 
 
+def class_of(node: Any) -> Any:
+    """What a config makes by calling it, most often a class; of a live object its class."""
+    return getattr(node, "__fn_or_cls__", type(node))
+
+
 def select(root: Any, target: Any) -> list[Any]:
     """Every config in the tree of `target`, or of a subclass of it, each once, parents first.
 

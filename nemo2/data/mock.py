@@ -2,7 +2,7 @@
 """`MockDataModule`: random tokens of the right shape, from nothing but a seed."""
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import ClassVar, Optional
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ class MockDataModule(MegatronDataModule):
         vocab_file, merges_file: GPT-2's vocab.json and merges.txt.
         seed: Where the randomness starts.
     """
+
+    size_without_tokenizer: ClassVar[int] = GPT2_VOCAB_SIZE
+    """Tokens of the vocabulary where there is neither a tokenizer nor files of its own."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from nemo2.config.tree import alias_owner
 from nemo2.config.walk import iterate_nodes, who_set
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
+from nemo2.overlap.apply import overlap_callbacks
 from nemo2.overlap.presets import preset, preset_names
-from nemo2.overlap.settings import CALLBACK
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.settle.settling import Settled
 
@@ -118,7 +118,7 @@ def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explana
         layers.append(Layer(value=value, who=_who(file, line), asked=True))
     if name in node.__arguments__ and not who_set(node, name):
         layers.append(Layer(value=node.__arguments__[name], who="the recipe as it was read", asked=True))
-    if target.__name__ == CALLBACK and name in effective.decisions:
+    if name in effective.decisions and overlap_callbacks([node]):
         value, reason, by_user = effective.decisions[name]
         if not by_user:
             layers.append(Layer(value=value, who=reason))

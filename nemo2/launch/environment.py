@@ -12,7 +12,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
+from nemo2.config.walk import class_of
 from nemo2.gpus import capability_here, parse_gpus
+from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.cuda_graphs import kind_of
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -125,11 +127,10 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     """What a configured run's variables follow from; None for a strategy that isn't ours."""
     trainer: Any = getattr(recipe, "trainer", None)
     strategy: Any = getattr(trainer, "strategy", None)
-    sharded = _is_sharded_by_torch(strategy)
+    sharded = getattr(class_of(strategy), "sharded_by_torch", False)
     if not hasattr(strategy, "tensor_model_parallel_size") and not sharded:
         return None
     ddp = getattr(strategy, "ddp", None)
-    names = {getattr(getattr(node, "__fn_or_cls__", type(node)), "__name__", "") for node in trainer.callbacks or []}
     reduced = bool(getattr(ddp, "overlap_grad_reduce", False))
     model = getattr(getattr(recipe, "model", None), "config", None)
     dropless = bool(getattr(model, "num_moe_experts", None)) and not getattr(
@@ -152,17 +153,11 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
         pipeline_parallel=strategy.pipeline_model_parallel_size,
         world_size=devices * nodes,
         fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
-        overlapped=reduced or "MegatronCommOverlapCallback" in names,
+        overlapped=reduced or bool(overlap_callbacks(trainer.callbacks)),
         registered_buffers=bool(getattr(ddp, "nccl_ub", False)),
         varying_sizes=dropless,
         graphs=kind_of(model) != "none",
     )
-
-
-def _is_sharded_by_torch(strategy: Any) -> bool:
-    """Whether it is one of `nemo2.strategies.torch_sharded`'s, asked without importing that."""
-    target = getattr(strategy, "__fn_or_cls__", type(strategy))
-    return any(base.__name__ == "TorchShardedStrategy" for base in getattr(target, "__mro__", ()))
 
 
 def set_variables(

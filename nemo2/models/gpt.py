@@ -22,9 +22,9 @@ from torch import Tensor
 
 from nemo2.backend import get_backend
 from nemo2.backend.extras import ANY_VERSION, has
-from nemo2.backend.overrides import adjust_to, announce
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.capture import configurable
+from nemo2.config.machine_settings import adjust_to, announce
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from nemo2.config.adjust import adjust
 from nemo2.config.explicit import explicit_values, where_set
+from nemo2.config.walk import class_of
 from nemo2.overlap.facts import facts_of_run, settings_of_run
 from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
 from nemo2.overlap.settings import CALLBACK, DDP_FIELDS, MODEL_FIELDS, OPTIMIZER_FIELDS, Decision, Setting
@@ -75,12 +76,5 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
 
 
 def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
-    """Those of a trainer's callbacks, configured or live, that ask for overlap; by name, for their class lies above here."""
-    return [
-        callback for callback in callbacks or () if CALLBACK in (base.__name__ for base in _class_of(callback).__mro__)
-    ]
-
-
-def _class_of(callback: Any) -> type:
-    made = getattr(callback, "__fn_or_cls__", type(callback))
-    return made if isinstance(made, type) else type(callback)
+    """Those of a trainer's callbacks, configured or live, that ask for overlap."""
+    return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]

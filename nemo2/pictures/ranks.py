@@ -15,8 +15,6 @@ from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
-from nemo2.settle.machine import Machine
-from nemo2.settle.world import world_of
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -135,7 +133,8 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
     """Lay a recipe over the GPUs it asks for, or over a world of another size.
 
     Args:
-        recipe: A configured call of ``llm.pretrain`` or its like with a ``MegatronStrategy``.
+        recipe: A configured call of ``llm.pretrain`` or its like with a ``MegatronStrategy``, whose trainer asks for numbers of
+            nodes and devices (`nemo2.settle.on`).
         name: What to call it. "": nothing.
         world_size: Ranks. None: the trainer's nodes times devices.
 
@@ -150,14 +149,13 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
             "say it."
         )
     layout = Layout.of(strategy)
-    world = world_of(trainer, Machine())
-    ranks = world_size or world.size
+    ranks = world_size or trainer.num_nodes * trainer.devices
     config = recipe.model.config
     return Placement(
         name=name,
         layout=layout,
         world_size=ranks,
-        gpus_per_node=min(world.devices, ranks),
+        gpus_per_node=min(trainer.devices, ranks),
         order=(order := rank_order(tp_pp_dp=bool(strategy.use_tp_pp_dp_mapping))),
         groups=groups_of(layout, ranks, order=order),
         stages=stages_of(

@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 from nemo2.checks.facts import Facts, number, read_facts
 from nemo2.checks.rules.shape import tokenizer_size
+from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
 from nemo2.parallel.cuda_graphs import kind_of
@@ -165,8 +166,7 @@ def _size_of_made(tokenizer: Any) -> Optional[int]:
 
 
 def _is_sharded(facts: Facts) -> bool:
-    name = getattr(getattr(facts.strategy, "__fn_or_cls__", type(facts.strategy)), "__name__", "")
-    return name in ("FSDPStrategy", "FSDP2Strategy") or bool(facts.of_strategy("fsdp"))
+    return getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
 
 
 def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:

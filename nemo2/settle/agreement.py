@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.backend.overrides import adjust_to
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.adjust import adjust, adjusting
 from nemo2.config.explicit import at, explicit_fields
+from nemo2.config.machine_settings import adjust_to
 from nemo2.errors import ConfigError
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig

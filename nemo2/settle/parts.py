@@ -17,6 +17,7 @@ import fiddle as fdl
 from nemo2.backend.extras import has
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.explicit import explicit_values, note_explicit_fields
+from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
 
@@ -143,7 +144,7 @@ def _precision(plugins: Any) -> tuple[str, Any]:
     if not isinstance(plugins, list | tuple):
         return "trainer.plugins", plugins
     for index, one in enumerate(plugins):
-        made = getattr(one, "__fn_or_cls__", type(one))
+        made = class_of(one)
         if isinstance(made, type) and issubclass(made, MegatronMixedPrecision):
             return f"trainer.plugins[{index}]", one
     return "trainer.plugins", None

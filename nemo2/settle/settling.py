@@ -16,9 +16,9 @@ from typing import Any, Optional
 import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.backend.overrides import adjust_to
 from nemo2.config.adjust import Adjustment, adjust, adjustments
 from nemo2.config.explicit import explicit_fields
+from nemo2.config.machine_settings import adjust_to
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
 from nemo2.overlap.settings import Decision

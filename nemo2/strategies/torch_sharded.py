@@ -9,7 +9,7 @@ the directory layout of the others.
 import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import lightning.pytorch as pl
 import torch
@@ -21,11 +21,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from nemo2.backend.overrides import adjust_to, announce
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.explicit import at
+from nemo2.config.machine_settings import adjust_to, announce
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.sharded import ShardedOptimizer
@@ -54,6 +54,9 @@ class TorchShardedStrategy(PieceCheckpoints):
             ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
         process_group_backend: None: NCCL on GPUs, else gloo.
     """
+
+    sharded_by_torch: ClassVar[bool] = True
+    """Parameters, gradients and states are cut over all data-parallel ranks; read off a configured strategy too."""
 
     def __init__(
         self,

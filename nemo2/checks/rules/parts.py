@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from nemo2.backend.extras import has, have_te, why_missing
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
+from nemo2.config.walk import class_of
 from nemo2.models.layers import rules as layers
 
 PARTS = Topic("Optional packages", needs_sizes=False, recipe="llama_tiny")
@@ -99,7 +100,7 @@ def _loggers(facts: Facts) -> Iterator[str]:
     log = getattr(facts.recipe, "log", None)
     for field in ("tensorboard", "wandb"):
         node = getattr(log, field, None)
-        name = getattr(getattr(node, "__fn_or_cls__", type(node)), "__name__", "")
+        name = getattr(class_of(node), "__name__", "")
         package = _LOGGERS.get(name)
         if package is not None and not has(package):
             yield (

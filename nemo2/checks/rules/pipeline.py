@@ -202,7 +202,7 @@ def _stage_layout(facts: Facts) -> Iterator[str]:
 )
 def _two_stages(facts: Facts) -> Iterator[str]:
     layout = facts.layout
-    if facts.callback("MegatronCommOverlapCallback") is not None:
+    if facts.asks_for_overlap:
         return  # it is asked itself, with overlapped communication
     if layout.pp == 2 and layout.vp and layout.vp > 1 and not facts.messages()[0]:
         yield (
@@ -220,7 +220,7 @@ def _two_stages(facts: Facts) -> Iterator[str]:
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
 def _overlap_or_batch(facts: Facts) -> Iterator[str]:
-    if facts.callback("MegatronCommOverlapCallback") is not None:
+    if facts.asks_for_overlap:
         return  # it is asked itself, with overlapped communication
     if facts.layout.pp > 1 and facts.layout.vp and facts.layout.vp > 1 and all(facts.messages()):
         yield (

@@ -7,6 +7,7 @@ from typing import Any
 from nemo2.checks.arithmetic import divisors, is_count
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
+from nemo2.config.walk import class_of
 from nemo2.names import did_you_mean
 
 SHAPE = Topic("The model", needs_sizes=False)
@@ -203,12 +204,9 @@ def tokenizer_size(facts: Facts) -> int | None:
     tokenizer = getattr(facts.data, "tokenizer", None)
     if tokenizer is not None:
         return number(tokenizer, "vocab_size")
-    target = getattr(facts.data, "__fn_or_cls__", type(facts.data))
-    if getattr(target, "__name__", "") != "MockDataModule" or getattr(facts.data, "vocab_file", None) is not None:
+    if getattr(facts.data, "vocab_file", None) is not None:
         return None
-    from nemo2.data.mock import GPT2_VOCAB_SIZE
-
-    return GPT2_VOCAB_SIZE
+    return getattr(class_of(facts.data), "size_without_tokenizer", None)
 
 
 def _one_of(facts: Facts, name: str, known: tuple[str, ...]) -> Iterator[str]:

@@ -39,7 +39,7 @@ def rehearse(recipe: Any) -> int:
 def show_layout(recipe: Any) -> int:
     from nemo2.pictures.ranks import place_recipe
 
-    return place_recipe(recipe).world_size
+    return place_recipe(on(recipe, Machine())).world_size
 
 
 def explain(recipe: Any) -> int:
