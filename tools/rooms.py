@@ -105,7 +105,13 @@ ROOMS = (
         "(`max_time.py`)",
         ("config", "parallel", "pictures", "checkpoint"),
     ),
-    Room("settle", "what a recipe settles to on a machine: the machine, the world, the settled configurations"),
+    Room(
+        "settle",
+        "what a recipe settles to on a machine, with who asked, who won and what is refused: `machine.py`, `world.py` (nodes "
+        "times devices), `parts.py` (its settings built), `settling.py` (`settle`, which all above read and a strategy applies), "
+        "`agreement.py` (one value in several configurations)",
+        ("gpus", "config", "backend", "parallel", "precision", "overlap"),
+    ),
     Room(
         "strategies",
         "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_checkpoints.py`, `megatron_config.py`; "
@@ -116,7 +122,7 @@ ROOMS = (
     Room(
         "checks",
         "what is known to be wrong with a recipe before it runs: `rules/` by topic, `table.py` of them all, `facts.py` they look "
-        "at, `trial.py` (the run's own code on copies), `nearest.py` legal layouts",
+        "at, with what `settle` refuses; `nearest.py` legal layouts",
     ),
     Room("doctor", "what is installed, missing or broken, and what this machine can run", ("gpus", "backend")),
     Room("llm", "the front door for users and the entry points `pretrain`, `validate`, `generate`"),
@@ -125,7 +131,7 @@ ROOMS = (
         "one rank of a job of any size, run on meta tensors with a silent process group: bytes, messages, arithmetic counted; "
         "recipes shrunk (`shrink.py`)",
     ),
-    Room("explain", "`effective.py` settles a recipe's settings as a run would, `fields.py` tells the layers of each"),
+    Room("explain", "`fields.py` tells the layers of each setting: who set it, what a run changes"),
     Room(
         "planner",
         "how fast, how full, how dear a job will be: `shape.py` and `job.py` are what is asked, `layer_time.py`, `step_time.py` "
@@ -146,7 +152,6 @@ BACK = {
         "nemo2.config.tree",
         "nemo2.config.show",
     ): "a config is registered with its YAML form, which is written by what shows it",
-    ("nemo2.checks.facts", "nemo2.checks.trial"): "the trial is one of the facts, and looks at the others",
     (
         "nemo2.checks.find",
         "nemo2.checks.nearest",
