@@ -98,7 +98,7 @@ class MegatronDataSampler(DataSampler):
             raise ConfigError(f"dataloader_type={dataloader_type!r}: must be 'single', 'cyclic' or 'batch'.")
         for name, size in (("seq_len", seq_len), ("micro_batch_size", micro_batch_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"{name}={size!r}: must be a whole number, 1 or more.")
+                raise ConfigError(f"{name}={size!r}: must be a whole number, 1 or more.", rule="batches-are-counts")
         self.seq_len = seq_len
         self.decoder_seq_len = decoder_seq_len
         self.micro_batch_size = micro_batch_size
