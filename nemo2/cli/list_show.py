@@ -156,15 +156,14 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
 
 def _counted(recipe: Any) -> Optional[int]:
     """Parameters of its model; None where the vocabulary is not told, or the model is of another kind."""
-    import fiddle
-
-    from nemo2.checks.building import attempt
     from nemo2.models.parameters import count_parameters
+    from nemo2.settle.machine import Machine
+    from nemo2.settle.parts import build_parts
 
     config = recipe.model.config
     rows = config.vocab_size or getattr(recipe.data, "vocab_size", None)
     # Layers of different widths are there once the config is built; a config that can't be is counted by its fields.
-    built, _ = attempt(lambda: fiddle.build(config), here=False)
+    built = build_parts(recipe, Machine(), ["model.config"]).get("model.config")
     try:
         return None if rows is None else count_parameters(config if built is None else built, rows)
     except AttributeError:

@@ -7,7 +7,7 @@ the data module with its tokenizer left out: none of them opens a file or a conn
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
@@ -77,18 +77,18 @@ class Parts:
         return self.objects.get(path)
 
 
-def build_parts(recipe: Any, machine: Machine) -> Parts:
+def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE_OF)) -> Parts:
     """Build each part by itself, so that a part that is refused does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
     precision_at, precision = _precision(getattr(getattr(recipe, "trainer", None), "plugins", None))
-    for path, rule in RULE_OF.items():
+    for path in paths:
         node = precision if path == "trainer.plugins" else _at(recipe, path)
         try:
             with quietly(), megatron_finds(machine.transformer_engine):
                 made = _build(_without_tokenizer(node) if path == "data" else node, path, machine)
         except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
-            refusals += refusals_of(error, rule, path)
+            refusals += refusals_of(error, RULE_OF[path], path)
         else:
             if made is not None:
                 objects[path] = made

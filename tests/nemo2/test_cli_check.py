@@ -94,3 +94,11 @@ def test_the_example_of_its_help_works(capsys):
     assert " ".join(command.CHECK_EXAMPLE.split()) in " ".join(capsys.readouterr().out.split())
     words = shlex.split(command.CHECK_EXAMPLE.removeprefix("Example: nemo2 "))
     assert main(words) == 0
+
+
+def test_the_machine_that_was_checked_for_is_told(capsys):
+    assert main(["check", "llama3_8b"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "checked for GPUs of any kind"
+    assert main(["check", "llama3_8b", "trainer.devices=auto", "--gpus", "H100x64"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("llama3_8b on 8 nodes x 8, CP 2 · DP 32: legal") and told.endswith("checked for H100\n")

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,18 @@ def test_each_help_has_its_example_and_it_works(command: str, example: str, caps
     assert "Example: nemo2" in capsys.readouterr().out
     words = [word.strip("'") for word in example.split()[1:]]
     assert words[:2] == ["nemo2", command] and main(words[1:]) == 0
+
+
+@pytest.mark.parametrize("command", ["show", "freeze"])
+def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "llama3_8b", "trainer.devices=auto", "--gpus", "H100x64"]) == 0
+    told = capsys.readouterr()
+    found = dict(re.findall(r"\b(num_nodes|devices)(?:=|: )(\w+)", told.out))
+    assert found == {"num_nodes": "8", "devices": "8"}
+    assert told.err == "for 8 nodes x 8 of H100\n"
+    assert main([command, "llama3_8b"]) == 0
+    assert capsys.readouterr().err == "for 1 node x 8 of GPUs of any kind\n"
+    assert main([command, "llama3_8b", "--gpus", "H100x12"]) == 2
+    assert "12 GPUs are not whole nodes of 8" in capsys.readouterr().err

@@ -24,7 +24,7 @@ beforehand with
 
 ```console
 $ nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 --nodes 2
-$ nemo2 check llama31_405b --gpus H100
+$ nemo2 check llama31_405b --gpus H100x1152
 $ nemo2 check llama_tiny --here          # also the files, packages and variables of this machine
 $ nemo2 check llama3_8b --json           # for scripts; the exit code is 2 where a rule is broken
 ```
