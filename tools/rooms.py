@@ -89,7 +89,8 @@ ROOMS = (
     Room("data", "tokenizers, text → `.bin/.idx`, data modules, `MegatronDataSampler`", ("config", "parallel")),
     Room(
         "models",
-        "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family, `flops.py`",
+        "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family; `walker.py` reads a config as "
+        "a `shape.py` of `parts.py`, from which parameters, FLOPs and what the planner needs follow by summing",
         ("backend", "config", "parallel", "precision", "optim", "data"),
     ),
     Room(
@@ -134,9 +135,9 @@ ROOMS = (
     Room("explain", "`fields.py` tells the layers of each setting: who set it, what a run changes"),
     Room(
         "planner",
-        "how fast, how full, how dear a job will be: `shape.py` and `job.py` are what is asked, `layer_time.py`, `step_time.py` "
-        "and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py` reads a recipe, `search.py` finds layouts, "
-        "`goodput.py` counts interruptions; `bench/planner` calibrates",
+        "how fast, how full, how dear a job will be: `job.py` is what is asked (beside the model's shape), `layer_time.py`, "
+        "`step_time.py` and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py` reads a recipe, "
+        "`search.py` finds layouts, `goodput.py` counts interruptions; `bench/planner` calibrates",
     ),
     Room("launch", "executors, exit codes, a rank's failure told by the launcher"),
     Room("callbacks", "one Lightning callback per file, from the folder `callbacks/`"),

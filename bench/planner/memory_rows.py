@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from bench.planner.rows import EXTRA, HERE, SOFTWARE, family, number, shapes
+from bench.planner.rows import EXTRA, HERE, SOFTWARE, decoder, family, number, shapes
 from nemo2.gpus import gpu
+from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
-from nemo2.planner.shape import ModelShape
 
 _COUNTS = ("num_gpus", "seq_len", "global_batch", "micro_batch", "tp", "pp", "vpp", "cp", "ep", "dp")
 # Megatron-Bridge's pre-training recipes of these models (@600d069b, which the runs name): gradients in 16 bits, and of one the
@@ -81,7 +81,7 @@ def _shape(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[ModelS
         return None
     heads, hidden, experts = int(row["heads"]), int(row["hidden"]), int(number(row["num_experts"]) or 0)
     gated = "swiglu" in row["notes"].lower() or any(name in row["model"] for name in ("llama", "internlm"))
-    return ModelShape(
+    return decoder(
         layers=int(row["num_layers"]),
         hidden=hidden,
         heads=heads,

@@ -10,12 +10,14 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.gpus import GPU, gpu
+from nemo2.models.shape import ModelShape
+from nemo2.models.walker import shape_of as read_shape
 from nemo2.planner.job import Job
-from nemo2.planner.shape import ModelShape
 
 _SQUAD = 250
 """Tokens of one of SQuAD's contexts with its question and answer, about."""
@@ -24,18 +26,21 @@ HERE = Path(__file__).parent
 # Latent attention, dense layers and mixers, which the table of dimensions has no column for (arXiv 2412.19437, 4.2; the
 # config.json of Moonlight-16B-A3B, Llama-4-Maverick-17B-128E, whose every second layer is dense, and of Nemotron 3 Nano).
 EXTRA: dict[str, dict[str, Any]] = {
-    "moonlight-16b-a3b": {"kv_lora": 512, "rope_dim": 64, "dense_layers": 1},
-    "deepseek-v3": {"q_lora": 1536, "kv_lora": 512, "rope_dim": 64, "dense_layers": 3, "mtp": 1},
+    "moonlight-16b-a3b": {"kv_lora_rank": 512, "qk_pos_emb_head_dim": 64, "dense_layers": 1},
+    "deepseek-v3": {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_pos_emb_head_dim": 64,
+        "dense_layers": 3,
+        "mtp_num_layers": 1,
+    },
     "llama4-maverick-400b-e128": {"dense_layers": 24},
-    # MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME, experts in 23 of 52 layers.
     "nemotron3-nano-30b-a3b": {
-        "dense_layers": 29,
-        "attention_layers": 6,
-        "mlp_layers": 0,
-        "mixers": 23,
-        "mixer_inner": 64 * 64,
-        "mixer_state": 128,
-        "mixer_bc": 2 * 8 * 128 + 64,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "mamba_num_heads": 64,
+        "mamba_head_dim": 64,
+        "mamba_state_dim": 128,
+        "mamba_num_groups": 8,
     },
 }
 # Megatron-LM before 2023: kept scores with one softmax kernel, nothing overlapped.
@@ -134,10 +139,10 @@ def rows(path: Path = HERE / "throughput_train.csv") -> Iterator[Row]:
 
 def _as_run(shape: ModelShape, job: Job, tokens: float, teraflops: Optional[float]) -> ModelShape:
     """Without further predictions, where the FLOPs that a row prints don't have them."""
-    without = dataclasses.replace(shape, mtp=0)
-    if not (shape.mtp and teraflops):
+    without = dataclasses.replace(shape, further=())
+    if not (shape.further and teraflops):
         return shape
-    return min((shape, without), key=lambda one: abs(one.model_flops_per_token(job.seq) * tokens / 1e12 - teraflops))
+    return min((shape, without), key=lambda one: abs(one.flops_per_token(job.seq) * tokens / 1e12 - teraflops))
 
 
 def family(source: str) -> str:
@@ -147,13 +152,57 @@ def family(source: str) -> str:
     return next((name for name in _FAMILIES if name in source), source[:24])
 
 
+def decoder(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    gated: bool = True,
+    tied: bool = False,
+    experts: int = 0,
+    topk: int = 0,
+    moe_ffn: int = 0,
+    shared_ffn: int = 0,
+    dense_layers: int = 0,
+    **fields: Any,
+) -> ModelShape:
+    """The shape of a decoder without biases, RMS-normed; ``fields``: what else its config has, by Megatron-Core's names."""
+    config = SimpleNamespace(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=kv_heads,
+        kv_channels=head_dim,
+        ffn_hidden_size=ffn,
+        gated_linear_unit=gated,
+        share_embeddings_and_output_weights=tied,
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        position_embedding_type="rope",
+        num_moe_experts=experts or None,
+        moe_router_topk=topk,
+        moe_ffn_hidden_size=moe_ffn or None,
+        moe_shared_expert_intermediate_size=shared_ffn or None,
+        moe_layer_freq=[0] * dense_layers + [1] * (layers - dense_layers),
+        multi_latent_attention="kv_lora_rank" in fields,
+        qk_head_dim=head_dim,
+        v_head_dim=head_dim,
+        **fields,
+    )
+    return read_shape(config, vocab)
+
+
 def shapes() -> dict[str, ModelShape]:
     """Shapes of named models."""
     found = {}
     for row in csv.DictReader((HERE / "model_dims.csv").open()):
         size = {key: int(float(row[key] or 0)) for key in row if key not in ("model", "gated", "tied", "source")}
         experts = size["num_experts"]
-        found[row["model"]] = ModelShape(
+        found[row["model"]] = decoder(
             layers=size["num_layers"],
             hidden=size["hidden"],
             heads=size["heads"],
@@ -177,14 +226,14 @@ def shape_of(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[Mode
     if row["model"] in known:
         return known[row["model"]]
     if proxy := re.fullmatch(r"(.*)-proxy-(\d+)L", row["model"]):
-        return dataclasses.replace(known[proxy[1]], layers=int(proxy[2]))
+        return dataclasses.replace(known[proxy[1]], layers=known[proxy[1]].layers[: int(proxy[2])])
     said = _sizes(row["notes"])
     if not {"hidden", "layers"} <= set(said):
         return None
     hidden, heads = said["hidden"], said.get("heads", said["hidden"] // 128)
     if not heads or hidden % heads:
         return None
-    return ModelShape(
+    return decoder(
         layers=said["layers"],
         hidden=hidden,
         heads=heads,

@@ -6,6 +6,7 @@ parameters that a token meets and products follow by summing; `nemo2.models.shap
 """
 
 import dataclasses
+import functools
 from typing import Literal, Optional
 
 
@@ -55,7 +56,7 @@ class Part:
     hidden: int
     small: int = 0
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         raise TypeError(f"{type(self).__name__} says nothing of its linear layers.")
 
@@ -116,7 +117,7 @@ class Attention(Part):
         """Channels of a head that meet in a score, and that are weighted by it."""
         return 2 * self.head_dim
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         qkv = self.query_width * (2 if self.gated else 1) + self.kv_width
         return (
@@ -175,7 +176,7 @@ class LatentAttention(Part):
         """Channels of a head that meet in a score, and that are weighted by it."""
         return self.head_dim + self.rope_dim + self.value_dim
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         hidden, queries = self.hidden, self.query_width + self.heads * self.rope_dim
         found = [Linear("linear_q_proj", hidden, queries)]
@@ -216,7 +217,7 @@ class MLP(Part):
         """Channels behind the first product."""
         return (2 if self.gated else 1) * self.width
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         return (
             Linear("linear_fc1", self.hidden, self.inner, bias=self.bias),
@@ -248,13 +249,17 @@ class Experts(Part):
         return (2 if self.gated else 1) * self.width
 
     @property
+    def outer(self) -> int:
+        """Channels of what is sent to an expert."""
+        return self.latent or self.hidden
+
+    @property
     def routed(self) -> tuple[Linear, ...]:
         """The linear layers of the routed experts."""
-        outer = self.latent or self.hidden
         several = {"bias": self.bias, "copies": self.count, "met": self.topk}
         return (
-            Linear("experts.linear_fc1", outer, self.inner, **several),
-            Linear("experts.linear_fc2", self.width, outer, "row", **several),
+            Linear("experts.linear_fc1", self.outer, self.inner, **several),
+            Linear("experts.linear_fc2", self.width, self.outer, "row", **several),
         )
 
     @property
@@ -262,7 +267,7 @@ class Experts(Part):
         """Weights that expert-parallel ranks share."""
         return sum(linear.parameters for linear in self.routed)
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         around: tuple[Linear, ...] = (Linear("router", self.hidden, self.count, "whole", bias=self.bias),)
         if self.latent:
@@ -307,7 +312,7 @@ class Mixer(Part):
         """Channels of B, C and the step sizes together."""
         return 2 * self.groups * self.states + self.heads
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         return (
             Linear("in_proj", self.hidden, 2 * self.inner + self.beside),
@@ -331,7 +336,7 @@ class DeltaNet(Part):
     value_heads: int
     value_dim: int
 
-    @property
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         return (
@@ -352,5 +357,10 @@ class Projection(Part):
     bias: bool = False
 
     @property
+    def joins(self) -> bool:
+        """Whether two states become one."""
+        return self.inputs != self.hidden
+
+    @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         return (Linear("", self.inputs, self.hidden, bias=self.bias),)

@@ -10,8 +10,9 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
-from nemo2.models.parts import Experts, Linear, Mixer, Part
+from nemo2.models.parts import Experts, Linear, Mixer, Part, Projection
 
 # Forward, gradient of the input, gradient of the weight; two operations per multiply-add.
 _TRAINING = 3 * 2
@@ -62,6 +63,12 @@ class ModelShape:
         """Layers with a Mamba mixer."""
         return sum(count for part, count in self.parts.items() if isinstance(part, Mixer))
 
+    @functools.cached_property
+    def blocks(self) -> int:
+        """Residual branches: attention, feed-forward, experts or mixers; joining two states for a further prediction is none."""
+        joining = sum(count for part, count in self.parts.items() if isinstance(part, Projection) and part.joins)
+        return sum(self.parts.values()) - joining
+
     @property
     def embedding_parameters(self) -> int:
         """Weights of the embedding's matrix, and of an output layer's."""
@@ -92,6 +99,11 @@ class ModelShape:
             count * (part.parameters - part.active_parameters) for part, count in self.parts.items()
         )
 
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of layers outside of the routed experts."""
+        return self.layer_parameters - self.routed_parameters
+
     def flops_per_token(self, seq_length: int, *, causal: bool = True) -> float:
         """Training FLOPs per token of a sample of ``seq_length``, by the conventions of `nemo2.models.flops`."""
         keys = seq_length / 2 if causal else seq_length
@@ -117,3 +129,20 @@ class ModelShape:
     def low_rank_parameters(self, rank: int, *targets: str) -> int:
         """Parameters to train where everything is frozen but pairs of matrices of ``rank`` beside ``targets``."""
         return sum(linear.low_rank(rank) for _, linear in self.adapted(*targets))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: sizes, and each kind of part with how often it occurs."""
+        kinds = [
+            {"kind": type(part).__name__, "count": count, **dataclasses.asdict(part)}
+            for part, count in self.parts.items()
+        ]
+        return {
+            "hidden": self.hidden,
+            "vocab": self.vocab,
+            "layers": len(self.layers),
+            "further": len(self.further),
+            "tied": self.tied,
+            "parameters": self.parameters,
+            "active_parameters": self.active_parameters,
+            "parts": kinds,
+        }

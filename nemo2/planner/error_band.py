@@ -4,9 +4,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
+from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import calibration
 from nemo2.planner.job import Job
-from nemo2.planner.shape import ModelShape
 
 ENOUGH = 10
 """Measurements whose sixths say something."""

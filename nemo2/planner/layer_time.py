@@ -2,12 +2,14 @@
 """Seconds that one layer takes on one rank for one micro-batch, by kind of kernel, forward and backward apart."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Union
 
+from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Linear, Mixer, Part, Projection
+from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import Constants
 from nemo2.planner.job import Job
 from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds, gathered_fraction
-from nemo2.planner.shape import ModelShape
 
 # Of elementwise traffic, what the forward pass moves.
 _FORWARD = 0.4
@@ -30,6 +32,7 @@ class Passes(NamedTuple):
 
 
 NOTHING = Passes(0.0, 0.0)
+_AnyAttention = Union[Attention, LatentAttention]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +86,13 @@ class Kernels:
             backward += cast * (rows * n + 0.25 * k * n)
         return Passes(forward, backward)
 
-    def chain(self, rows: float, *sizes: tuple[float, float]) -> Passes:
-        """Linear layers one after another."""
-        total = NOTHING
-        for k, n in sizes:
-            total += self.linear(rows, k, n)
+    def chain(self, *linears: Linear) -> Passes:
+        """Linear layers one after another, each as tensor-parallel ranks share it."""
+        total, t = NOTHING, self.job.tp
+        for one in linears:
+            k = one.inputs / (t if one.split == "row" else 1)
+            n = one.outputs / (t if one.split == "column" else 1)
+            total += self.linear(self.job.tokens, k, n)
         return total
 
     def moving(self, moved: float) -> Passes:
@@ -97,31 +102,12 @@ class Kernels:
 
     # ------------------------------------------------------------------------------------------------- parts of a layer
 
-    def projections(self) -> Passes:
-        """Query, key, value and output of attention, or the down and up projections of latent attention."""
-        shape, t = self.shape, self.job.tp
-        h, width = shape.hidden, shape.heads * shape.head_dim
-        if not shape.kv_lora:
-            return self.chain(self.job.tokens, (h, (width + shape.kv_width) / t), (width / t, h))
-        query = shape.heads * (shape.head_dim + shape.rope_dim) / t
-        down = [(h, shape.q_lora), (shape.q_lora, query)] if shape.q_lora else [(h, query)]
-        return self.chain(self.job.tokens, *down, *self._latent())
-
-    def _latent(self) -> list[tuple[float, float]]:
-        shape, t = self.shape, self.job.tp
-        width = shape.heads * shape.head_dim
-        return [
-            (shape.hidden, shape.kv_lora + shape.rope_dim),
-            (shape.kv_lora, 2 * width / t),
-            (width / t, shape.hidden),
-        ]
-
-    def core_attention(self) -> Passes:
+    def core_attention(self, part: _AnyAttention) -> Passes:
         """Scores, softmax and weighted values. A fused kernel skips the future and computes the scores again backward:
         five products instead of four there (FlashAttention-2, arXiv 2307.08691, section 3.1.2)."""
-        shape, job, c = self.shape, self.job, self.c
-        scores = job.tokens * job.attended * shape.heads / job.tp * shape.seen(job.attended)
-        flops = 2 * scores * (2 * shape.head_dim + shape.rope_dim)
+        job, c = self.job, self.c
+        scores = job.tokens * job.attended * part.heads / job.tp * seen(part, job.attended)
+        flops = 2 * scores * part.score_channels
         if job.keeps_scores:
             moved = (c.eager_score_bytes if job.attention == "eager" else c.score_bytes) * scores / job.gpu.hbm
             return Passes(flops / self.rate16 + _FORWARD * moved, 2 * flops / self.rate16 + (1 - _FORWARD) * moved)
@@ -142,66 +128,60 @@ class Kernels:
         """The norm before a block and the residual sum after it, which sequence parallelism divides."""
         return self.moving(0.5 * self.c.norm_bytes * self.job.tokens * self.shape.hidden / self.job.sequence_ranks)
 
-    def around_attention(self) -> Passes:
+    def around_attention(self, part: _AnyAttention) -> Passes:
         """Norm and residual; rotation and layout of heads."""
-        inside = 0.5 * self.c.inner_bytes * (self.shape.heads * self.shape.head_dim + self.shape.kv_width) / self.job.tp
+        inside = 0.5 * self.c.inner_bytes * (part.query_width + part.kv_width) / self.job.tp
         return self.norm() + self.moving(self.job.tokens * inside)
 
     def activation_of(self, rows: float, width: float) -> Passes:
         """The activation function of a feed-forward layer whose first product is that wide."""
         return self.moving(self.c.inner_bytes * rows * width)
 
-    def feed_forward(self, width: int) -> Passes:
-        """A dense feed-forward layer (or the shared experts) of this width, with its activation."""
-        shape, t = self.shape, self.job.tp
-        inner = (shape.matrices - 1) * width / t
-        return self.chain(self.job.tokens, (shape.hidden, inner), (width / t, shape.hidden)) + self.activation_of(
-            self.job.tokens, inner
-        )
+    def feed_forward(self, part: MLP) -> Passes:
+        """A dense feed-forward layer (or the shared experts), with its activation."""
+        return self.chain(*part.linears) + self.activation_of(self.job.tokens, part.inner / self.job.tp)
 
-    def mixer(self) -> Passes:
+    def mixer(self, part: Mixer) -> Passes:
         """A Mamba 2 mixer: projections; convolution, scan and gated norm by the bytes they move, and a state per 256 tokens."""
-        shape, t = self.shape, self.job.tp
-        inner = shape.mixer_inner / t
-        products = self.chain(self.job.tokens, (shape.hidden, (2 * inner + shape.mixer_bc)), (inner, shape.hidden))
-        states = inner * shape.mixer_state / 256 * 4
-        return products + self.moving(self.job.tokens * (self.c.mixer_bytes * inner + states))
+        inner = part.inner / self.job.tp
+        states = inner * part.states / 256 * 4
+        return self.chain(*part.linears) + self.moving(self.job.tokens * (self.c.mixer_bytes * inner + states))
 
-    @property
-    def routed_rows(self) -> float:
+    def routed_rows(self, part: Experts) -> float:
         """Token copies that a rank's experts see: an even share of all."""
-        return self.job.tokens * self.shape.topk / self.job.tp * self.job.etp
+        return self.job.tokens * part.topk / self.job.tp * self.job.etp
 
-    def grouped_products(self) -> Passes:
+    def grouped_products(self, part: Experts) -> Passes:
         """Products of the routed experts on a rank, and their activation."""
-        shape, job, c = self.shape, self.job, self.c
-        local, rows = max(1.0, shape.experts / job.ep), self.routed_rows
+        job, c = self.job, self.c
+        local, rows = max(1.0, part.count / job.ep), self.routed_rows(part)
         element, hbm = 1 if self.job.low_precision else self.element, job.gpu.hbm
         rate = self.linear_rate * c.expert_gemm
         total = NOTHING
-        inner = (shape.matrices - 1) * shape.moe_ffn / job.etp
-        for k, n in ((shape.hidden, inner), (shape.moe_ffn / job.etp, shape.hidden)):
+        inner = part.inner / job.etp
+        for k, n in ((part.outer, inner), (part.width / job.etp, part.outer)):
             moved = element * (rows * k + local * k * n) + self.element * rows * n
             wasted = 1 + c.gemm_edge * (local / rows + 1 / k + 1 / n)
             forward = 2 * rows * k * n / rate * wasted + c.gemm_bytes * moved / hbm
             backward = (1 if job.lora else 2) * forward + (0 if job.lora else c.accumulate_bytes * local * k * n / hbm)
             if self.job.low_precision:
                 # Of the inner tensors, fused kernels cast what they hold already.
-                forward += 0 if job.fused_experts and n == shape.hidden else c.cast_bytes * rows * k / hbm
-                backward += 0 if job.fused_experts and k == shape.hidden else c.cast_bytes * rows * n / hbm
+                forward += 0 if job.fused_experts and n == part.outer else c.cast_bytes * rows * k / hbm
+                backward += 0 if job.fused_experts and k == part.outer else c.cast_bytes * rows * n / hbm
             total += Passes(forward, backward)
         return total if job.fused_experts else total + self.activation_of(rows, inner)
 
-    def experts(self) -> Passes:
+    def experts(self, part: Experts) -> Passes:
         """Routed experts with the sorting of tokens before and after them, and the shared ones.
 
         Tokens are sorted by rank, and when they have arrived by expert. Kernels that send each once do the first on the way. Rows
         in 8 bits are padded to multiples of 16 or 32, a third sorting."""
         share = 0.5 if self.job.dispatch == "once" and self.job.ep > 1 else 1.0
         share += 0.5 if self.job.low_precision and not self.job.fused_experts else 0.0
-        sorting = self.moving(share * self.c.sort_bytes * self.routed_rows * self.shape.hidden)
-        routed = self.grouped_products() + sorting
-        return routed + self.feed_forward(self.shape.shared_ffn) if self.shape.shared_ffn else routed
+        total = self.grouped_products(part)
+        total += self.moving(share * self.c.sort_bytes * self.routed_rows(part) * part.outer)
+        total += self.chain(*(linear for linear in part.linears if "latent" in linear.name))
+        return total + self.feed_forward(part.shared) if part.shared is not None else total
 
     # ------------------------------------------------------------------------------------------------------ collectives
 
@@ -218,24 +198,24 @@ class Kernels:
         shown = self.c.tp_exposed if job.overlap_tp and job.sp else 1.0
         return Passes(2 * one * shown, (2.5 if job.sp else 2) * one * shown)
 
-    def context_parallel(self) -> Passes:
+    def context_parallel(self, part: _AnyAttention) -> Passes:
         """Keys and values round the ring, as far as the core attention does not cover them."""
         job = self.job
         if job.cp == 1:
             return NOTHING
-        volume = job.tokens * self.shape.kv_width / job.tp * self.element * (job.cp - 1)
-        seconds, core = volume / bandwidth(job, job.cp, job.tp, self.c), self.core_attention()
+        volume = job.tokens * part.kv_width / job.tp * self.element * (job.cp - 1)
+        seconds, core = volume / bandwidth(job, job.cp, job.tp, self.c), self.core_attention(part)
         return Passes(max(0.1 * seconds, seconds - core.forward), max(0.2 * seconds, 2 * seconds - core.backward))
 
-    def expert_parallel(self) -> Passes:
+    def expert_parallel(self, part: Experts) -> Passes:
         """Tokens to their experts and back in each pass; tensor-parallel experts gather those of their group, and scatter."""
-        job, shape, c = self.job, self.shape, self.c
-        copies = self.routed_rows / job.etp * shape.hidden * self.element
+        job, c = self.job, self.c
+        copies = self.routed_rows(part) / job.etp * part.outer * self.element
         one = 0.0
         if job.ep > 1:
             one = c.collective_us * 1e-6
             if job.dispatch == "once":
-                one += dispatch_seconds(job, copies / shape.topk, shape.topk, job.ep, job.etp, c)
+                one += dispatch_seconds(job, copies / part.topk, part.topk, job.ep, job.etp, c)
             else:
                 one += exchange_seconds(job, copies, job.ep, job.etp, c)
         if job.etp > 1:
@@ -247,60 +227,81 @@ class Kernels:
         shape, job = self.shape, self.job
         products = self.product(job.tokens, shape.hidden, shape.vocab / job.tp, rate=self.rate16, element=self.element)
         loss = self.c.logit_bytes * job.tokens * shape.vocab / job.loss_ranks / job.gpu.hbm
-        return (1 + shape.mtp) * ((2 if job.lora else 3) * products + loss)
+        return (1 + len(shape.further)) * ((2 if job.lora else 3) * products + loss)
 
-    # ------------------------------------------------------------------------------------------------------ recomputation
+    # ----------------------------------------------------------------------------------------------------- kinds of parts
 
-    def recomputed(self, attentions: float, mlps: float, moes: float, travel: float) -> float:
-        """Seconds of the forward parts that selective recomputation does again, for so many layers of each kind, whose tokens
-        travel for so long."""
-        job, shape = self.job, self.shape
-        seconds = 0.0
-        if attentions and job.recomputes("core_attn") and job.keeps_scores:
-            seconds += attentions * self.core_attention().forward
-        if job.recomputes("mla_up_proj") and shape.kv_lora:
-            seconds += attentions * self.chain(job.tokens, self._latent()[1]).forward
-        if mlps and job.recomputes("mlp"):
-            seconds += mlps * self.feed_forward(shape.ffn).forward
-        if moes and job.recomputes("moe"):
-            seconds += moes * self.experts().forward + travel
-        elif moes and job.recomputes("moe_act"):
-            seconds += moes * self.moving(self.routed_rows * self.c.inner_bytes * shape.moe_ffn / job.etp).forward
-        if job.recomputes("layernorm"):
-            seconds += (attentions + mlps + moes) * self.norm().forward
+    def of(self, part: Part) -> Iterator[tuple[str, Passes]]:
+        """What one part takes, by kind of kernel; the exchange of tokens between experts is not among it."""
+        if isinstance(part, Attention | LatentAttention):
+            yield "projections", self.chain(*part.linears)
+            yield "core attention", self.core_attention(part)
+            yield "elementwise", self.around_attention(part)
+            yield "context parallel", self.context_parallel(part)
+        elif isinstance(part, Experts):
+            yield "elementwise", self.norm()
+            yield "experts", self.experts(part)
+        elif isinstance(part, MLP):
+            yield "elementwise", self.norm()
+            yield "feed-forward", self.feed_forward(part)
+        elif isinstance(part, Mixer):
+            yield "elementwise", self.norm()
+            yield "mixers", self.mixer(part)
+        elif isinstance(part, Projection):
+            yield "projections", self.chain(*part.linears)
+            if part.joins:
+                return
+            yield "elementwise", self.norm()
+        else:
+            raise TypeError(f"No kernels are known for {type(part).__name__}.")
+        # With sequence parallelism experts take their tokens from where they are; only shared ones need them gathered.
+        if not isinstance(part, Experts) or part.shared is not None:
+            yield "tensor parallel", self.tensor_parallel()
+
+    def recomputed(self, part: Part, travel: float) -> float:
+        """Seconds of a part's forward that selective recomputation does again, whose tokens travel for so long."""
+        job, seconds = self.job, 0.0
+        if isinstance(part, Attention | LatentAttention) and job.recomputes("core_attn") and job.keeps_scores:
+            seconds += self.core_attention(part).forward
+        if isinstance(part, LatentAttention) and job.recomputes("mla_up_proj"):
+            seconds += self.chain(*(one for one in part.linears if one.name == "linear_kv_up_proj")).forward
+        if isinstance(part, MLP) and job.recomputes("mlp"):
+            seconds += self.feed_forward(part).forward
+        if isinstance(part, Experts) and job.recomputes("moe"):
+            seconds += self.experts(part).forward + travel
+        elif isinstance(part, Experts) and job.recomputes("moe_act"):
+            seconds += self.moving(self.routed_rows(part) * self.c.inner_bytes * part.width / job.etp).forward
+        if job.recomputes("layernorm") and not isinstance(part, Mixer):
+            seconds += self.norm().forward
         return seconds
+
+
+def seen(part: _AnyAttention, seq: int) -> float:
+    """Keys that a query meets, as a share of ``seq``: the whole square is 1.
+
+    A window sees at most its own width; a causal half of the square is 1 here, so a window counts twice."""
+    return 1.0 if part.window is None else min(1.0, 2 * part.window / seq)
 
 
 def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
     """Seconds of a stage's mean share of the layers for one micro-batch, by part; recomputation is one of them."""
     kernels = Kernels(shape, job, c)
-    attentions, mlps, moes, mixers = (
-        count / job.pp for count in (shape.attentions, shape.mlps, shape.moe_layers, shape.mixers)
-    )
-    # With sequence parallelism experts take their tokens from where they are; only shared ones need them gathered.
-    gathering = attentions + mlps + mixers + (moes if shape.shared_ffn else 0)
-    counted = [
-        (attentions, "projections", kernels.projections),
-        (attentions, "core attention", kernels.core_attention),
-        (attentions, "elementwise", kernels.around_attention),
-        (attentions, "context parallel", kernels.context_parallel),
-        (mlps + moes + mixers, "elementwise", kernels.norm),
-        (mlps, "feed-forward", lambda: kernels.feed_forward(shape.ffn)),
-        (mixers, "mixers", kernels.mixer),
-        (moes, "experts", kernels.experts),
-        (gathering, "tensor parallel", kernels.tensor_parallel),
-    ]
     parts: dict[str, float] = {}
+    counts = {part: number / job.pp for part, number in shape.parts.items()}
+    exchanges: dict[Part, float] = {
+        part: kernels.expert_parallel(part).total for part in counts if isinstance(part, Experts)
+    }
     forward = 0.0
-    for count, name, time in counted:
-        if count:
-            passes = time()
+    for part, count in counts.items():
+        for name, passes in kernels.of(part):
             parts[name] = parts.get(name, 0.0) + count * passes.total
             forward += count * passes.forward
-    travel = moes * kernels.expert_parallel().total if moes else 0.0
-    if job.overlap_ep:
-        travel = max(c.ep_exposed * travel, travel - c.dp_hidden * sum(parts.values()))
-    parts["expert parallel"] = travel
-    once_more = kernels.recomputed(attentions, mlps, moes, travel / 2)
-    again = forward + travel / 2 if job.recompute == "full" else once_more
-    return {**parts, "recomputation": again}
+    travel = sum(counts[part] * seconds for part, seconds in exchanges.items())
+    shown = 1.0
+    if job.overlap_ep and travel:
+        shown = max(c.ep_exposed, 1 - c.dp_hidden * sum(parts.values()) / travel)
+    parts["expert parallel"] = shown * travel
+    if job.recompute == "full":
+        return {**parts, "recomputation": forward + shown * travel / 2}
+    again = {part: kernels.recomputed(part, shown * exchanges.get(part, 0.0) / 2) for part in counts}
+    return {**parts, "recomputation": sum(count * again[part] for part, count in counts.items())}

@@ -6,11 +6,11 @@ the byte.
 """
 
 import dataclasses
-import math
 from typing import Optional
 
+from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Mixer, Part
+from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
-from nemo2.planner.shape import ModelShape
 
 GB = 1e9
 
@@ -78,11 +78,9 @@ def _stage(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> Memor
 def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
     """Weights, gradients and the optimizer's part, of dense layers and experts, each shared by as many ranks as hold it."""
     layers = _layers(shape, job)
-    dense = (
-        shape.blocks * layers / shape.layers / job.tp
-        + _embeddings(shape, job, stage) * shape.embedding_parameters / job.tp
-    )
-    routed = shape.moe_layers * shape.expert_parameters * layers / shape.layers / (job.ep * job.etp)
+    share = layers / len(shape.layers)
+    dense = shape.dense_parameters * share / job.tp + _outside(shape, job, stage)
+    routed = shape.routed_parameters * share / (job.ep * job.etp)
     ranks = job.dp * job.cp
     copies = max(1, job.gpus // job.pp // (job.ep * job.etp))
     weight, parts = 4 if job.precision == "fp32" else 2, {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
@@ -101,14 +99,19 @@ def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
 
 
 def _layers(shape: ModelShape, job: Job) -> float:
-    """Layers of the fullest stage; stages of unequal numbers are taken for equal where chunks don't divide them."""
-    chunks = job.pp * job.vp
-    return math.ceil(shape.layers / chunks) * job.vp if shape.layers % chunks == 0 else shape.layers / job.pp
+    """Layers of a stage; stages of unequal numbers are taken for equal."""
+    return len(shape.layers) / job.pp
 
 
-def _embeddings(shape: ModelShape, job: Job, stage: int) -> int:
+def _outside(shape: ModelShape, job: Job, stage: int) -> float:
+    """Weights of a stage that belong to no layer: the embeddings, the final norm."""
     first, last = stage == 0, stage == job.pp - 1
-    return int(first) + int(last and not (shape.tied and job.pp == 1))
+    matrices = int(first) + int(last and not (shape.tied and job.pp == 1))
+    return (
+        matrices * shape.embedding_parameters / job.tp
+        + first * shape.positions * shape.hidden
+        + last * shape.final_norm
+    )
 
 
 def in_flight(job: Job, stage: int) -> float:
@@ -134,19 +137,24 @@ def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) ->
         parts["activations"] += block_input * alive * (1.5 if job.dropout else 1.0)
     if stage == job.pp - 1:
         alive_bytes = c.torch_logits if job.torch_loss else c.logits
-        parts["logits"] = (1 + shape.mtp) * alive_bytes * tokens * shape.vocab / job.loss_ranks
+        parts["logits"] = (1 + len(shape.further)) * alive_bytes * tokens * shape.vocab / job.loss_ranks
         parts["activations"] += 2 * block_input  # input and output of the last norm
     return parts
 
 
 def _working(shape: ModelShape, job: Job) -> float:
     """Gradients on their way through one block: of its widest tensor, of its output, and what a gather makes whole."""
-    inner = (shape.matrices - 1) * shape.ffn / job.tp
-    if shape.experts:
-        inner = max(
-            inner, shape.topk * (shape.hidden + (shape.matrices - 1) * shape.moe_ffn / job.etp) * job.etp / job.tp
-        )
-    return 2 * job.tokens * (2 * inner + 3 * shape.hidden)
+    widest = max((_inner(part, job) for part in shape.parts), default=0.0)
+    return 2 * job.tokens * (2 * widest + 3 * shape.hidden)
+
+
+def _inner(part: Part, job: Job) -> float:
+    """Channels of a token between the products of a block on one rank."""
+    if isinstance(part, Experts):
+        return part.topk * (part.outer + part.inner / job.etp) * job.etp / job.tp
+    if isinstance(part, MLP):
+        return part.inner / job.tp
+    return part.linears[0].outputs / job.tp if isinstance(part, Mixer) else 0.0
 
 
 def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED) -> float:
@@ -156,60 +164,58 @@ def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED)
     the feed-forward layer's inner tensors; a mask of a byte per element where there is dropout. Scores are added where attention
     keeps them: two of 16 bits and a mask. A layer of experts keeps its tokens' copies.
     """
-    per_token = (
-        shape.attentions * _attention_bytes(shape, job)
-        + shape.mlps * _mlp_bytes(shape, job, shape.ffn)
-        + shape.moe_layers * _expert_bytes(shape, job)
-        + shape.mixers * _mixer_bytes(shape, job)
-    ) / shape.layers
+    kept = sum(count * part_activations(part, job, c) for part, count in shape.parts.items())
+    return kept / len(shape.layers)
+
+
+def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> float:
+    """Bytes that one part keeps of one micro-batch."""
+    per_token = _norm_bytes(part, job) + _inside(part, job)
     if not job.compiled:
         per_token *= c.eager
     scores = 0.0
-    if job.keeps_scores and not job.recomputes("core_attn"):
-        scores = (
-            (10 if job.attention == "eager" else 5) * shape.heads * job.seq / job.tp * shape.attentions / shape.layers
-        )
+    if isinstance(part, Attention | LatentAttention) and job.keeps_scores and not job.recomputes("core_attn"):
+        scores = (10 if job.attention == "eager" else 5) * part.heads * job.seq / job.tp
     return job.tokens * (per_token + scores)
 
 
-def _norm_bytes(shape: ModelShape, job: Job) -> float:
+def _norm_bytes(part: Part, job: Job) -> float:
     """Input and output of the norm before a block, and the mask behind it."""
     output = 0 if job.recomputes("layernorm") else 2
-    return (2 + output + (1 if job.dropout else 0)) * shape.hidden / job.sequence_ranks
+    return (2 + output + (1 if job.dropout else 0)) * part.hidden / job.sequence_ranks
 
 
-def _attention_bytes(shape: ModelShape, job: Job) -> float:
-    width = shape.heads * shape.head_dim
-    inside = 2 * (2 * width + shape.kv_width) / job.tp
-    if shape.kv_lora:
-        rotary = 2 * 2 * shape.heads * shape.rope_dim / job.tp
-        inside = (
-            2 * (shape.q_lora + shape.kv_lora)
-            + rotary
-            + (2 * width / job.tp if job.recomputes("mla_up_proj") else inside)
-        )
-    return _norm_bytes(shape, job) + inside
+def _inside(part: Part, job: Job) -> float:
+    """Bytes that a part keeps of a token behind its norm."""
+    if isinstance(part, Attention | LatentAttention):
+        return _attention_bytes(part, job)
+    if isinstance(part, MLP):
+        return 0 if job.recomputes("mlp") else _mlp_bytes(part, job)
+    if isinstance(part, Experts):
+        return 0 if job.recomputes("moe") else _expert_bytes(part, job)
+    return _mixer_bytes(part, job) if isinstance(part, Mixer) else 0.0
 
 
-def _mlp_bytes(shape: ModelShape, job: Job, width: int) -> float:
-    inside = 0 if job.recomputes("mlp") else 2 * shape.matrices * width / job.tp
-    return _norm_bytes(shape, job) + inside
+def _attention_bytes(part: Attention | LatentAttention, job: Job) -> float:
+    inside = 2 * (part.query_width + part.value_width + part.kv_width) / job.tp
+    if isinstance(part, Attention):
+        return inside
+    latents = 2 * (part.query_rank + part.latent) + 2 * 2 * part.heads * part.rope_dim / job.tp
+    return latents + (2 * part.value_width / job.tp if job.recomputes("mla_up_proj") else inside)
 
 
-def _expert_bytes(shape: ModelShape, job: Job) -> float:
-    if job.recomputes("moe"):
-        return _norm_bytes(shape, job)
-    activated = 0 if job.recomputes("moe_act") else 1
-    inner = 2 * (shape.matrices - 1 + activated) * shape.moe_ffn / job.etp
-    routed = shape.topk * (2 * 2 * shape.hidden + inner) * job.etp / job.tp
-    return _norm_bytes(shape, job) + routed + 2 * shape.matrices * shape.shared_ffn / job.tp
+def _mlp_bytes(part: MLP, job: Job) -> float:
+    return 2 * (part.inner + part.width) / job.tp
 
 
-def _mixer_bytes(shape: ModelShape, job: Job) -> float:
+def _expert_bytes(part: Experts, job: Job) -> float:
+    activated = 0 if job.recomputes("moe_act") else part.width
+    inner = 2 * (part.inner + activated) / job.etp
+    routed = part.topk * (2 * 2 * part.outer + inner) * job.etp / job.tp
+    return routed + (_mlp_bytes(part.shared, job) if part.shared is not None else 0)
+
+
+def _mixer_bytes(part: Mixer, job: Job) -> float:
     """Its projection's output before and after the convolution, the scan's output, and a state per chunk of 256 tokens."""
-    inner = shape.mixer_inner / job.tp
-    return (
-        _norm_bytes(shape, job)
-        + 2 * (2 * (2 * inner + shape.mixer_bc) + 2 * inner)
-        + 4 * inner * shape.mixer_state / 256
-    )
+    projected = part.linears[0].outputs
+    return (2 * (2 * projected + 2 * part.inner) + 4 * part.inner * part.states / 256) / job.tp

@@ -6,12 +6,12 @@ from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, gpu
+from nemo2.models.shape import ModelShape
 from nemo2.planner.error_band import Band, band
 from nemo2.planner.goodput import Failures, Goodput, goodput
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject, read_recipe
-from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import StepTime, predict
 from nemo2.settle import Machine, on
 
@@ -72,7 +72,7 @@ class Plan:
 
     def flops_per_second(self, *, causal: bool = True) -> float:
         """Model FLOP/s of a GPU."""
-        return self.shape.model_flops_per_token(self.job.seq, causal=causal) * self.tokens_per_second_per_gpu
+        return self.shape.flops_per_token(self.job.seq, causal=causal) * self.tokens_per_second_per_gpu
 
     @property
     def mfu(self) -> float:
@@ -106,7 +106,7 @@ class Plan:
         result |= {
             "gpu": self.gpu.name,
             "job": {**dataclasses.asdict(self.job), "gpu": self.gpu.name},
-            "shape": dataclasses.asdict(self.shape),
+            "shape": self.shape.to_dict(),
             "step_seconds": self.step.total,
             "step_parts": self.step.parts,
             "band": self.band._asdict(),

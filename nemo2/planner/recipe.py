@@ -9,9 +9,10 @@ from nemo2.checks.rules.shape import tokenizer_size
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
+from nemo2.models.parts import DeltaNet, LatentAttention
+from nemo2.models.shape import ModelShape
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.planner.job import Job
-from nemo2.planner.shape import ModelShape
 from nemo2.settle.machine import Machine
 
 
@@ -49,91 +50,23 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
 
 
 def shape_of(facts: Facts) -> ModelShape:
-    """The sizes of a recipe's model; heterogeneous layers as so many of the mean width."""
-    config: Any = facts.config
-    get = facts.of_model
-    layers, hidden, heads = config.num_layers, config.hidden_size, config.num_attention_heads
-    latent = bool(get("multi_latent_attention"))
-    experts = get("num_moe_experts") or 0
-    ffn = get("ffn_hidden_size") or 4 * hidden
-    sizes: dict[str, Any] = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": get("num_query_groups") or heads,
-        "head_dim": config.qk_head_dim if latent else get("kv_channels") or hidden // heads,
-        "ffn": ffn,
-        "vocab": _vocabulary(facts),
-        "gated": bool(get("gated_linear_unit")),
-        "tied": bool(get("share_embeddings_and_output_weights")),
-        "mtp": get("mtp_num_layers") or 0,
-    }
-    if latent:
-        sizes |= {
-            "q_lora": get("q_lora_rank") or 0,
-            "kv_lora": config.kv_lora_rank,
-            "rope_dim": config.qk_pos_emb_head_dim,
-        }
-    if experts:
-        sizes |= {
-            "experts": experts,
-            "topk": get("moe_router_topk", 2),
-            "moe_ffn": get("moe_ffn_hidden_size") or ffn,
-            "shared_ffn": get("moe_shared_expert_intermediate_size") or 0,
-            "dense_layers": _dense_layers(config, layers),
-        }
-    sizes |= _windows(config, layers) | _hybrid(config) | _uneven(config)
-    return ModelShape(**sizes)
+    """The shape of a recipe's model.
 
+    Raises:
+        ConfigError: it has layers whose time nobody has measured.
+    """
+    from nemo2.models.walker import shape_of
 
-def _dense_layers(config: Any, layers: int) -> int:
-    from nemo2.models.walker import has_experts
-
-    return layers - sum(has_experts(config))
-
-
-def _windows(config: Any, layers: int) -> dict[str, int]:
-    from megatron.core.transformer.utils import is_layer_window_attention
-
-    size: Any = getattr(config, "window_size", None)
-    skipped: Any = getattr(config, "window_attn_skip_freq", None)
-    if not size:
-        return {}
-    windowed = sum(is_layer_window_attention(size, skipped, layer) for layer in range(1, layers + 1))
-    return {"window": size[0] + 1, "windowed": windowed} if size[0] >= 0 else {}
-
-
-def _hybrid(config: Any) -> dict[str, int]:
-    """Kinds of layers of a model with Mamba mixers, and the mixers' sizes."""
-    from nemo2.models.walker import hybrid_pattern
-
-    found = hybrid_pattern(config)
-    if found is None:
-        return {}
-    pattern = found.decoder
-    heads = getattr(config, "mamba_num_heads", None) or 2 * config.hidden_size // config.mamba_head_dim
-    return {
-        "attention_layers": pattern.count("*"),
-        "mlp_layers": pattern.count("-"),
-        "mixers": pattern.count("M"),
-        "mixer_inner": heads * config.mamba_head_dim,
-        "mixer_state": config.mamba_state_dim,
-        "mixer_bc": 2 * config.mamba_num_groups * config.mamba_state_dim + heads,
-    }
-
-
-def _uneven(config: Any) -> dict[str, int]:
-    """Megatron-Core's heterogeneous blocks: how many have attention, and feed-forward layers of their mean width."""
-    if not getattr(config, "heterogeneous_block_specs", False):
-        return {}
-    blocks = config.per_block_parameters
-    widths = [block.mlp.ffn_hidden_size or 0 for block in blocks if not block.mlp.no_op]
-    attention = [block for block in blocks if not (block.attention.no_op or block.attention.replace_with_linear)]
-    return {
-        "attention_layers": len(attention),
-        "mlp_layers": len(widths),
-        "ffn": round(sum(widths) / max(1, len(widths))),
-    }
+    shape = shape_of(facts.config, _vocabulary(facts))
+    for part in shape.parts:
+        sparse = isinstance(part, LatentAttention) and part.index_heads
+        if sparse or isinstance(part, DeltaNet):
+            raise ConfigError(
+                f"nemo2 plan has no formula for {'sparse attention' if sparse else 'gated DeltaNet'} "
+                "(model.config.experimental_attention_variant, or a letter of model.config.hybrid_override_pattern): "
+                "`nemo2 rehearse` counts its memory."
+            )
+    return shape
 
 
 def _vocabulary(facts: Facts) -> int:

@@ -18,11 +18,11 @@ from nemo2.checks.facts import Facts, with_layout
 from nemo2.checks.find import judge
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
 from nemo2.errors import ConfigError
+from nemo2.models.shape import ModelShape
 from nemo2.parallel.layout import Layout
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject
-from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import StepTime, predict
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -151,7 +151,7 @@ def fitting_ways(subject: Subject, capacity: float) -> Tried:
 def layouts(facts: Facts, shape: ModelShape, *, domain: int) -> Iterator[Layout]:
     """Sizes whose product divides the GPUs; tensor-parallel ranks share one NVLink domain."""
     world = facts.world_size
-    stages = [pp for pp in divisors_of(world) if shape.layers % pp == 0 or pp == facts.layout.pp]
+    stages = [pp for pp in divisors_of(world) if len(shape.layers) % pp == 0 or pp == facts.layout.pp]
     shares = [cp for cp in divisors_of(world) if cp == 1 or (facts.seq_length or 0) // cp >= SHORTEST_SHARE]
     for tp, pp, cp in product(divisors_of(world), stages, shares):
         if world % (tp * pp * cp) or tp > min(domain, MOST_TENSOR_RANKS):
@@ -161,9 +161,9 @@ def layouts(facts: Facts, shape: ModelShape, *, domain: int) -> Iterator[Layout]
 
 
 def _chunks(shape: ModelShape, pp: int) -> list[Optional[int]]:
-    if pp == 1 or shape.layers % pp or shape.mixers:
+    if pp == 1 or len(shape.layers) % pp or shape.mixers:
         return [None]
-    return [None, *(size for size in divisors_of(shape.layers // pp) if 1 < size <= MOST_CHUNKS)]
+    return [None, *(size for size in divisors_of(len(shape.layers) // pp) if 1 < size <= MOST_CHUNKS)]
 
 
 def _expert_sizes(shape: ModelShape, ranks: int) -> list[int]:

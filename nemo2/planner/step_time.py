@@ -5,11 +5,12 @@ import dataclasses
 import math
 from typing import Optional
 
+from nemo2.models.parts import Experts
+from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import Constants, calibrated
 from nemo2.planner.job import Job
 from nemo2.planner.layer_time import Kernels, layers_time
 from nemo2.planner.links import bandwidth, gathered_fraction
-from nemo2.planner.shape import ModelShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,11 +73,12 @@ def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> flo
     for, as NeMo's and Megatron's recipes lay them out."""
     if job.pp == 1:
         return body + head
-    layer = body * job.pp / (shape.layers + shape.mtp)
-    beside = head + shape.mtp * layer
+    layers, further = len(shape.layers), len(shape.further)
+    layer = body * job.pp / (layers + further)
+    beside = head + further * layer
     chunks = job.pp * job.vp
-    full = math.ceil(shape.layers / chunks)
-    given = min(full * chunks - shape.layers, full, math.ceil(beside / layer))
+    full = math.ceil(layers / chunks)
+    given = min(full * chunks - layers, full, math.ceil(beside / layer))
     return max(full * job.vp * layer, (full * job.vp - given) * layer + beside)
 
 
@@ -94,10 +96,10 @@ def _launching(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float
     """
     again = 4 / 3 if job.recompute == "full" else 1.0
     # A layer has two blocks: attention or a mixer, and a feed-forward part.
-    blocks = (shape.attentions + shape.mlps + shape.moe_layers + shape.mixers) / 2
-    host = c.layer_us * 1e-6 * blocks / job.pp * again * (c.graphed if job.cuda_graphs else 1.0)
+    host = c.layer_us * 1e-6 * shape.blocks / 2 / job.pp * again * (c.graphed if job.cuda_graphs else 1.0)
     each = 0.0 if job.fused_experts else c.expert_us + (c.expert_cast_us if job.low_precision else 0.0)
-    routing = (c.moe_us + each * shape.experts / job.ep) * 1e-6 * shape.moe_layers / job.pp * again
+    moes = sum(count for part, count in shape.parts.items() if isinstance(part, Experts))
+    routing = (c.moe_us + each * shape.experts / job.ep) * 1e-6 * moes / job.pp * again
     if job.capacity or job.graphed_experts:
         return _beyond(gpu, host + routing * (c.graphed if job.graphed_experts else 1.0))
     experts = stage.get("experts", 0.0) + stage.get("expert parallel", 0.0)
@@ -117,9 +119,9 @@ class Held:
 def held_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
     """Of a stage with a mean share of the layers and so many embedding matrices."""
     return Held(
-        dense=shape.blocks / (job.tp * job.pp) + embeddings * shape.embedding_parameters / job.tp,
+        dense=shape.dense_parameters / (job.tp * job.pp) + embeddings * shape.embedding_parameters / job.tp,
         dense_copies=job.dp * job.cp,
-        routed=shape.moe_layers * shape.expert_parameters / (job.ep * job.etp * job.pp),
+        routed=shape.routed_parameters / (job.ep * job.etp * job.pp),
         routed_copies=max(1, job.gpus // job.pp // (job.ep * job.etp)),
     )
 

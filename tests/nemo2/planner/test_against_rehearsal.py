@@ -33,6 +33,7 @@ RUNS = {
         2,
     ),
     "8B": ("llama3_8b", (), 8),
+    "hybrid": ("nemotronh_8b", ("model.config.num_layers=4", "model.config.hybrid_override_pattern=M-M*"), 8),
     "8x7B": (
         "mixtral_8x7b",
         (
@@ -119,22 +120,23 @@ def unit_constants() -> Any:
 
 
 def planned_flops(subject: Any) -> dict[str, float]:
-    from nemo2.planner.layer_time import Kernels, layers_time
+    from nemo2.planner.layer_time import Kernels
 
     job = dataclasses.replace(subject.job, gpu=unit_gpu(flops=1.0))
-    kernels, parts = Kernels(subject.shape, job, unit_constants()), layers_time(subject.shape, job, unit_constants())
-    grouped = kernels.grouped_products().total * subject.shape.moe_layers if subject.shape.experts else 0.0
-    linear = (parts.get("projections", 0) + parts.get("feed-forward", 0)) * job.pp + kernels.output_layer()
-    if job.recompute == "full":
-        linear += (
-            kernels.projections().forward + kernels.feed_forward(subject.shape.ffn).forward
-        ) * subject.shape.layers
-    return {"planned products": (linear + grouped) * job.micro_batches}
+    kernels, counts = Kernels(subject.shape, job, unit_constants()), subject.shape.parts
+    products = kernels.output_layer()
+    for part, count in counts.items():
+        for name, passes in kernels.of(part):
+            if name != "core attention":
+                again = passes.forward if job.recompute == "full" and name != "experts" else 0.0
+                products += count * (passes.total + again)
+    return {"planned products": products * job.micro_batches}
 
 
 def planned_bytes(subject: Any) -> dict[str, float]:
     """The messages themselves, of which a ring moves (tp - 1) / tp, and with them what the planner leaves out: the half of
     gathering inputs again that runs beside a product, and the first and the last layer's five messages."""
+    from nemo2.models.parts import Experts
     from nemo2.planner.layer_time import Kernels
 
     job, shape = dataclasses.replace(subject.job, gpu=unit_gpu(nvlink=1.0), overlap_tp=False), subject.shape
@@ -142,7 +144,8 @@ def planned_bytes(subject: Any) -> dict[str, float]:
         return {"planned tensor": 0.0}
     message = job.tokens * shape.hidden * 2
     passes = Kernels(shape, job, unit_constants()).tensor_parallel()
-    blocks, times = shape.attentions + shape.mlps, 2 if job.recompute == "full" else 1
+    blocks = sum(count for part, count in shape.parts.items() if not isinstance(part, Experts))
+    times = 2 if job.recompute == "full" else 1
     planned = blocks * (passes.forward * times + passes.backward) * job.tp / (job.tp - 1)
     return {"planned tensor": (planned + (0.5 * blocks + 5) * message) * job.micro_batches}
 
@@ -175,4 +178,6 @@ def test_weights_gradients_and_states_are_as_many_bytes_as_the_real_ones(
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "recomputed"])
 def test_activations_are_near_what_the_real_layers_keep(name: str, runs: dict[str, dict[str, float]]) -> None:
-    assert math.isclose(runs[name]["planned activations"], runs[name]["activations"], rel_tol=0.1)
+    # A rehearsed mixer scans in plain PyTorch, and the formula is of the kernels.
+    near = 0.2 if name == "hybrid" else 0.1
+    assert math.isclose(runs[name]["planned activations"], runs[name]["activations"], rel_tol=near)

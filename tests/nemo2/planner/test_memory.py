@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory formula against figures that were published or follow from the papers it is from."""
 
-import dataclasses
 import math
 from typing import Any
 
+from bench.planner.rows import decoder
 from nemo2.gpus import gpu
 from nemo2.planner.job import Job
 from nemo2.planner.memory import in_flight, layer_activations, predict_memory
-from nemo2.planner.shape import ModelShape
 
-GPT = ModelShape(
+GPT = decoder(
     layers=96, hidden=12288, heads=96, kv_heads=96, head_dim=128, ffn=4 * 12288, vocab=51200, gated=False, tied=True
 )
-LLAMA_8B = ModelShape(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256)
+LLAMA: dict[str, Any] = {
+    "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "vocab": 128256,
+}  # fmt: skip
+LLAMA_8B = decoder(**LLAMA)
 
 
 def job(**changes: Any) -> Job:
@@ -72,12 +74,11 @@ def test_logits_of_a_whole_vocabulary_on_every_rank_count_whole() -> None:
 
 
 def test_experts_are_shared_by_fewer_ranks_than_dense_layers() -> None:
-    experts = dataclasses.replace(LLAMA_8B, experts=8, topk=2, moe_ffn=14336)
+    experts = decoder(**LLAMA, experts=8, topk=2, moe_ffn=14336)
     asked = {"tp": 1, "pp": 1, "gpus": 64, "ep": 8}
     whole = predict_memory(experts, job(**asked)).parts
-    dense = (
-        LLAMA_8B.blocks - LLAMA_8B.mlps * LLAMA_8B.mlp_parameters + 32 * 4096 * 8 + 2 * LLAMA_8B.embedding_parameters
-    )
-    routed = 32 * experts.expert_parameters / 8
+    attention, router, norms = 4096 * (4096 + 2 * 1024) + 4096 * 4096, 4096 * 8, 2 * 4096
+    dense = 32 * (attention + router + norms) + 4096 + 2 * 128256 * 4096
+    routed = 32 * 3 * 4096 * 14336  # one of the eight
     assert math.isclose(whole["weights"], 2 * (dense + routed))
     assert math.isclose(whole["optimizer"], 12 * (dense / 64 + routed / 8))

@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of predicted times, whatever the constants are."""
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
 
+from bench.planner.rows import decoder
 from nemo2.errors import ConfigError
 from nemo2.gpus import NAMES, gpu
+from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import GUESSED, PRIORS, calibrated, calibration
 from nemo2.planner.error_band import band
 from nemo2.planner.job import Job
 from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds
-from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import predict
 
-LLAMA_70B = ModelShape(layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=128256)
-MIXTRAL = ModelShape(
-    layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=32000, experts=8, topk=2, moe_ffn=14336
-)
+LLAMA: dict[str, Any] = {
+    "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "head_dim": 128, "ffn": 28672, "vocab": 128256,
+}  # fmt: skip
+MIXED: dict[str, Any] = {
+    "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "vocab": 32000,
+    "experts": 8, "topk": 2, "moe_ffn": 14336,
+}  # fmt: skip
+MIXERS: dict[str, Any] = {
+    "hybrid_override_pattern": "M" * 80,
+    "mamba_head_dim": 64,
+    "mamba_state_dim": 128,
+    "mamba_num_groups": 8,
+}
+LLAMA_70B, MIXTRAL = decoder(**LLAMA), decoder(**MIXED)
 
 
 def job(**changes: Any) -> Job:
@@ -51,7 +61,7 @@ def test_no_gpu_is_faster_than_its_data_sheet() -> None:
     for name in NAMES:
         chip = gpu(name)
         speed = predict(LLAMA_70B, job(gpu=chip)).tokens_per_second_per_gpu
-        assert 0.05 < LLAMA_70B.model_flops_per_token(8192) * speed / chip.flops["bf16"] < 0.95, name
+        assert 0.05 < LLAMA_70B.flops_per_token(8192) * speed / chip.flops["bf16"] < 0.95, name
 
 
 def test_fewer_stages_micro_batches_or_chunks_change_the_bubble_as_the_schedule_does() -> None:
@@ -93,7 +103,7 @@ def test_lower_precision_is_faster_but_not_by_its_rate() -> None:
 
 def test_cuda_graphs_help_where_the_host_is_slower_than_the_gpu() -> None:
     small = {"seq": 512, "tp": 1, "pp": 1, "vp": 1, "gpus": 8, "global_batch": 8, "gpu": gpu("B200")}
-    shape = dataclasses.replace(LLAMA_70B, hidden=1024, heads=8, kv_heads=8, ffn=4096)
+    shape = decoder(**LLAMA | {"hidden": 1024, "heads": 8, "kv_heads": 8, "ffn": 4096})
     assert seconds(shape, **small) > 1.5 * seconds(shape, cuda_graphs=True, **small)
     assert seconds() < 1.05 * seconds(cuda_graphs=True)
 
@@ -121,7 +131,7 @@ def test_tokens_that_travel_once_cross_the_network_once_per_machine() -> None:
 
 
 def test_the_host_waits_for_the_sizes_of_experts_unless_they_are_fixed() -> None:
-    shape = dataclasses.replace(MIXTRAL, experts=128, topk=8, moe_ffn=768, hidden=2048)
+    shape = decoder(**MIXED | {"experts": 128, "topk": 8, "moe_ffn": 768, "hidden": 2048})
     one_node = {"tp": 1, "pp": 1, "vp": 1, "gpus": 8, "seq": 4096, "global_batch": 64, "ep": 8}
     asked = {**one_node, "gpu": gpu("B200"), "precision": "fp8"}
     waits = seconds(shape, **asked)
@@ -132,8 +142,7 @@ def test_the_host_waits_for_the_sizes_of_experts_unless_they_are_fixed() -> None
 
 
 def test_the_last_stage_has_fewer_layers_where_chunks_do_not_divide_them() -> None:
-    odd = dataclasses.replace(LLAMA_70B, layers=78, vocab=512000)
-    even = dataclasses.replace(odd, layers=80)
+    odd, even = (decoder(**LLAMA | {"layers": layers, "vocab": 512000}) for layers in (78, 80))
     # Two layers fewer are the last stage's, whose output layer takes longer than that: every other stage is as full.
     tall = {"pp": 4, "vp": 1}
     fewer, more = predict(odd, job(**tall)), predict(even, job(**tall))
@@ -164,7 +173,7 @@ def test_the_band_of_a_job_that_nobody_measured_is_the_widest() -> None:
     assert tuple(known) == (0.9, 1.1, "dense, 16 bits", 100)
     assert (unknown.low, unknown.high, unknown.measurements) == (0.8, 1.3, 0)
     # Three measurements are no band.
-    few = band(dataclasses.replace(LLAMA_70B, mixers=4), job(), errors)
+    few = band(decoder(**LLAMA, **MIXERS), job(), errors)
     assert (few.low, few.high, few.measurements) == (0.8, 1.3, 3)
 
 

@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
+from bench.planner.rows import decoder
 from nemo2.gpus import NAMES, gpu
+from nemo2.models.parts import Attention
+from nemo2.models.shape import ModelShape
 from nemo2.planner.error_band import band
 from nemo2.planner.job import Job
+from nemo2.planner.layer_time import seen
 from nemo2.planner.memory import predict_memory
-from nemo2.planner.shape import ModelShape
 from nemo2.planner.step_time import predict
 
 SHAPES = {
-    "tiny": ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000),
-    "8b": ModelShape(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256),
-    "405b": ModelShape(layers=126, hidden=16384, heads=128, kv_heads=8, head_dim=128, ffn=53248, vocab=128256),
-    "windows": ModelShape(
+    "tiny": decoder(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000),
+    "8b": decoder(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256),
+    "405b": decoder(layers=126, hidden=16384, heads=128, kv_heads=8, head_dim=128, ffn=53248, vocab=128256),
+    "windows": decoder(
         layers=42,
         hidden=3584,
         heads=16,
@@ -28,11 +31,11 @@ SHAPES = {
         head_dim=256,
         ffn=14336,
         vocab=256000,
-        window=4096,
-        windowed=21,
+        window_size=(4095, 0),
+        window_attn_skip_freq=2,
         tied=True,
     ),
-    "few experts": ModelShape(
+    "few experts": decoder(
         layers=32,
         hidden=4096,
         heads=32,
@@ -44,7 +47,7 @@ SHAPES = {
         topk=2,
         moe_ffn=14336,
     ),
-    "one choice": ModelShape(
+    "one choice": decoder(
         layers=48,
         hidden=5120,
         heads=40,
@@ -58,7 +61,7 @@ SHAPES = {
         shared_ffn=8192,
         dense_layers=24,
     ),
-    "latent attention": ModelShape(
+    "latent attention": decoder(
         layers=61,
         hidden=7168,
         heads=128,
@@ -71,12 +74,12 @@ SHAPES = {
         moe_ffn=2048,
         shared_ffn=2048,
         dense_layers=3,
-        q_lora=1536,
-        kv_lora=512,
-        rope_dim=64,
-        mtp=1,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_pos_emb_head_dim=64,
+        mtp_num_layers=1,
     ),
-    "hybrid": ModelShape(
+    "hybrid": decoder(
         layers=52,
         hidden=2688,
         heads=32,
@@ -89,15 +92,13 @@ SHAPES = {
         topk=6,
         moe_ffn=1856,
         shared_ffn=3712,
-        dense_layers=29,
-        attention_layers=6,
-        mlp_layers=0,
-        mixers=23,
-        mixer_inner=4096,
-        mixer_state=128,
-        mixer_bc=2112,
+        hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        mamba_num_heads=64,
+        mamba_head_dim=64,
+        mamba_state_dim=128,
+        mamba_num_groups=8,
     ),
-    "mixers alone": ModelShape(
+    "mixers alone": decoder(
         layers=56,
         hidden=4096,
         heads=32,
@@ -105,12 +106,10 @@ SHAPES = {
         head_dim=128,
         ffn=0,
         vocab=256000,
-        attention_layers=0,
-        mlp_layers=0,
-        mixers=56,
-        mixer_inner=8192,
-        mixer_state=128,
-        mixer_bc=2176,
+        hybrid_override_pattern="M" * 56,
+        mamba_head_dim=64,
+        mamba_state_dim=128,
+        mamba_num_groups=8,
     ),
 }
 PARTS = (("core_attn",), ("mlp",), ("moe",), ("moe_act", "layernorm"), ("mla_up_proj",))
@@ -199,9 +198,13 @@ def faster_ways(job: Job) -> Iterator[tuple[str, Job]]:
 
 def utilisation(shape: ModelShape, job: Job, tokens_per_second: float) -> float:
     """Of the data sheet's rate, by the FLOPs that have to be done: windows and frozen weights taken off."""
-    seen = round(job.attended * shape.seen(job.attended))
-    flops = dataclasses.replace(shape, window=0, windowed=0).model_flops_per_token(seen) * (2 / 3 if job.lora else 1)
-    return flops * tokens_per_second / job.gpu.rate(job.precision)
+    keys, passes = job.attended / 2, 2 if job.lora else 3
+    products = sum(
+        count * part.products(keys * seen(part, job.attended) if isinstance(part, Attention) else keys)
+        for part, count in shape.parts.items()
+    )
+    products += (1 + len(shape.further)) * shape.embedding_parameters
+    return 2 * passes * products * tokens_per_second / job.gpu.rate(job.precision)
 
 
 @pytest.mark.parametrize("name", SHAPES)
