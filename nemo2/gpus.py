@@ -137,13 +137,6 @@ def model_of(device_name: str) -> Optional[str]:
     return match[1].lower() if match else None
 
 
-def capability_here() -> Optional[tuple[int, int]]:
-    """Compute capability of this machine's first GPU; None without one."""
-    import torch
-
-    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-
-
 def _gpu(name: str) -> GPU:
     memory, capability, hbm, flops, nvlink, domain, network, watts, generation = _SHEETS[name]
     return GPU(

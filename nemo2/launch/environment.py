@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from nemo2.config.walk import class_of
-from nemo2.gpus import capability_here, parse_gpus
 from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.cuda_graphs import kind_of
+from nemo2.settle.machine import Machine
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
@@ -161,19 +161,21 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
 
 
 def set_variables(
-    executor: Any, recipe: Any, *, gpu: Optional[str], devices: int, nodes: int, local: bool
+    executor: Any, recipe: Any, machine: Machine, *, devices: int, nodes: int
 ) -> tuple[list[str], list[str]]:
-    """Put the variables that a run needs into ``executor.env_vars``, but for those that are set already.
+    """Put the variables that a run on ``machine`` needs into ``executor.env_vars``, but for those that are set already. GPUs of
+    a kind that isn't known are taken for Hopper's, which the shipped recipes are laid out for.
 
     Returns a line per variable with its reason, and what there is to object to in the user's environment. Both are empty for
     runs without GPUs.
     """
-    capability = capability_of(gpu, local=local)
-    ranks = None if capability is None else ranks_of(recipe, capability=capability, devices=devices, nodes=nodes)
+    on_gpus = machine.accelerator == "cuda"
+    capability = machine.capability or _HOPPER
+    ranks = ranks_of(recipe, capability=capability, devices=devices, nodes=nodes) if on_gpus else None
     if ranks is None or not hasattr(executor, "env_vars"):
         return [], []
     # Ranks on this machine inherit its environment; a cluster has one of its own.
-    known = {**(os.environ if local else {}), **executor.env_vars}
+    known = {**(os.environ if machine.local else {}), **executor.env_vars}
     wanted = launch_variables(ranks)
     executor.env_vars = {
         **{name: variable.value for name, variable in wanted.items() if name not in known},
@@ -181,22 +183,6 @@ def set_variables(
     }
     lines = [f"{name}={known.get(name, one.value)}: {_reason(name, one, known)}" for name, one in wanted.items()]
     return lines, objections(ranks, known)
-
-
-def capability_of(gpu: Optional[str], *, local: bool) -> Optional[tuple[int, int]]:
-    """Compute capability of the GPUs a run is for.
-
-    ``gpu`` is a model by name; None: this machine's where the run is ``local`` (and None without one), Hopper elsewhere,
-    which the shipped recipes are laid out for.
-
-    Raises:
-        ConfigError: an unknown model.
-    """
-    if gpu is not None:
-        return parse_gpus(gpu, option="--gpu")[0].capability
-    if not local:
-        return _HOPPER
-    return capability_here()
 
 
 def _reason(name: str, variable: Variable, known: Mapping[str, str]) -> str:

@@ -122,7 +122,7 @@ def launch(
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
-    reasons, warned = set_variables(executor, recipe, gpu=gpu, devices=devices, nodes=nodes, local=local)
+    reasons, warned = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     for sentence in warned:
         print(f"warning: {sentence}", file=sys.stderr)
     (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
@@ -203,10 +203,17 @@ def run(
 
 
 def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
-    """What an executor runs on: this machine, or nodes of as many GPUs as it says, 8 where it doesn't."""
+    """What an executor runs on: this machine, or nodes of as many GPUs as it says, 8 where it doesn't.
+
+    Raises:
+        ConfigError: an unknown ``gpu``.
+    """
+    machine = Machine() if gpu is None else Machine.named(gpu, option="gpu=")
     if local:
-        return Machine.here()
-    machine = Machine() if gpu is None else Machine.named(gpu, option="gpu")
+        here = Machine.here()
+        return (
+            here if gpu is None else replace(here, accelerator="cuda", gpu=machine.gpu, capability=machine.capability)
+        )
     return replace(machine, per_node=getattr(executor, "gpus_per_node", None) or machine.per_node, count=None)
 
 

@@ -95,11 +95,11 @@ def _all_to_all(facts: Facts) -> Iterator[str]:
     megatron_refuses=True,
 )
 def _mixers(facts: Facts) -> Iterator[str]:
-    from nemo2.backend.extras import has, have_te
+    from nemo2.backend.extras import has
 
     if not facts.here or facts.layout.cp == 1 or not hasattr(facts.model, "mamba_stack_spec"):
         return
-    if not (have_te() and has("mamba_ssm") and has("causal_conv1d")):
+    if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
         yield (
             f"strategy.context_parallel_size={facts.layout.cp}: Mamba layers without mamba-ssm see whole sequences only; set "
             "it to 1, or train on a GPU with mamba-ssm and causal-conv1d."

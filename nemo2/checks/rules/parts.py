@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.backend.extras import has, why_missing
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.config.walk import class_of
@@ -30,13 +30,13 @@ _LOGGERS = {
 )
 def _low_precision(facts: Facts) -> Iterator[str]:
     config = facts.precision
-    if not facts.here or config is None or have_te():
+    if config is None or facts.machine.transformer_engine is not None:
         return
     for name, value in (("fp8", config.fp8), ("fp4", config.fp4)):
         if value is not None:
             yield (
                 f"trainer.plugins.{name}={value!r}: it exists on GPUs with Transformer Engine only "
-                f"({why_missing('transformer_engine')}). Leave it unset here (bf16-mixed runs anywhere)."
+                f"({facts.machine.te_missing}). Leave it unset here (bf16-mixed runs anywhere)."
             )
 
 
@@ -71,9 +71,9 @@ def _aware_optimizer(facts: Facts) -> Iterator[str]:
     megatron_refuses=True,
 )
 def _plain_layers(facts: Facts) -> Iterator[str]:
-    if not facts.here or have_te() or facts.sized_config is None or hasattr(facts.model, "mamba_stack_spec"):
+    config, has_te = facts.sized_config, facts.machine.transformer_engine is not None
+    if has_te or config is None or hasattr(facts.model, "mamba_stack_spec"):
         return
-    config = facts.sized_config
     told = [
         *layers.mla_needs_sequence_parallel(config),
         *layers.experts_cut_only_where_shared(config),

@@ -17,7 +17,7 @@ def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     find = extras.has
     for module in (extras, parts):
         monkeypatch.setattr(module, "has", lambda name: name not in optional and find(name))
-        monkeypatch.setattr(module, "have_te", lambda: False)
+    monkeypatch.setattr(extras, "have_te", lambda: False)
 
 
 @pytest.fixture(scope="session")
