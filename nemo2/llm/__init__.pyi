@@ -8,4 +8,9 @@ from nemo2.llm.api import pretrain as pretrain
 from nemo2.llm.api import train as train
 from nemo2.llm.api import validate as validate
 from nemo2.models import *
+from nemo2.models.gpt_step import get_batch_on_this_context_parallel_rank as get_batch_on_this_context_parallel_rank
+from nemo2.models.gpt_step import get_packed_seq_params as get_packed_seq_params
+from nemo2.parallel.loss import MaskedTokenLossReduction as MaskedTokenLossReduction
+from nemo2.parallel.loss import MaskedTokenLossReductionWithLossMask as MaskedTokenLossReductionWithLossMask
+from nemo2.parallel.loss import MegatronLossReduction as MegatronLossReduction
 from nemo2.recipes import *

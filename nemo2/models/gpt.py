@@ -31,6 +31,7 @@ from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_st
 from nemo2.models.tracked_losses import forget_tracked_losses
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.cuda_graphs import spell_as_installed
+from nemo2.parallel.forms import with_model
 from nemo2.parallel.loss import MaskedTokenLossReduction
 
 
@@ -256,7 +257,17 @@ class GPTModel(pl.LightningModule):
         self.optim.connect(self)
 
     def configure_model(self) -> None:
-        """Builds ``self.module``, the first chunk on this rank; a second call keeps it."""
+        """Builds ``self.module``, the first chunk on this rank; a second call keeps it.
+
+        Raises:
+            ConfigError: the strategy has made no process groups of Megatron-Core's.
+        """
+        if not parallel_state.model_parallel_is_initialized():
+            raise ConfigError(
+                f"{type(self).__name__} is made of Megatron-Core's layers, which need its process groups, and "
+                f"{_strategy_of(self)} makes none. Use strategy=MegatronStrategy(), which replicates the model as DDP does "
+                "where no size is set, or FSDP2Strategy() or FSDPStrategy() for torch's sharding."
+            )
         if not hasattr(self, "module"):
             self.module = self.build_chunk(None)
 
@@ -302,14 +313,22 @@ class GPTModel(pl.LightningModule):
             return gpt_data_step(dataloader_iter, use_mtp=True)
         return self.config.data_step_fn(dataloader_iter)
 
-    def forward_step(self, batch: dict[str, Optional[Tensor]]) -> Tensor:
-        return self.config.forward_step_fn(self, batch)
+    def forward_step(self, *inputs: Any) -> Tensor:
+        """Runs this chunk on a batch of `data_step`: ``forward_step(batch)``, or ``forward_step(model, batch)``.
+
+        A subclass may define either.
+        """
+        *model, batch = inputs
+        return self.config.forward_step_fn(model[0] if model else self, batch)
 
     def training_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
-        return self.forward_step(batch)
+        return with_model(self.forward_step, self)(batch)
 
     def validation_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
-        return self.forward_step(batch)
+        return with_model(self.forward_step, self)(batch)
+
+    def test_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
+        return with_model(self.forward_step, self)(batch)
 
     @cached_property
     def training_loss_reduction(self) -> MaskedTokenLossReduction:
@@ -320,6 +339,16 @@ class GPTModel(pl.LightningModule):
     def validation_loss_reduction(self) -> MaskedTokenLossReduction:
         """As :attr:`training_loss_reduction`, for validation."""
         return MaskedTokenLossReduction(validation_step=True, per_token=self.config.calculate_per_token_loss)
+
+    @property
+    def test_loss_reduction(self) -> Any:
+        """That of validation."""
+        return self.validation_loss_reduction
+
+
+def _strategy_of(model: pl.LightningModule) -> str:
+    trainer = model._trainer
+    return "this process" if trainer is None else f"trainer.strategy={type(trainer.strategy).__name__}"
 
 
 def _default_optimizer() -> Any:

@@ -22,6 +22,7 @@ from nemo2.models.layers.chunks import share_of_rank
 
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
+PACKING_KEYS = ("cu_seqlens", "cu_seqlens_argmin")
 # Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which a plain batch never uses.
 _CP_SLICE_FLAGS = (
     {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
@@ -64,10 +65,52 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
         else None
         for key, needed in keep.items()
     }
+    if batch.get("cu_seqlens") is not None:
+        kept |= {key: batch[key] for key in PACKING_KEYS if batch.get(key) is not None}
+        kept["packed_seq_params"] = get_packed_seq_params(kept)
+    share = get_batch_on_this_context_parallel_rank(kept)
+    return {key: value for key, value in share.items() if key not in PACKING_KEYS}
+
+
+def get_batch_on_this_context_parallel_rank(batch: dict[str, Any]) -> dict[str, Any]:
+    """This rank's share of each sequence of a micro-batch: ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order.
+
+    Packed sequences (``cu_seqlens``) are cut each for itself, and lose their attention mask. With context parallelism the
+    share also has ``num_valid_tokens_in_ub``, the tokens that ``loss_mask`` keeps in the whole micro-batch, by which the loss
+    weighs it. Without, nothing is cut. What is no tensor of two dimensions or more stays as it is.
+
+    Raises:
+        DataError: a sequence can't be cut into two equal chunks per rank.
+    """
+    cp = parallel_state.get_context_parallel_world_size()
     # Counted while the sequences are whole: what a context-parallel rank's share of the loss weighs.
-    count = {} if kept["loss_mask"] is None else {"num_valid_tokens_in_ub": kept["loss_mask"].sum()}
-    share = _packed(kept, batch) if batch.get("cu_seqlens") is not None else _share_of_the_sequence(kept)
-    return share | (count if parallel_state.get_context_parallel_world_size() > 1 else {})
+    mask = batch.get("loss_mask") if cp > 1 else None
+    count = {} if mask is None else {"num_valid_tokens_in_ub": mask.sum()}
+    if batch.get("cu_seqlens") is not None:
+        return batch | {"attention_mask": None} | _shares_of_packed(batch) | count
+    return batch | (_shares(batch) if cp > 1 else {}) | count
+
+
+def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
+    """Where the sequences of a packed row begin and end, as Megatron-Core's attention wants it ("thd").
+
+    ``cu_seqlens`` (``[1, n]`` or ``[n]``) are the beginnings and the last end; entries from ``cu_seqlens_argmin``, or from the
+    first negative one, are padding. What follows the last sequence of the row counts as one more.
+
+    Raises:
+        DataError: there are several rows, or ``cu_seqlens`` doesn't rise from 0 to at most the row's length.
+    """
+    ends = _ends_of_packed(batch)
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=get_backend().device)
+    # The longest sequence, whatever the data says: Megatron-Core takes a length equal to the row's for one sequence.
+    longest = max(end - start for start, end in zip(ends[:-1], ends[1:], strict=True))
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
 
 
 def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | None]) -> Tensor:
@@ -126,12 +169,18 @@ def _unwrap(batch: Any) -> Any:
     return batch[0] if isinstance(batch, tuple) and len(batch) == 3 else batch
 
 
-def _packed(kept: dict[str, Any], batch: Any) -> dict[str, Any]:
-    """This rank's share of a row of packed sequences, and where they are."""
-    rows = {key: value.shape for key, value in kept.items() if value is not None and key != "attention_mask"}
-    if any(shape[0] != 1 for shape in rows.values()):
+def _rows(batch: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a packed batch that lie along its one row."""
+    names = (*FIRST_STAGE_KEYS, *LAST_STAGE_KEYS)
+    return {key: batch[key] for key in names if batch.get(key) is not None}
+
+
+def _ends_of_packed(batch: dict[str, Any]) -> list[int]:
+    """Where each sequence of a row begins, and where the row ends."""
+    rows = _rows(batch)
+    if any(row.shape[0] != 1 for row in rows.values()):
         raise DataError(
-            f"Packed sequences must come one row at a time; this micro-batch has {max(s[0] for s in rows.values())}. "
+            f"Packed sequences must come one row at a time; this micro-batch has {max(r.shape[0] for r in rows.values())}. "
             "Use micro_batch_size=1: a row of several sequences already is a micro-batch."
         )
     ends = batch["cu_seqlens"].flatten().tolist()
@@ -139,38 +188,30 @@ def _packed(kept: dict[str, Any], batch: Any) -> dict[str, Any]:
         ends = ends[: int(batch["cu_seqlens_argmin"])]
     ends = ends[: next((index for index, end in enumerate(ends) if end < 0), len(ends))]
     # Stages in the middle of the pipeline see no tokens: the length of the row then is what the sequences say.
-    length = next((shape[1] for shape in rows.values()), ends[-1])
+    length = next((row.shape[1] for row in rows.values()), ends[-1])
     if ends[0] != 0 or sorted(ends) != ends or ends[-1] > length:
         raise DataError(f"cu_seqlens must rise from 0 to at most the row's {length} tokens; this batch has {ends}.")
     if ends[-1] < length:
         ends.append(length)  # what follows the last sequence is padding, and rotary positions need every token covered
+    return ends
+
+
+def _shares_of_packed(batch: dict[str, Any]) -> dict[str, Tensor]:
+    ends = _ends_of_packed(batch)
     sequences = list(zip(ends[:-1], ends[1:], strict=True))
     cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    shares = {key: share_of_rank(kept[key], sequences, cp, rank, dim=1) for key in rows}
-    device = get_backend().device
-    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
-    # The longest sequence, whatever the data says: Megatron-Core takes a length equal to the row's for one sequence.
-    longest = max(end - start for start, end in sequences)
-    params = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
-    return kept | shares | {"attention_mask": None, "packed_seq_params": params}
+    return {key: share_of_rank(row, sequences, cp, rank, dim=1) for key, row in _rows(batch).items()}
 
 
-def _share_of_the_sequence(batch: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+def _shares(batch: dict[str, Any]) -> dict[str, Tensor]:
     cp = parallel_state.get_context_parallel_world_size()
-    if cp == 1:
-        return batch
-    for key, value in batch.items():
-        if value is not None and value.shape[1 if key != "attention_mask" else 2] % (2 * cp):
-            length = value.shape[1 if key != "attention_mask" else 2]
+    sequences = {key: value for key, value in batch.items() if isinstance(value, Tensor) and value.dim() > 1}
+    for key, value in sequences.items():
+        length = value.shape[1 if key != "attention_mask" else 2]
+        if length % (2 * cp):
             raise DataError(
                 f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot cut into {2 * cp} equal "
                 f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as {length - length % (2 * cp)}."
             )
     group: Any = parallel_state.get_context_parallel_group()
-    return get_batch_on_this_cp_rank(batch, cp_group=group, **_CP_SLICE_FLAGS)
+    return get_batch_on_this_cp_rank(sequences, cp_group=group, **_CP_SLICE_FLAGS)

@@ -17,7 +17,14 @@ Report = dict[str, Tensor]
 
 
 class MegatronLossReduction(nn.Module):
-    """Subclass this to define a loss: ``forward`` per micro-batch, ``reduce`` once per step."""
+    """Subclass this to define a loss: ``forward`` per micro-batch, ``reduce`` once per step.
+
+    Called without arguments, a reduction gives itself: ``model.training_loss_reduction`` and
+    ``model.training_loss_reduction()`` are the same object, whether a module defines a property or a method.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) if args or kwargs else self
 
     def setup(self, batch: Any) -> None:
         """Called before ``forward`` with the same micro-batch; for state that both need. Default: nothing."""
@@ -71,6 +78,27 @@ class MaskedTokenLossReduction(MegatronLossReduction):
         total = torch.stack([report[self.REPORT] for report in losses_reduced_per_micro_batch]).sum(dim=0)
         _all_reduce_over_data_and_context(total)
         return total[0] / total[1].clamp(min=1)
+
+
+class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
+    """As `MaskedTokenLossReduction`, for models that decide which tokens count: the forward step returns the loss per token
+    and the mask, which takes the place of the batch's."""
+
+    def forward(
+        self,
+        batch: dict[str, Tensor],
+        forward_out: tuple[Tensor, Tensor],  # pyright: ignore[reportIncompatibleMethodOverride]
+    ) -> tuple[Tensor, Tensor, Report]:
+        """``forward_out``: loss per token and mask, both [batch, sequence], this context-parallel rank's share."""
+        from megatron.core import parallel_state
+
+        loss_per_token, loss_mask = forward_out
+        batch["loss_mask"] = loss_mask
+        if parallel_state.get_context_parallel_world_size() > 1:
+            kept = loss_mask.sum()
+            torch.distributed.all_reduce(kept, group=parallel_state.get_context_parallel_group())
+            batch["num_valid_tokens_in_ub"] = kept
+        return super().forward(batch, loss_per_token)
 
 
 class ScalarLossReduction(MegatronLossReduction):

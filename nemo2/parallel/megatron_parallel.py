@@ -9,6 +9,8 @@ callbacks may hook (`nemo2.parallel.hooks`):
     data step        ``data_step(iterator) -> batch``                    fetch, move to the device, slice
     forward step     ``forward_step(batch) -> output``                   run this chunk
     loss reduction   ``training_loss_reduction.forward(batch, output)``  on the last stage
+
+A module may also write ``forward_step(self, model, batch)`` and ``loss_reduction(self, model)`` (`nemo2.parallel.forms`).
 """
 
 import copy
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Optional, cast
 
 import lightning.pytorch as pl
@@ -34,6 +37,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
+from nemo2.parallel.forms import with_model
 from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
@@ -66,7 +70,7 @@ class MegatronStep:
         return self.pl_module.trainer
 
     def microbatches(self) -> list[Any]:
-        return split_batch(self.batch, self.num_microbatches)
+        return self.batch if isinstance(self.batch, MicroBatches) else split_batch(self.batch, self.num_microbatches)
 
     def __call__(self) -> list[dict[str, Tensor]]:
         """Run the schedule: forward and, unless ``forward_only``, backward over all micro-batches.
@@ -89,6 +93,10 @@ class MegatronStep:
         )
 
 
+class MicroBatches(list[Any]):
+    """A step's batch that is cut already."""
+
+
 class MegatronParallel(nn.ModuleList):
     """This rank's pipeline chunks.
 
@@ -97,8 +105,9 @@ class MegatronParallel(nn.ModuleList):
             LightningModule itself is the chunk. With virtual stages it must define ``build_chunk(vp_stage)``.
         precision_plugin: Converts chunks and inputs (`nemo2.precision.MegatronMixedPrecision`). None: leaves them.
         callbacks: Who hears the hooks of the step.
-        data_step, forward_step, loss_reduction: Replace what the module defines. Called with the module (or its twin that
-            is bound to a virtual stage) first, but for ``loss_reduction``, which is an object.
+        data_step, forward_step, loss_reduction: Replace what the module defines: ``data_step(iterator) -> batch``,
+            ``forward_step(model, batch) -> output`` and an object, as `forward` has them. A ``data_step`` of two arguments gets
+            the module first, or its twin that is bound to a virtual stage; ``model`` is that too.
         vp_size: Chunks on this rank. None: one.
         ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
         device: Where the chunks go before they are wrapped. None: where they are.
@@ -117,7 +126,7 @@ class MegatronParallel(nn.ModuleList):
         pipeline: pl.LightningModule,
         precision_plugin: Any = None,
         callbacks: Optional[CallbackConnector] = None,
-        data_step: Optional[Callable[[pl.LightningModule, Iterator[Any]], Any]] = None,
+        data_step: Optional[Callable[..., Any]] = None,
         forward_step: Optional[Callable[[pl.LightningModule, Any], Any]] = None,
         loss_reduction: Optional[MegatronLossReduction] = None,
         vp_size: Optional[int] = None,
@@ -154,17 +163,69 @@ class MegatronParallel(nn.ModuleList):
 
     # ------------------------------------------------------------------------------------------------------ the step
 
-    def training_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (a module list has none)
+        self,
+        data: Any,
+        forward_only: bool = True,
+        data_step: Optional[Callable[..., Any]] = None,
+        forward_step: Optional[Callable[..., Any]] = None,
+        loss_reduction: Optional[MegatronLossReduction] = None,
+        seq_length: Optional[int] = None,
+        micro_batch_size: Optional[int] = None,
+        num_microbatches: Optional[int] = None,
+        step_i: Optional[int] = None,
+        wrap_forward_step: bool = True,
+    ) -> Any:
+        """One step over ``data`` with the three steps given here, under NeMo's names.
+
+        Args:
+            data: This data-parallel rank's share of a global batch, ``[num_microbatches * micro_batch_size, ...]``; or an
+                iterator over micro-batches, of which ``num_microbatches`` are taken.
+            forward_only: True: as in validation. False: as in training, gradients are left in the chunks' buffers; call
+                `zero_grad_buffer` before.
+            data_step: ``(iterator) -> batch``. None: the module's.
+            forward_step: ``(model, batch) -> output`` with the LightningModule, on a virtual stage its twin. None: the module's.
+            loss_reduction: None: the module's.
+            seq_length, micro_batch_size: Of what pipeline stages send each other. None: read off the data.
+            num_microbatches: None: 1.
+            step_i: The number that hooks and the module's steps are told. None: 0.
+            wrap_forward_step: False: ``forward_step`` is Megatron-Core's own, ``(iterator, chunk) -> (output, loss function)``,
+                and no data step or hook of a micro-batch runs.
+
+        Returns:
+            What the loss reduction makes of the micro-batches' reports, the same on every pipeline stage.
+
+        Raises:
+            ConfigError: ``wrap_forward_step=False`` without a ``forward_step``.
+        """
+        count = num_microbatches or 1
+        if not wrap_forward_step and forward_step is None:
+            raise ConfigError("MegatronParallel(wrap_forward_step=False) needs forward_step, Megatron-Core's own.")
+        return self.run_step(
+            "validation" if forward_only else "training",
+            MicroBatches(islice(data, count)) if isinstance(data, Iterator) else data,
+            step_i=step_i or 0,
+            forward_only=forward_only,
+            num_microbatches=count,
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            data_step=data_step,
+            forward_step=forward_step,
+            loss_reduction=loss_reduction,
+            wrap_forward_step=wrap_forward_step,
+        )
+
+    def training_step(self, batch: Any, *, step_i: int = 0, **shape: Any) -> Tensor:
         """Forward and backward over a global batch's share. Returns the reduced loss (scalar, no graph), on every rank."""
         return self.run_step("training", batch, step_i=step_i, forward_only=False, **shape)
 
-    def validation_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Tensor:
+    def validation_step(self, batch: Any, *, step_i: int = 0, **shape: Any) -> Tensor:
         return self.run_step("validation", batch, step_i=step_i, forward_only=True, **shape)
 
-    def test_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Tensor:
+    def test_step(self, batch: Any, *, step_i: int = 0, **shape: Any) -> Tensor:
         return self.run_step("test", batch, step_i=step_i, forward_only=True, **shape)
 
-    def predict_step(self, batch: Any, *, step_i: int = 0, **shape: int) -> Any:
+    def predict_step(self, batch: Any, *, step_i: int = 0, **shape: Any) -> Any:
         return self.run_step("predict", batch, step_i=step_i, forward_only=True, **shape)
 
     def run_step(
@@ -178,13 +239,17 @@ class MegatronParallel(nn.ModuleList):
         seq_length: Optional[int] = None,
         micro_batch_size: Optional[int] = None,
         decoder_seq_length: Optional[int] = None,
+        data_step: Optional[Callable[..., Any]] = None,
+        forward_step: Optional[Callable[..., Any]] = None,
+        loss_reduction: Optional[MegatronLossReduction] = None,
+        wrap_forward_step: bool = True,
     ) -> Tensor:
-        """One step of ``stage``: schedule, reduction, hooks.
+        """One step of ``stage``: schedule, reduction, hooks. The last four arguments are those of `forward`.
 
         The loss of the last pipeline stage is broadcast, so that every rank returns (and logs, and decides on) the same.
         """
         inferred_micro_batch, inferred_seq = _batch_shape(batch, num_microbatches)
-        loss_reduction = self._loss_reduction(stage)
+        loss_reduction = loss_reduction or self._loss_reduction(stage)
         step = MegatronStep(
             pipeline=self,
             batch=batch,
@@ -196,7 +261,13 @@ class MegatronParallel(nn.ModuleList):
             decoder_seq_length=decoder_seq_length,
             forward_only=forward_only,
         )
-        step.forward_step_func = self._forward_step_func(step, loss_reduction)
+        step.forward_step_func = (
+            self._forward_step_func(
+                step, loss_reduction, data_step or self.data_step, forward_step or self.forward_step
+            )
+            if wrap_forward_step or forward_step is None
+            else forward_step
+        )
         step = self.callbacks.transform_event("on_megatron_step_start", step)
         self.callbacks.event("on_megatron_microbatches_start", step=step)
         outputs = step()
@@ -218,11 +289,23 @@ class MegatronParallel(nn.ModuleList):
         schedule = get_forward_backward_func()
         return schedule if self.graphs is None or step.stage != "training" else self.graphs.around(schedule, step)
 
-    def _forward_step_func(self, step: MegatronStep, loss_reduction: MegatronLossReduction) -> Callable[..., Any]:
+    def _forward_step_func(
+        self,
+        step: MegatronStep,
+        loss_reduction: MegatronLossReduction,
+        data_step: Optional[Callable[..., Any]],
+        own_forward_step: Optional[Callable[..., Any]],
+    ) -> Callable[..., Any]:
         """Megatron-Core's ``(iterator, chunk) -> (output, loss function)`` out of our three steps."""
         twins: dict[int, pl.LightningModule] = {id(chunk): twin for chunk, twin in zip(self, self._twins, strict=True)}
-        data_steps = {key: self._data_step(twin, step.stage) for key, twin in twins.items()}
-        forward_steps = {key: self._stage_step(twin, step) for key, twin in twins.items()}
+        data_steps = {
+            key: self._data_step(twin, step.stage) if data_step is None else with_model(data_step, twin)
+            for key, twin in twins.items()
+        }
+        forward_steps = {
+            key: _stage_step(twin, step) if own_forward_step is None else partial(own_forward_step, twin)
+            for key, twin in twins.items()
+        }
 
         def forward_step(iterator: Iterator[Any], chunk: nn.Module) -> tuple[Any, Callable[..., Any]]:
             batch = data_steps[id(chunk)](iterator)
@@ -240,30 +323,8 @@ class MegatronParallel(nn.ModuleList):
         return forward_step
 
     def _data_step(self, module: pl.LightningModule, stage: str) -> Callable[[Iterator[Any]], Any]:
-        if self.data_step is not None:
-            return partial(self.data_step, module)
         own = getattr(module, f"{stage}_data_step", None) or getattr(module, "data_step", None)
         return own or partial(default_data_step, precision_plugin=self.precision_plugin)
-
-    def _stage_step(self, module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:
-        """The module's ``<stage>_step`` where this chunk ends the pipeline, else its ``forward_step``."""
-        if self.forward_step is not None:
-            return partial(self.forward_step, module)
-        last = _ends_pipeline(getattr(module, "module", module))
-        own_stage_step = getattr(module, f"{step.stage}_step", None)
-        if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
-            # By position, as Lightning does: users name it as they like.
-            # Of the class, because torch's wrappers of the instance's hide what it takes.
-            takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
-            return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
-        forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
-        if forward_step is None:
-            raise ConfigError(
-                f"{type(module).__name__} defines neither {step.stage}_step nor forward_step: define "
-                f"`{step.stage}_step(self, batch, batch_idx)` that returns a loss, or `forward_step(self, batch)` and a "
-                f"`{step.stage}_loss_reduction`."
-            )
-        return forward_step
 
     def _loss_reduction(self, stage: str) -> MegatronLossReduction:
         if self.loss_reduction is not None:
@@ -271,10 +332,12 @@ class MegatronParallel(nn.ModuleList):
         module = self.pl_module
         if stage == "predict" and getattr(module, "predict_loss_reduction", None) is None:
             return OutputCollection()
-        for name in (f"{stage}_loss_reduction", "loss_reduction"):
+        # Of a subclass's `loss_reduction` and an inherited one of the stage, the subclass's is meant.
+        names = sorted((f"{stage}_loss_reduction", "loss_reduction"), key=lambda name: _depth(module, name))
+        for name in names:
             reduction = getattr(module, name, None)
             if reduction is not None:
-                return reduction() if inspect.ismethod(reduction) else reduction
+                return with_model(reduction, module)() if inspect.ismethod(reduction) else reduction
         return ScalarLossReduction(optional=stage != "training")
 
     def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Any:
@@ -431,6 +494,25 @@ class PlainChunk(MegatronModule):
         return self.module(*args, **kwargs)
 
 
+def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:
+    """The module's ``<stage>_step`` where this chunk ends the pipeline, else its ``forward_step``."""
+    last = _ends_pipeline(getattr(module, "module", module))
+    own_stage_step = getattr(module, f"{step.stage}_step", None)
+    if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
+        # By position, as Lightning does: users name it as they like.
+        # Of the class, because torch's wrappers of the instance's hide what it takes.
+        takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
+        return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
+    forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
+    if forward_step is None:
+        raise ConfigError(
+            f"{type(module).__name__} defines neither {step.stage}_step nor forward_step: define "
+            f"`{step.stage}_step(self, batch, batch_idx)` that returns a loss, or `forward_step(self, batch)` and a "
+            f"`{step.stage}_loss_reduction`."
+        )
+    return with_model(forward_step, module)
+
+
 def default_data_step(iterator: Iterator[Any], precision_plugin: Any = None) -> Any:
     """The next micro-batch, on the device, floating-point inputs in the model's dtype."""
     from nemo2.backend import get_backend
@@ -548,8 +630,18 @@ def _overridden(module: pl.LightningModule, name: str) -> bool:
     return getattr(type(module), name, None) is not getattr(pl.LightningModule, name, None)
 
 
+def _depth(module: pl.LightningModule, name: str) -> int:
+    """How far up its class hierarchy a module's attribute is defined; its own come first."""
+    if name in module.__dict__:
+        return -1
+    bases = type(module).__mro__
+    return next((depth for depth, base in enumerate(bases) if name in base.__dict__), len(bases))
+
+
 def _batch_shape(batch: Any, num_microbatches: int) -> tuple[int, int]:
     """Micro-batch size and sequence length, read off the first tensor with two dimensions or more."""
+    if isinstance(batch, MicroBatches):
+        batch, num_microbatches = batch[0], 1
     for leaf in tree_flatten(batch)[0]:
         if isinstance(leaf, Tensor) and leaf.dim() >= 2:
             return leaf.shape[0] // num_microbatches, leaf.shape[1]

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which users write the parts of a step: with the model among the arguments, or without.
+
+NeMo's documents have ``forward_step(self, model, batch)`` and ``loss_reduction(self, model)``, NeMo's own models
+``forward_step(self, batch)`` and ``training_loss_reduction(self)``. How many arguments a function takes tells them apart.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+
+_WITHOUT_MODEL = {"forward_step": 1, "data_step": 1, "loss_reduction": 0}
+
+
+def with_model(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """``function`` of the arguments that it has without a model.
+
+    A ``forward_step`` or ``data_step`` of two positional arguments, and a reduction's function of one, take the model first:
+    ``module``, or what it wraps where it can't be called itself.
+    """
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in kinds and parameter.default is parameter.empty
+    ]
+    name = getattr(function, "__name__", "")
+    usual = next((count for end, count in _WITHOUT_MODEL.items() if name.endswith(end)), 1)
+    if len(required) <= usual:
+        return function
+    callable_itself = type(module).forward is not pl.LightningModule.forward
+    return partial(function, module if callable_itself else getattr(module, "module", module))
