@@ -45,10 +45,10 @@ fmt: $(READY) ## format, fix what ruff can fix, and write what is written from t
 	@$(BIN)/ruff check --fix .
 
 drill: $(READY) ## kill, fill, flip and interrupt runs, and see that the same command goes on (half an hour)
-	@$(BIN)/python tools/drill
+	@$(BIN)/python -m tools.drill
 
 reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 53 pairs
-	@$(BIN)/python tools/reshard.py
+	@$(BIN)/python -m tools.reshard
 
 docs: $(READY) ## run every example of the README, the docs and the notebook
 	@$(BIN)/python -m pytest -q tests/docs

@@ -8,7 +8,7 @@ tensors, a load also gives them to the model and the optimizer, so that `torch.l
 as well. Medians of the wall time are reported, and of the processor time of this process, which other work on the machine
 disturbs less; the writer of a background save is a process of its own.
 
-    python bench/checkpoint_speed.py --folder /path/on/the/disk/in/question --repeats 3
+    python -m bench.checkpoint_speed --folder /path/on/the/disk/in/question --repeats 3
 """
 
 import argparse
@@ -16,18 +16,13 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "nemo2")]
-
-import ranks  # noqa: E402
-import small_runs  # noqa: E402
+from support import ranks, small_runs
 
 MODEL = {"num_layers": 8, "hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "vocab_size": 16384}
 
@@ -39,9 +34,11 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    ranks.prepare()
+    from bench.checkpoint_speed import measure  # ranks know it by this name
+
+    ranks.prepare("support.warm")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        times = ranks.run(measure, 1, folder, options.repeats, timeout=1200.0)[0]
+        times = ranks.run(measure, 1, folder, options.repeats, timeout=1200.0, quiet=True)[0]
     print(json.dumps(times))
     print(table(times))
 

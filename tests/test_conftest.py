@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from support import ranks
+
 
 @dataclass
 class Point:
@@ -37,6 +39,16 @@ def leave_a_child_and_hang(pid_file: Path) -> None:
     time.sleep(600)
 
 
+def speak_and_die() -> None:
+    print("said before", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def busy(seconds: float) -> None:
+    while time.process_time() < seconds:
+        pass
+
+
 def die() -> None:
     os._exit(3)
 
@@ -52,6 +64,18 @@ def test_results_come_back_in_order_of_rank(run_on_ranks):
 def test_the_first_failing_rank_is_the_one_shown(run_on_ranks):
     with pytest.raises(AssertionError, match=r"(?s)rank 1 of 2 failed: ValueError: the reason.*in fail_on"):
         run_on_ranks(fail_on, 2, 1)
+
+
+def test_ranks_tell_what_they_spent(run_on_ranks):
+    before = ranks.cpu_seconds()
+    run_on_ranks(busy, 2, 0.3)
+    assert ranks.cpu_seconds() - before >= 0.6
+
+
+def test_what_quiet_ranks_print_is_shown_where_one_fails(run_on_ranks, capfd):
+    with pytest.raises(ranks.RankFailed, match=r"(?s)without an answer \(exit code 3\).*said before"):
+        run_on_ranks(speak_and_die, 1, quiet=True)
+    assert "said before" not in "".join(capfd.readouterr())
 
 
 def test_a_dead_rank_is_an_error_and_not_a_wait(run_on_ranks):

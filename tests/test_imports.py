@@ -64,7 +64,7 @@ def test_nobody_imports_the_folders_by_their_bare_names() -> None:
         f"{file} imports {module}"
         for file in rooms.modules().values()
         for module in imported_by(file)
-        if module.split(".")[0] in ("recipes", "callbacks", "tests")
+        if module.split(".")[0] in ("recipes", "callbacks", "tests", "tools", "support", "bench")
     ]
     assert bare == []
 

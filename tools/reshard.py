@@ -8,17 +8,12 @@ Prints a line per pair and exits non-zero if one doesn't hold. ``--only TEXT`` r
 import argparse
 import datetime
 import platform
-import sys
 import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "nemo2"), str(ROOT / "tests" / "nemo2" / "checkpoint"), str(ROOT / "tools")]
-
-import ranks  # noqa: E402
-import resharding  # noqa: E402
+from support import ranks, resharding
 
 
 def main() -> None:
@@ -30,7 +25,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
     pairs = [pair for pair in resharding.PAIRS if options.only in str(pair)][options.skip :]
-    ranks.prepare()
+    ranks.prepare("support.warm")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         lines = run(pairs, Path(folder))
@@ -50,9 +45,18 @@ def run(pairs: list[resharding.Pair], folder: Path) -> list[str]:
         again = folder / f"again{number}"
         try:
             if pair.source not in sources:
-                sources[pair.source] = ranks.run(resharding.save, pair.saved.world, *pair.source, str(directory))[0]
+                sources[pair.source] = ranks.run(
+                    resharding.save, pair.saved.world, *pair.source, str(directory), quiet=True
+                )[0]
             losses = ranks.run(
-                resharding.load, pair.loaded.world, pair.loaded, pair.moe, pair.exact, str(directory), str(again)
+                resharding.load,
+                pair.loaded.world,
+                pair.loaded,
+                pair.moe,
+                pair.exact,
+                str(directory),
+                str(again),
+                quiet=True,
             )[0]
             outcome = resharding.compare(pair, str(directory), str(again), sources[pair.source], losses)
         except ranks.RankFailed as error:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from bench.gpu.__main__ import clocks, comparable
+from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of
+from bench.gpu.report import data_sheet_flops, figures, gains, page, step_flops
+from nemo2.checks import check_recipe
 
-from bench.gpu.__main__ import clocks, comparable  # noqa: E402
-from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of  # noqa: E402
-from bench.gpu.report import data_sheet_flops, figures, gains, page, step_flops  # noqa: E402
-from nemo2.checks import check_recipe  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 CASE = Case(recipe="llama32_1b", layers=2, seq=64, microbatches=2, toy=True)
 

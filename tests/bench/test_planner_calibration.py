@@ -3,13 +3,10 @@
 
 import dataclasses
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.planner import memory_score, report
 from bench.planner.fit import fit, left_out, row_weights, summary, values_at

@@ -6,10 +6,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
 
 from nemo2.callbacks import LossGuard
 from nemo2.errors import ConfigError, RuntimeFault
+from support import small_runs
 
 NAN = float("nan")
 

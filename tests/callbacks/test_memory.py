@@ -8,11 +8,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from one_weight import OneWeight, run
 
 from nemo2.backend import get_backend
 from nemo2.callbacks import MemoryMonitor, MemoryProfileCallback, memory_monitor
 from nemo2.errors import ConfigError
+from support.one_weight import OneWeight, run
 
 GIB = 2**30
 

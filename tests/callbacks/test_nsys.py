@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from one_weight import OneWeight, run
 
 from nemo2.callbacks import NsysCallback
 from nemo2.errors import ConfigError
+from support.one_weight import OneWeight, run
 
 
 @pytest.fixture

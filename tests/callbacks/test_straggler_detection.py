@@ -9,11 +9,11 @@ from typing import Any
 import fiddle as fdl
 import pytest
 import torch
-from one_weight import run
 
 from nemo2.callbacks import StragglerDetectionCallback
 from nemo2.errors import ConfigError
 from nemo2.recipes.callbacks.common import straggler_det_callback
+from support.one_weight import run
 
 
 class Detector:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from one_weight import SHAPE, run
 
 from nemo2.callbacks import TimingCallback, timing
 from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
+from support.one_weight import SHAPE, run
 
 
 def logged(

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity page says what was measured, of the rows there are."""
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tools.parity import layouts, run, table, verdict  # noqa: E402
+from tools.parity import layouts, run, table, verdict
 
 ROWS = {row.name: row for row in layouts.ROWS}
 

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "nemo2"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 # Widths that tensor cores and fp8 take: multiples of 16 everywhere.
 WIDE = {
@@ -46,13 +46,13 @@ def main() -> None:
 def run(options: argparse.Namespace) -> dict:
     import fiddle as fdl
     import lightning.pytorch as pl
-    import small_runs
     import torch
 
     from nemo2 import ModelCheckpoint
     from nemo2.backend import get_backend
     from nemo2.models.layers import flex
     from nemo2.recipes.precision import mixed_precision
+    from support import small_runs
 
     if options.device == "gpu" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU")

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
@@ -16,6 +15,7 @@ from nemo2.config.adjust import adjustments
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
+from support import small_runs
 
 
 def ddp(*explicit: str, **fields: Any) -> DistributedDataParallelConfig:

@@ -4,7 +4,8 @@
 from typing import Any
 
 import pytest
-import small_runs
+
+from support import small_runs
 
 STEPS = 5
 LAYOUTS: dict[str, dict[str, Any]] = {

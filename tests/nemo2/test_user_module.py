@@ -5,10 +5,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from support import small_runs
 
 STEPS, BATCH, FEATURES, CLASSES = 4, 8, 6, 3
 ADAMW = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

@@ -5,7 +5,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
+
+from support import small_runs
 
 
 def snippet(name: str) -> Any:

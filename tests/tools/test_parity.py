@@ -2,7 +2,7 @@
 """The parity table's quick rows hold, and rows can fail."""
 
 import itertools
-import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,6 @@ def test_kept_rows_are_taken_for_what_they_are(tmp_path: Path, capsys: pytest.Ca
     assert run.fingerprint(row) != run.fingerprint(ROWS["llama: TP 2"])
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_rows_run_side_by_side_are_kept_and_come_back_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,12 +201,12 @@ def test_rows_run_side_by_side_are_kept_and_come_back_in_their_order(
         time.sleep(1.5 if row.layout == "DP 2" else 0.0)
         verdict_of_row = "fails: loss" if row.layout == "PP 2" else "holds"
         report = {"name": row.name, "ranks": row.ranks, "verdict": verdict_of_row, "fingerprint": run.fingerprint(row)}
-        return report | {"process": os.getpid(), "finished": time.monotonic()}
+        return report | {"thread": threading.get_ident(), "finished": time.monotonic()}
 
     monkeypatch.setattr(run, "run_row", slow_at_first)
     reports = run.run_rows(rows, tmp_path)
     assert [report["name"] for report in reports] == [row.name for row in rows]
-    assert os.getpid() not in {report["process"] for report in reports}
+    assert threading.get_ident() not in {report["thread"] for report in reports}
     assert max(report["finished"] for report in reports[1:]) < reports[0]["finished"]
     assert "[  3/3] 2 ranks  llama: DP 2 " in capsys.readouterr().out
     again = run.run_rows(rows, tmp_path)

@@ -21,13 +21,9 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools" / "drill"), str(ROOT / "tools"), str(ROOT / "tests" / "nemo2")]
-
-import command  # noqa: E402
-import faults  # noqa: E402
-import ranks  # noqa: E402
-from command import STEPS, Ended, Run  # noqa: E402
+from support import ranks
+from tools.drill import command, faults
+from tools.drill.command import STEPS, Ended, Run
 
 _UNDISTURBED: dict[str, dict[int, float]] = {}
 Case = tuple[str, Callable[[Path, dict[int, str]], str]]
@@ -46,6 +42,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the runs' directories there")
     options = parser.parse_args()
     ranks.prepare()
+    import support.warm  # noqa: F401  (ranks are forked from this process)
+
     speak()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="drill") as temporary:

@@ -130,13 +130,12 @@ class Ranks:
 
 def train(run: Run) -> None:
     """The command itself, on each rank."""
-    import small_runs
-
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.llm.api import pretrain
     from nemo2.run_dir.hang import HangWatchdog
     from nemo2.run_dir.logger import NeMoLogger
+    from support import small_runs
 
     model = small_runs.build_llama(schedule=small_runs.cosine(STEPS), hidden_dropout=0.1, attention_dropout=0.1)
     trainer = small_runs.build_trainer(

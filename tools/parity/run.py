@@ -8,32 +8,26 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import multiprocessing
 import re
-import resource
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tools import ranks
+from support import ranks
 from tools.parity import measure, models, verdict
 from tools.parity.layouts import Row
 
 Report = dict[str, Any]
 Runner = Callable[..., list[Any]]
-"""``runner(function, world_size, *arguments)``: what each rank returned. `tools.ranks.run`, or a test's own."""
+"""``runner(function, world_size, *arguments)``: what each rank returned. `support.ranks.run`, or a test's own."""
 
 
 def prepare() -> None:
-    """Import once what every rank needs; they are forked from this process."""
-    ranks.prepare()
-    import nemo2.models.deepseek
-    import nemo2.models.gpt3
-    import nemo2.models.mixtral
-    import nemo2.trainer  # noqa: F401
+    """Have ranks start with what they all need imported."""
+    ranks.prepare("support.warm", "nemo2.models.deepseek", "nemo2.models.gpt3", "nemo2.models.mixtral")
 
 
 def run_rows(
@@ -55,8 +49,7 @@ def run_rows(
         else:
             done(report)
     if left:
-        # Forked, so that what this process has imported is the workers', and their ranks'.
-        with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("fork")) as workers:
+        with ThreadPoolExecutor(at_once) as workers:  # which wait for ranks
             for finished in as_completed([workers.submit(_run_and_keep, row, folder, timeout) for row in left]):
                 done(finished.result())
     return [reports[row.name] for row in rows]
@@ -64,7 +57,7 @@ def run_rows(
 
 def _run_and_keep(row: Row, folder: Path, timeout: float) -> Report:
     def runner(function: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
-        return ranks.run(function, world, *arguments, timeout=timeout)
+        return ranks.run(function, world, *arguments, timeout=timeout, quiet=True)
 
     report = run_row(row, folder, runner)
     path = _path(folder, row)
@@ -79,7 +72,7 @@ def _path(folder: Path, row: Row) -> Path:
 
 def run_row(row: Row, folder: Path, runner: Runner) -> Report:
     """One process where it hasn't run yet, then the row's ranks; never raises for what a row does wrong."""
-    started, cpu = time.monotonic(), _cpu_seconds()
+    started, cpu = time.monotonic(), ranks.cpu_seconds()
     report: Report = {
         "name": row.name,
         "model": row.run.model,
@@ -111,7 +104,7 @@ def run_row(row: Row, folder: Path, runner: Runner) -> Report:
             report["trace"] = text
     return report | {
         "seconds": round(time.monotonic() - started, 1),
-        "cpu_seconds": round(_cpu_seconds() - cpu, 1),
+        "cpu_seconds": round(ranks.cpu_seconds() - cpu, 1),
     }
 
 
@@ -165,12 +158,6 @@ def fingerprint(what: Row | measure.Run) -> str:
     more = [what.ranks, what.refused] if isinstance(what, Row) else []
     whole = [dataclasses.asdict(this_run), dataclasses.asdict(models.MODELS[this_run.model]), models.STEPS, models.CLIP]
     return hashlib.sha256(json.dumps(whole + more, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _cpu_seconds() -> float:
-    """That ranks which have ended spent, user and system; what the machine did meanwhile doesn't count."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
 
 
 def _kept(path: Path, what: Any) -> Report | None:

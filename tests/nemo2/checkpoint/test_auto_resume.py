@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 from nemo2.errors import CheckpointError
+from support import small_runs
 
 
 def saved(target: Path, step: int, **said: Any) -> Path:

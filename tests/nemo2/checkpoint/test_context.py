@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 
 from nemo2.checkpoint.context import load_context, write_context
 from nemo2.data.mock import MockDataModule
 from nemo2.data.tokenizer import ByteTokenizer
 from nemo2.errors import CheckpointError, SecurityError
+from support import small_runs
 
 
 def trainer(model: Any = None, data: Any = None) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
 import torch
 from torch.distributed.checkpoint import save
 from typer.testing import CliRunner
@@ -20,6 +19,7 @@ from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, SecurityError
+from support import small_runs
 
 NAME = "llama--val_loss=2.53-step=20-consumed_samples=160-last"
 MODEL_YAML = """\

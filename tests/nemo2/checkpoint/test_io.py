@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
+
+from support import small_runs
 
 STEPS, STOP = 6, 3
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 
 from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import ConfigError
+from support import small_runs
 
 
 class FakeTrainer:

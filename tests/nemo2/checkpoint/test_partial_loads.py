@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import resharding
-import small_runs
+
+from support import resharding, small_runs
 
 STOP = 3
 HALF: dict[str, Any] = {"precision": "bf16-mixed"}

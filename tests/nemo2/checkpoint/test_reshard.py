@@ -4,8 +4,9 @@
 from pathlib import Path
 
 import pytest
-import resharding
-from resharding import SHARDED, Cut, Pair
+
+from support import resharding
+from support.resharding import SHARDED, Cut, Pair
 
 ONE = Cut(1)
 PAIRS = [

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load, save
 from torch.distributed.checkpoint.api import CheckpointException
 
 from nemo2.checkpoint.untrusted import data_only, read_metadata
 from nemo2.errors import CheckpointError, SecurityError
+from support import small_runs
 
 # Torch says on every call that it was told to work without ranks.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import resharding
-import small_runs
+
+from support import resharding, small_runs
 
 UNIT, TOKENS = 5, small_runs.VOCAB
 ROWS = {1: 65, 2: 70}

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from config_samples import DDP, BigModel, Callback, LoudCallback, Strategy, Trainer, train
 
 from nemo2.config.capture import (
     aliases_of,
@@ -19,6 +18,7 @@ from nemo2.config.capture import (
     register_aliases,
 )
 from nemo2.errors import ConfigError, UnknownNameError
+from support.config_samples import DDP, BigModel, Callback, LoudCallback, Strategy, Trainer, train
 
 
 def test_capturing_imports_neither_torch_nor_fiddle():

@@ -2,10 +2,10 @@
 import inspect
 
 import pytest
-from config_samples import Callback, Plain, recipe
 
 from nemo2.config import check_serialisable
 from nemo2.errors import ConfigError
+from support.config_samples import Callback, Plain, recipe
 
 
 def test_a_recipe_that_can_travel_passes():
@@ -27,7 +27,10 @@ def test_all_that_stands_in_the_way_is_named_at_once_with_who_set_it():
     assert message.startswith("4 values of this recipe can't be sent")
     assert "model.act = <function" in message and f"{__file__}:{line}" in message and "`def`" in message
     assert "trainer.lr = nan" in message
-    assert "trainer.callbacks[1] = <config_samples.Plain" in message and "nemo2.config.Config(Plain, ...)" in message
+    assert (
+        "trainer.callbacks[1] = <support.config_samples.Plain" in message
+        and "nemo2.config.Config(Plain, ...)" in message
+    )
     assert "options[0]: " in message and "live Callback whose every=3 changed" in message
 
 

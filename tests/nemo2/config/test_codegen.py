@@ -11,12 +11,12 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 import torch
-from config_samples import DDP, BigModel, Callback, Mode, Model, Options, Strategy, recipe, train
 
 from nemo2 import recipes
 from nemo2.config import Config, Partial
 from nemo2.config.codegen import function_source, run_function, same_tree
 from nemo2.errors import ConfigError
+from support.config_samples import DDP, BigModel, Callback, Mode, Model, Options, Strategy, recipe, train
 
 
 def rebuilt(tree: Any) -> Any:
@@ -117,7 +117,7 @@ def test_names_come_from_where_users_import_them() -> None:
 
 
 def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    import config_samples
+    from support import config_samples
 
     other: Any = type("Trainer", (), {"__module__": "config_samples_twin", "__init__": lambda self: None})
     twin = type(config_samples)("config_samples_twin")

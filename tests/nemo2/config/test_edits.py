@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_samples import DDP, BigModel, Callback, LoudCallback, Mode, Model, Options, recipe, write_result
 
 from nemo2 import recipes
 from nemo2.config import Config, Partial
 from nemo2.config.codegen import run_function, same_tree
 from nemo2.config.edits import describe, edits, edits_source
 from nemo2.errors import ConfigError
+from support.config_samples import DDP, BigModel, Callback, LoudCallback, Mode, Model, Options, recipe, write_result
 
 
 def changed() -> Any:
@@ -66,8 +66,8 @@ def test_the_code_reads_as_one_would_write_it() -> None:
     tree.trainer.callbacks.append(Config(LoudCallback, volume=3))
     del tree.trainer.strategy.tensor_parallel
     assert edits_source(recipe(), tree, name="mine", doc="Shorter and louder.") == (
-        "from config_samples import LoudCallback\n"
         "from nemo2 import Config, Partial\n"
+        "from support.config_samples import LoudCallback\n"
         "\n\n"
         "def mine(recipe: Partial) -> Partial:\n"
         '    """Shorter and louder."""\n'
@@ -126,6 +126,7 @@ def test_every_recipe_turns_into_the_next_and_back_by_code() -> None:
 
 def test_another_function_is_no_edit_but_has_code() -> None:
     with pytest.raises(
-        ConfigError, match=r"config_samples.train can't be edited into one of config_samples.write_result"
+        ConfigError,
+        match=r"support.config_samples.train can't be edited into one of support.config_samples.write_result",
     ):
         edits(recipe(), TREES["another function"]())

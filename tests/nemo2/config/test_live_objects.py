@@ -6,12 +6,12 @@ from pathlib import Path
 import fiddle as fdl
 import pytest
 import torch
-from config_samples import DDP, BigModel, Callback, LoudCallback, Options, Plain, Strategy, Trainer, recipe
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config import Config, select, who_set
 from nemo2.config.tree import as_config
 from nemo2.errors import ConfigError
+from support.config_samples import DDP, BigModel, Callback, LoudCallback, Options, Plain, Strategy, Trainer, recipe
 
 
 def sent(config):

@@ -10,10 +10,10 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 import torch
-from config_samples import BigModel, Callback, Plain, recipe, write_result
 
 from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError
+from support.config_samples import BigModel, Callback, Plain, recipe, write_result
 
 
 def task(path):
@@ -28,7 +28,7 @@ def test_a_task_runs_in_another_process(tmp_path, monkeypatch):
     # nemo-run starts the `python` it finds on PATH.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     result = tmp_path / "result.json"
-    executor = run.LocalExecutor(env_vars={"PYTHONPATH": str(Path(__file__).parent)})
+    executor = run.LocalExecutor(env_vars={"PYTHONPATH": str(Path(__file__).parents[3])})
     with run.Experiment("config", base_dir=str(tmp_path / "runs")) as experiment:
         experiment.add(task(result), executor=executor, name="one")
         experiment.run(sequential=True, detach=False)
@@ -39,7 +39,7 @@ def test_a_task_runs_in_another_process(tmp_path, monkeypatch):
         "acts": [0.7616, 0.8413],
     }
     (readable,) = (tmp_path / "runs").rglob("one_config.yaml")
-    assert "_target_: config_samples.write_result" in readable.read_text()
+    assert "_target_: support.config_samples.write_result" in readable.read_text()
 
 
 def test_a_task_runs_directly(tmp_path):

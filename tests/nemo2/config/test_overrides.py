@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Optional, Union
 import fiddle as fdl
 import pytest
 import torch
-from config_samples import Callback, Mode, recipe
 from nemo_run import Config as RunConfig
 
 from nemo2.config import apply_overrides, who_set
@@ -17,6 +16,7 @@ from nemo2.config.show import flatten
 from nemo2.config.typed_text import Text, WrongType
 from nemo2.config.values import describe, typed
 from nemo2.errors import ConfigError
+from support.config_samples import Callback, Mode, recipe
 
 
 def read(text, hint):

@@ -102,10 +102,10 @@ def test_specs_that_name_layers_are_read_as_objects_and_as_text():
 
 
 def test_a_users_own_layers_are_read_where_they_are_trusted():
-    recipe = in_a_recipe(Config(ModuleSpec, module=("config_samples", "Plain")))
-    with pytest.raises(SecurityError, match="config_samples"):
+    recipe = in_a_recipe(Config(ModuleSpec, module=("support.config_samples", "Plain")))
+    with pytest.raises(SecurityError, match="support.config_samples"):
         from_json(to_json(recipe))
-    assert from_json(to_json(recipe), allowed_modules=["config_samples"]) == recipe
+    assert from_json(to_json(recipe), allowed_modules=["support.config_samples"]) == recipe
 
 
 @pytest.mark.parametrize("field", ["fp8_quantizer_factory", "fp4_quantizer_factory"])

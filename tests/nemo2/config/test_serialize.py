@@ -10,20 +10,20 @@ import nemo_run as run
 import pytest
 import torch
 import yaml
-from config_samples import Callback, Options, Plain, recipe
 from fiddle._src.experimental import serialization
 
 from nemo2.config import Config, from_json, to_json, to_yaml
 from nemo2.errors import ConfigError, SecurityError
+from support.config_samples import Callback, Options, Plain, recipe
 
-SAMPLES = ["config_samples"]
+SAMPLES = ["support.config_samples"]
 
 
 def forged(module, name, *, original="train"):
     """A recipe's JSON in which one name is replaced."""
     text = to_json(recipe())
     changed = text.replace(
-        f'"module": "config_samples", "name": "{original}"', f'"module": "{module}", "name": "{name}"'
+        f'"module": "support.config_samples", "name": "{original}"', f'"module": "{module}", "name": "{name}"'
     )
     assert changed != text
     return changed
@@ -59,11 +59,13 @@ def test_megatrons_configs_and_lightnings_callbacks_are_allowed():
 
 
 def test_a_name_off_the_list_is_refused():
-    with pytest.raises(SecurityError, match=r"config_samples\.\w+.*allowed_modules=\['config_samples:\w+'\]"):
+    with pytest.raises(
+        SecurityError, match=r"support\.config_samples\.\w+.*allowed_modules=\['support.config_samples:\w+'\]"
+    ):
         from_json(to_json(recipe()))
-    with pytest.raises(SecurityError, match="config_samples"):
-        from_json(to_json(recipe()), allowed_modules=["config_samples:train"])
-    assert from_json(to_json(Config(Callback)), allowed_modules=["config_samples:Callback"]) == Config(Callback)
+    with pytest.raises(SecurityError, match="support.config_samples"):
+        from_json(to_json(recipe()), allowed_modules=["support.config_samples:train"])
+    assert from_json(to_json(Config(Callback)), allowed_modules=["support.config_samples:Callback"]) == Config(Callback)
 
 
 def test_a_prefix_is_a_package_not_a_spelling():
@@ -108,7 +110,9 @@ def test_nothing_is_imported_for_a_refused_name(tmp_path, monkeypatch):
 def test_reading_calls_nothing(tmp_path):
     marker = tmp_path / "marker"
     text = to_json(Config(Callback, every=f"touch {marker}"))
-    evil = text.replace('"module": "config_samples", "name": "Callback"', '"module": "subprocess", "name": "getoutput"')
+    evil = text.replace(
+        '"module": "support.config_samples", "name": "Callback"', '"module": "subprocess", "name": "getoutput"'
+    )
     evil = evil.replace('"every"', '"cmd"')
     with pytest.raises(SecurityError, match="getoutput"):
         from_json(evil, allowed_modules=SAMPLES)
@@ -121,7 +125,7 @@ def test_metadata_that_names_something_to_call_is_refused():
     tree = json.loads(to_json(recipe()))
     for value in tree["objects"].values():
         if isinstance(value["type"], dict) and value["type"]["name"] == "BuildableTraverserMetadata":
-            value["metadata"] = {"type": "pyref", "module": "config_samples", "name": "Callback"}
+            value["metadata"] = {"type": "pyref", "module": "support.config_samples", "name": "Callback"}
     with pytest.raises(SecurityError, match="aren't made of"):
         from_json(json.dumps(tree), allowed_modules=SAMPLES)
 
@@ -151,7 +155,7 @@ def test_a_pickle_in_disguise_is_no_recipe():
 
 def test_a_missing_class_of_another_version_is_a_config_error():
     with pytest.raises(ConfigError, match="another version"):
-        from_json(forged("config_samples", "Gone", original="Callback"), allowed_modules=SAMPLES)
+        from_json(forged("support.config_samples", "Gone", original="Callback"), allowed_modules=SAMPLES)
 
 
 def test_writing_names_what_cannot_be_written():
@@ -166,8 +170,8 @@ def test_yaml_is_readable_and_safe():
     r.model.dtype = torch.bfloat16
     r.strategy.root = pathlib.Path("/x")
     shown = yaml.safe_load(to_yaml(r))
-    assert shown["_target_"] == "config_samples.train" and shown["_partial_"] is True
-    assert shown["model"] == {"_target_": "config_samples.BigModel", "dtype": "torch.bfloat16"}
+    assert shown["_target_"] == "support.config_samples.train" and shown["_partial_"] is True
+    assert shown["model"] == {"_target_": "support.config_samples.BigModel", "dtype": "torch.bfloat16"}
     assert shown["trainer"]["strategy"]["root"] == "/x"
-    assert shown["trainer"]["callbacks"] == [{"_target_": "config_samples.Callback", "every": 3}]
+    assert shown["trainer"]["callbacks"] == [{"_target_": "support.config_samples.Callback", "every": 3}]
     assert yaml.safe_load(to_yaml(r, defaults=True))["trainer"]["max_steps"] == 10

@@ -5,23 +5,23 @@ from datetime import timedelta
 import nemo_run as run
 import pytest
 import torch
-from config_samples import DDP, Callback, LoudCallback, Mode, Model, Trainer, recipe
 
 from nemo2.config import Config, diff, flatten, render
 from nemo2.config.show import NOT_SET, format_value
+from support.config_samples import DDP, Callback, LoudCallback, Mode, Model, Trainer, recipe
 
 
 def test_flatten_gives_every_value_by_its_path():
     assert flatten(recipe()) == {
-        "_target_": "config_samples.train",
-        "model._target_": "config_samples.BigModel",
-        "trainer._target_": "config_samples.Trainer",
-        "trainer.strategy._target_": "config_samples.Strategy",
+        "_target_": "support.config_samples.train",
+        "model._target_": "support.config_samples.BigModel",
+        "trainer._target_": "support.config_samples.Trainer",
+        "trainer.strategy._target_": "support.config_samples.Strategy",
         "trainer.strategy.tensor_parallel": 2,
-        "trainer.strategy.ddp._target_": "config_samples.DDP",
-        "trainer.callbacks[0]._target_": "config_samples.Callback",
+        "trainer.strategy.ddp._target_": "support.config_samples.DDP",
+        "trainer.callbacks[0]._target_": "support.config_samples.Callback",
         "trainer.callbacks[0].every": 3,
-        "options._target_": "config_samples.Options",
+        "options._target_": "support.config_samples.Options",
     }
 
 
@@ -84,7 +84,7 @@ def test_diff_names_the_paths_that_differ():
     assert [str(change) for change in diff(one, other)] == [
         "trainer.strategy.tensor_parallel: 2 -> 8",
         "trainer.strategy.ddp.overlap_grad_reduce: False -> True",
-        "trainer.callbacks[1]._target_: (not set) -> 'config_samples.Callback'",
+        "trainer.callbacks[1]._target_: (not set) -> 'support.config_samples.Callback'",
     ]
     assert diff(one, recipe()) == []
 
@@ -111,7 +111,7 @@ def test_diff_of_another_class_shows_the_class():
         (Mode.FAST, "Mode.FAST"),
         (pathlib.Path("/a"), "/a"),
         (timedelta(minutes=1), "0:01:00"),
-        (Callback, "config_samples.Callback"),
+        (Callback, "support.config_samples.Callback"),
         ([1, (torch.bfloat16, "x")], "[1, (torch.bfloat16, 'x')]"),
         (1e-05, "1e-05"),
         (None, "None"),

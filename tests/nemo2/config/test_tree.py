@@ -6,12 +6,23 @@ import pickle
 import fiddle as fdl
 import nemo_run as run
 import pytest
-from config_samples import DDP, BigModel, Callback, LoudCallback, Model, Options, Strategy, Trainer, recipe, train
 from fiddle import diffing
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config import Config, Partial, select, who_set
 from nemo2.errors import ConfigError, UnknownNameError
+from support.config_samples import (
+    DDP,
+    BigModel,
+    Callback,
+    LoudCallback,
+    Model,
+    Options,
+    Strategy,
+    Trainer,
+    recipe,
+    train,
+)
 
 
 def sent(config):

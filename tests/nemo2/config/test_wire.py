@@ -5,10 +5,11 @@ from datetime import timedelta
 import nemo_run as run
 import pytest
 import torch
-from config_samples import BigModel, Mode, Model, recipe
 from fiddle._src.experimental.serialization import UnserializableValueError
 from nemo_run.core.serialization.yaml import YamlSerializer
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+from support.config_samples import BigModel, Mode, Model, recipe
 
 DTYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
 VALUES = [
@@ -87,4 +88,6 @@ def test_nemo_runs_readable_copy_is_plain_yaml():
     r = recipe()
     r.options = {"root": pathlib.Path("/x"), "dtype": torch.bfloat16, "act": torch.nn.functional.gelu}
     text = YamlSerializer().serialize(r)
-    assert "_target_: config_samples.Strategy" in text and "dtype: torch.bfloat16" in text and "root: /x" in text
+    assert (
+        "_target_: support.config_samples.Strategy" in text and "dtype: torch.bfloat16" in text and "root: /x" in text
+    )

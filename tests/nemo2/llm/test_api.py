@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
+
+from support import small_runs
 
 STEPS = 4
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 
 from nemo2.errors import CheckpointError
+from support import small_runs
 
 PROMPTS = ["ab", "longer one"]
 

@@ -22,7 +22,6 @@ def installed(te: bool, apex: bool) -> Iterator[None]:
 
 def build(te: bool, apex: bool) -> dict[str, Any]:
     """A model that was asked to fuse, on a machine with these packages; its layers stay the plain ones."""
-    import small_runs
     from megatron.core.tensor_parallel import layers
 
     from nemo2.backend import get_backend
@@ -31,6 +30,7 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
     from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
     from nemo2.parallel.layout import Layout
     from nemo2.settle import Machine
+    from support import small_runs
 
     get_backend().install()
     initialize_model_parallel(Layout())
@@ -69,12 +69,12 @@ def test_without_either_megatron_core_says_what_is_missing(run_on_ranks: Any) ->
 
 
 def sharded() -> dict[str, Any]:
-    import small_runs
     from megatron.core.tensor_parallel import layers
 
     import nemo2 as nl
     from nemo2.backend.cpu import CpuBackend
     from nemo2.config.adjust import adjustments
+    from support import small_runs
 
     real = CpuBackend.config_overrides
     told = {}

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 import torch
+
+from support import small_runs
 
 EXPERTS = {
     "num_moe_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01, "moe_ffn_hidden_size": 32,

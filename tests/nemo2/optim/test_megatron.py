@@ -4,13 +4,13 @@
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 from megatron.core.optimizer import OptimizerConfig
 
 from nemo2.errors import ConfigError
 from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
 from nemo2.optim.megatron import MegatronOptimizerModule
+from support import small_runs
 
 
 def test_a_missing_rate_and_a_multiplier_for_nothing_are_refused():

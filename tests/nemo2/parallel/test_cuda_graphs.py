@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.cuda_graphs import kind_of, modules_of
+from support import small_runs
 
 STEPS, WARMUP = 6, 2
 

@@ -5,9 +5,9 @@ import inspect
 from typing import Any
 
 import lightning.pytorch as pl
-import small_runs
 
 from nemo2.parallel.hooks import HOOKS, CallbackConnector
+from support import small_runs
 
 ARGUMENTS = {
     "on_megatron_step_start": {"step"},

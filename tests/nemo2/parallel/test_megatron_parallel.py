@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.megatron_parallel import split_batch
+from support import small_runs
 
 
 def test_a_batch_is_cut_along_its_first_dimension_without_copying():

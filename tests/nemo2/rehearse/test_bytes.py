@@ -4,7 +4,8 @@
 from typing import Any
 
 import pytest
-from real_and_rehearsed import CASES, WORLD, real, rehearsed
+
+from support.real_and_rehearsed import CASES, WORLD, real, rehearsed
 
 RANKS = (0, WORLD - 1)
 

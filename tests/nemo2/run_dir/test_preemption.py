@@ -8,13 +8,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
 
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.run_dir.preemption import PreemptionCallback
+from support import small_runs
 
 STEPS = 6
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from support import small_runs
 
 STEPS, BATCH, FEATURES, HIDDEN, CLASSES = 4, 8, 6, 16, 3
 ADAM: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}

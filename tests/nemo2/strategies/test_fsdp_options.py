@@ -4,13 +4,13 @@
 from typing import Any
 
 import pytest
-import small_runs
 from megatron.core.distributed import DistributedDataParallelConfig
 
 import nemo2 as nl
 from nemo2.errors import ConfigError
 from nemo2.parallel.fsdp import unshared
 from nemo2.parallel.layout import Layout
+from support import small_runs
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import sharded_runs
-import small_runs
+
+from support import sharded_runs, small_runs
 
 KINDS = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP"]
 WEIGHTS = {"ckpt_load_optimizer": False}

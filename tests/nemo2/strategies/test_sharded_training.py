@@ -4,8 +4,9 @@
 from typing import Any
 
 import pytest
-import sharded_runs
 import torch
+
+from support import sharded_runs
 
 SHARDED = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP", "Megatron-FSDP, ZeRO-2", "Megatron-FSDP, ZeRO-1"]
 TIED: dict[str, Any] = {"share_embeddings_and_output_weights": True, "calculate_per_token_loss": True}

@@ -7,7 +7,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
+
+from support import small_runs
 
 STEPS = 3
 BUCKET = 8000

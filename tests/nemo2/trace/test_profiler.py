@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 
 from nemo2.callbacks import PytorchProfilerCallback
 from nemo2.cli.app import main
 from nemo2.config.capture import captured_arguments
 from nemo2.errors import ConfigError
 from nemo2.trace.report import render, traces_of
+from support import small_runs
 
 CONTEXT = ("p2p", "all_gather", "a2a")
 

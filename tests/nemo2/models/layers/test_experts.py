@@ -137,8 +137,9 @@ OVERLAPPED = {
 
 
 def losses(*, expert_parallel: int, overlapped: bool, bucket_size: int) -> list[float]:
-    import small_runs
     from megatron.core.distributed import DistributedDataParallelConfig
+
+    from support import small_runs
 
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=True,

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from model_samples import SIZES, build
+
+from support.model_samples import SIZES, build
 
 RUN: dict[str, Any] = {"gbs": 4, "steps": 2, "calculate_per_token_loss": True}
 TP = {"tp": 2, "sequence_parallel": True}

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_samples import MODELS, SIZES, build
-from plain_decoder import PlainDecoder, loss_of
+
+from support.model_samples import MODELS, SIZES, build
+from support.plain_decoder import PlainDecoder, loss_of
 
 
 def compare() -> dict[str, dict[str, float]]:

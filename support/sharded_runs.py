@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import small_runs
 import torch
 from torch import Tensor
 
+from support import small_runs
 from tools.parity import moments
 
 Pieces = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]

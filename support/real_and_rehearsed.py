@@ -4,8 +4,9 @@
 from typing import Any
 
 import lightning.pytorch as pl
-import small_runs
 import torch
+
+from support import small_runs
 
 WORLD = 4
 DISTRIBUTED = {"use_distributed_optimizer": True}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved in one layout, loaded in another: the pairs, and what is compared. `tools/reshard.py` runs all of them.
+"""Saved in one layout, loaded in another: the pairs, and what is compared. `make reshard` runs all of them.
 
 Each source trains three steps, saves, and trains ten more: the uninterrupted run. Each target loads what was saved, saves
 it again before its first step, and trains the same ten. The two checkpoints are read whole, with torch's own reader of the
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import small_runs
+from support import small_runs
 
 STOP, STEPS = 3, 13
 MODEL = {"num_layers": 4, "num_query_groups": 4}

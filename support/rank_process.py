@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of `run_on_ranks` does; run by path in a process forked from a server that has torch loaded.
+"""What one rank of `support.ranks.run` does; run by path in a process forked from a server that has torch loaded.
 
-`JOB` is put among the globals by the fixture in conftest.py.
+`JOB` is put among the globals by the parent.
 """
 
 import faulthandler
@@ -36,11 +36,15 @@ class ModulesByPath(importlib.abc.MetaPathFinder):
 def main(job) -> None:
     os.setsid()  # the processes this rank starts can then be ended with it
     stacks = open(job["stacks"], "w")  # noqa: SIM115 # stays open for as long as this process lives
+    faulthandler.enable(stacks)
     faulthandler.dump_traceback_later(job["timeout"], file=stacks)
+    if job["errors"] is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(job["errors"], os.O_WRONLY | os.O_CREAT), 2)
     os.environ.update(job["environment"])
     sys.meta_path.insert(0, ModulesByPath(job["modules"]))
     try:
-        answer = ("result", pickle.dumps(_call(job)))
+        answer = ("result", pickle.dumps(_call(job)), time.process_time())
     except BaseException as error:
         answer = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
     job["connection"].send((time.time(), *answer))

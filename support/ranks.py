@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions on gloo ranks, for tests, tools and benches: forked from a server that has imported the slow things once.
+
+A rank starts in about a tenth of a second, and knows nothing of what its parent has done: threads, patches, groups.
+"""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {
+    # Several ranks share a few cores.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+}
+PRELOAD = (
+    "torch.distributed",
+    "torch._dynamo",  # torch imports it when the first optimizer is made: a second and more per rank
+    "lightning.pytorch",
+    "megatron.core.distributed",
+    "megatron.core.dist_checkpointing",
+    "megatron.core.models.gpt",
+    "megatron.core.optimizer",
+    "megatron.core.pipeline_parallel",
+    "nemo2.backend.cpu",
+)
+_MAIN = threading.Lock()
+_SPENT = threading.local()
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or did not answer in time; the message carries its traceback."""
+
+
+def prepare(*preload: str) -> None:
+    """Set the environment of a process that starts ranks, before it imports torch; ``preload`` are modules that the ranks
+    have imported beside `PRELOAD` when they start."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if Path("/sys/class/net/lo").exists():
+        # Otherwise gloo looks up the host's name, which may take seconds or lead nowhere.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *preload])
+
+
+def run(
+    function: Callable[..., Any],
+    world: int,
+    *args: Any,
+    timeout: float = 180.0,
+    init_process_group: bool = True,
+    env: dict[str, str] | None = None,
+    quiet: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """``function(*args, **kwargs)`` on ``world`` new processes; what each returned, in order of rank.
+
+    Functions, arguments and results travel by pickle, so ``function`` is one of a module.
+
+    Args:
+        function: What each rank calls, with torch.distributed knowing it as a rank of one gloo world.
+        world: Number of ranks.
+        timeout: Seconds until ranks that haven't answered are ended.
+        init_process_group: False: only the environment of torchrun is set (RANK, WORLD_SIZE, MASTER_ADDR ...).
+        env: Variables to add.
+        quiet: What ranks print is dropped; their stderr is shown where one fails.
+
+    Raises:
+        RankFailed: with the traceback of the rank that failed first, or where those are that did not answer. No process
+            outlives the call.
+    """
+    with tempfile.TemporaryDirectory() as directory, _Ranks(timeout, Path(directory), quiet=quiet) as ranks:
+        common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "NODE_RANK": 0, "GROUP_RANK": 0}
+        if not init_process_group:
+            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+        job = {
+            "call": pickle.dumps((function, args, kwargs)),
+            "modules": _modules_of_tests(),
+            "store": str(Path(directory) / "store") if init_process_group else None,
+        }
+        for rank in range(world):
+            own = {"RANK": rank, "LOCAL_RANK": rank}
+            environment = {name: str(value) for name, value in (common | own | (env or {})).items()}
+            ranks.start(rank, job | {"environment": environment})
+        return ranks.results()
+
+
+def cpu_seconds() -> float:
+    """What ranks that answered this thread have spent, user and system; what the machine did meanwhile doesn't count."""
+    return getattr(_SPENT, "seconds", 0.0)
+
+
+class _Ranks:
+    """The processes of one call; leaving the context ends whatever is left of them."""
+
+    def __init__(self, timeout: float, directory: Path, *, quiet: bool):
+        self.context = multiprocessing.get_context("forkserver")
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.directory = directory
+        self.quiet = quiet
+        self.processes: list[Any] = []
+        self.connections: list[multiprocessing.connection.Connection] = []
+
+    def __enter__(self) -> "_Ranks":
+        return self
+
+    def start(self, rank: int, job: dict[str, Any]) -> None:
+        receiver, sender = self.context.Pipe(duplex=False)
+        job = job | {"connection": sender, "stacks": str(self._stacks(rank)), "timeout": self.timeout}
+        job["errors"] = str(self._errors(rank)) if self.quiet else None
+        program = str(Path(__file__).with_name("rank_process.py"))
+        process = self.context.Process(target=runpy.run_path, args=(program, {"JOB": job}), name=f"rank{rank}")
+        with _anonymous_main():
+            process.start()
+        sender.close()
+        self.processes.append(process)
+        self.connections.append(receiver)
+
+    def results(self) -> list[Any]:
+        answers: dict[int, tuple[Any, ...]] = {}
+        while len(answers) < len(self.processes):
+            waiting = {c: rank for rank, c in enumerate(self.connections) if rank not in answers}
+            # The thread that dumps stacks goes off at the timeout itself; leave it a moment.
+            ready = multiprocessing.connection.wait(list(waiting), self.deadline + 1.0 - time.monotonic())
+            if not ready:
+                raise RankFailed(
+                    f"no answer within {self.timeout} s from rank(s) {sorted(waiting.values())}" + self._dumps()
+                )
+            for connection in ready:
+                rank = waiting[connection]  # pyright: ignore[reportArgumentType]
+                try:
+                    answers[rank] = connection.recv()  # pyright: ignore[reportAttributeAccessIssue]
+                except EOFError:
+                    answers[rank] = (
+                        time.time(),
+                        "error",
+                        f"it ended without an answer{_how(self.processes[rank])}",
+                        self._dumps(),
+                    )
+            if any(answer[1] == "error" for answer in answers.values()):
+                # The others usually fail as a consequence; the earliest is the one to show.
+                self.deadline = min(self.deadline, time.monotonic())
+                self._collect_what_has_arrived(answers)
+                rank, answer = min(((r, a) for r, a in answers.items() if a[1] == "error"), key=lambda item: item[1][0])
+                raise RankFailed(f"rank {rank} of {len(self.processes)} failed: {answer[2]}\n{answer[3]}")
+        _SPENT.seconds = cpu_seconds() + sum(answer[3] for answer in answers.values())
+        return [pickle.loads(answers[rank][2]) for rank in range(len(self.processes))]
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for connection in self.connections:
+            connection.close()
+
+    def _collect_what_has_arrived(self, answers: dict[int, tuple[Any, ...]]) -> None:
+        for rank, connection in enumerate(self.connections):
+            if rank not in answers:
+                with contextlib.suppress(EOFError):
+                    if connection.poll(0.2):
+                        answers[rank] = connection.recv()
+
+    def _stacks(self, rank: int) -> Path:
+        return self.directory / f"stacks{rank}"
+
+    def _errors(self, rank: int) -> Path:
+        return self.directory / f"errors{rank}"
+
+    def _dumps(self) -> str:
+        told = []
+        for rank in range(len(self.processes)):
+            files = (path for path in (self._errors(rank), self._stacks(rank)) if path.exists())
+            if text := "\n".join(text for path in files if (text := path.read_text()[-4000:])):
+                told.append(f"\n--- rank {rank}\n{text}")
+        return "".join(told)
+
+
+def _how(process: Any) -> str:
+    process.join(1.0)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f" ({signal.Signals(-code).name}; out of memory?)"
+    return "" if code is None else f" (exit code {code})"
+
+
+@contextlib.contextmanager
+def _anonymous_main() -> Iterator[None]:
+    """Children would import the parent's main module, pytest or a command, again."""
+    with _MAIN:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+def _modules_of_tests() -> dict[str, str]:
+    """Where a rank finds the test modules, by the names they have in this process; all else it imports as usual."""
+    home = f"{ROOT / 'tests'}{os.sep}"
+    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return {name: file for name, file in files if file and file.startswith(home)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
