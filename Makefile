@@ -10,7 +10,10 @@ BIN := $(VENV)/bin
 # The tests start hundreds of processes. Without byte code each would compile what it imports of torch, for 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup fmt check test test-gpu docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
+# The tests of a room: its folder, or the files of its name.
+OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
+
+.PHONY: help setup fmt check test quick test-gpu docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,9 +26,12 @@ $(READY): pyproject.toml tools/setup.sh
 demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, let it write
 	@$(BIN)/python tools/demo.py
 
-test: $(READY) ## run the tests
+test: $(READY) ## run the tests; ROOM=config only those of a room
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(or $(strip $(OF_ROOM)),$(if $(ROOM),$(error no tests of a room $(ROOM))))
+
+quick: $(READY) ## units, and one run on ranks for each room
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -p support.quick
 
 test-gpu: $(READY) ## run the tests that need a GPU; they fail where there is none
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu

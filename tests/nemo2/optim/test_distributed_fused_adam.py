@@ -5,7 +5,6 @@ from typing import Any
 
 import fiddle as fdl
 import pytest
-import small_runs
 import torch
 
 from nemo2.checks.find import find_problems
@@ -13,6 +12,7 @@ from nemo2.errors import ConfigError
 from nemo2.optim.distributed_fused_adam import distributed_fused_adam
 from nemo2.recipes import deepseek_v3, llama3_8b, llama_tiny
 from nemo2.recipes.precision.mixed_precision import bf16_with_fp8_subchannel_scaling_mixed
+from support import small_runs
 
 
 def test_the_defaults_are_the_documents() -> None:
