@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_corpora import corpus, datasets, module
 
 from nemo2.data.index_cache import DamagedIndex, guarded, private_directory
 from nemo2.errors import DataError
+from support.small_corpora import corpus, datasets, module
 
 
 class Bomb:

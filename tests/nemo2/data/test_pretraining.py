@@ -8,11 +8,11 @@ import pytest
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from small_corpora import SEQ, VOCAB, corpus, datasets, module, trainer
 
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import ConfigError, DataError
+from support.small_corpora import SEQ, VOCAB, corpus, datasets, module, trainer
 
 
 def megatron(sizes, tmp_path, **kwargs):
