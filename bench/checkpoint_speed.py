@@ -24,7 +24,13 @@ from typing import Any
 
 from support import ranks, small_runs
 
-MODEL = {"num_layers": 8, "hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "vocab_size": 16384}
+MODEL: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "ffn_hidden_size": 1536,
+    "num_attention_heads": 8,
+    "vocab_size": 16384,
+}
 
 
 def main() -> None:
