@@ -95,7 +95,8 @@ ROOMS = (
     ),
     Room(
         "checkpoint",
-        "checkpoint IO under a watch (`writing.py`, and `reading.py`, which puts tensors where they belong while their files are "
+        "checkpoint IO under a watch (`writing.py`, `background.py` with its `writer_process.py`, and `reading.py`, which puts "
+        "tensors where they belong while their files are "
         "hashed), the directory's lock, `context/`, `ModelCheckpoint`, `AutoResume`; optimizer states of another form; what is "
         "read from others (`untrusted`, `identify`, `nemo_context`)",
         ("backend", "config", "parallel", "precision", "optim", "data", "models"),

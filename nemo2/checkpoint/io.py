@@ -20,7 +20,6 @@ from typing import Any, Literal, Optional, TypeVar
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
@@ -28,6 +27,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
+from nemo2.checkpoint.background import Saves
 from nemo2.checkpoint.directory import (
     WEIGHTS_PATH,
     Manifest,
@@ -77,7 +77,7 @@ class MegatronCheckpointIO(CheckpointIO):
         parallel_save_within_dp: Share it within a data-parallel group only.
         parallel_load: Replicas share the reading and send each other what they read.
         verify: Compare every file's SHA-256 with the manifest while loading, a share of the files per rank.
-        save_timeout_seconds: Give a background save up that takes longer. None: never.
+        save_timeout_seconds: A process that takes longer over a background save is replaced, and then helped out. None: never.
     """
 
     def __init__(
@@ -91,8 +91,10 @@ class MegatronCheckpointIO(CheckpointIO):
         parallel_save_within_dp: bool = False,
         parallel_load: bool = True,
         verify: bool = True,
-        save_timeout_seconds: Optional[float] = None,
+        save_timeout_seconds: Optional[float] = 600.0,
     ) -> None:
+        if save_timeout_seconds is not None and save_timeout_seconds <= 0:
+            raise ConfigError(f"save_timeout_seconds={save_timeout_seconds}: must be more than 0 seconds, or None.")
         if save_ckpt_format != "torch_dist":
             raise ConfigError(
                 f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core has dropped the other formats; use 'torch_dist'."
@@ -111,7 +113,7 @@ class MegatronCheckpointIO(CheckpointIO):
         """Whether `read_whole` may take an older checkpoint for a damaged one; `AutoResume` decides."""
         self._verified: set[Path] = set()
         self._comparing: dict[Path, Callable[[], list[str]]] = {}
-        self._queue: Optional[AsyncCallsQueue] = None
+        self._saves = Saves()
         self._validated = False
 
     # ------------------------------------------------------------------------------------------------------ saving
@@ -134,6 +136,7 @@ class MegatronCheckpointIO(CheckpointIO):
         """
         options = storage_options or {}
         target = Path(path)
+        self._publish_some(self._saves.make_room)
         temporary = temporary_name(target, _agree(uuid.uuid4().hex[:8]))
         try:
             self._prepare(temporary, target)
@@ -152,9 +155,8 @@ class MegatronCheckpointIO(CheckpointIO):
         if not self.async_save:
             finish()
             return
-        request.add_finalize_fn(finish)
-        self._queue = self._queue or AsyncCallsQueue()
-        self._queue.schedule_async_request(request)
+        write = writing.begin(request, target.name, self.save_timeout_seconds)
+        self._saves.add(write, [*request.finalize_fns, finish])
 
     def _prepare(self, temporary: Path, target: Path) -> None:
         """Make the temporary directory on rank 0; a failure there is an error everywhere."""
@@ -196,8 +198,6 @@ class MegatronCheckpointIO(CheckpointIO):
             "torch_dist",
             1,
             cached_metadata=self.assume_constant_structure,
-            background=self.async_save,
-            timeout_seconds=self.save_timeout_seconds,
             **files,
         )
 
@@ -241,12 +241,13 @@ class MegatronCheckpointIO(CheckpointIO):
         Returns:
             Whether a checkpoint was published.
         """
-        if self._queue is None or not self._queue.get_num_unfinalized_calls():
-            return False
+        return self._publish_some(functools.partial(self._saves.finish, blocking=blocking))
+
+    def _publish_some(self, publish: Callable[[], _Read]) -> _Read:
         try:
-            return bool(self._queue.maybe_finalize_async_calls(blocking=blocking))
+            return publish()
         except (Exception, CheckpointException) as error:
-            self._queue = None
+            self.abandon()
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
@@ -255,8 +256,8 @@ class MegatronCheckpointIO(CheckpointIO):
             ) from error
 
     def abandon(self) -> None:
-        """Forget background saves that aren't published; no other rank is asked."""
-        self._queue = None
+        """Give background saves up that aren't published; no other rank is asked."""
+        self._saves.kill()
 
     def teardown(self) -> None:
         self.maybe_finalize_save_checkpoint(blocking=True)

@@ -51,6 +51,7 @@ _STORAGES = {
 """What `torch.save` calls the memory of a tensor, by its dtype."""
 _NAMES_END = 30
 """The fixed part of a zip entry's header; its last four bytes are the lengths of the name and of the extra field after it."""
+_SMALL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +236,9 @@ def _locate(file: Any, offset: int, length: int) -> Optional[Stored]:
             data = entries.get("data/0")
             if data is None or data.compress_type != zipfile.ZIP_STORED or "data/1" in entries:
                 return None
-            if "byteorder" in entries and archive.read(entries["byteorder"]).decode() != sys.byteorder:
-                return None
-            described = _Description(io.BytesIO(archive.read(entries["data.pkl"]))).load()
+        if "byteorder" in entries and _content(file, offset, entries["byteorder"]).decode() != sys.byteorder:
+            return None
+        described = _Description(io.BytesIO(_content(file, offset, entries["data.pkl"]))).load()
     except (zipfile.BadZipFile, KeyError, pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError):
         return None  # torch says what is wrong with it
     if not isinstance(described, _Described):
@@ -245,11 +246,23 @@ def _locate(file: Any, offset: int, length: int) -> Optional[Stored]:
     shape, dtype = described.shape, described.dtype
     if described.stride != _row_by_row(shape) or data.file_size != math.prod(shape) * dtype.itemsize:
         return None
-    file.seek(offset + data.header_offset)
+    return Stored(file=file.name, place=_place(file, offset, data), dtype=dtype, shape=shape)
+
+
+def _place(file: Any, offset: int, entry: zipfile.ZipInfo) -> int:
+    """Where in ``file`` the bytes of an entry begin, of an archive that begins at ``offset``."""
+    file.seek(offset + entry.header_offset)
     header = file.read(_NAMES_END)
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    place = offset + data.header_offset + _NAMES_END + names
-    return Stored(file=file.name, place=place, dtype=dtype, shape=shape)
+    return offset + entry.header_offset + _NAMES_END + names
+
+
+def _content(file: Any, offset: int, entry: zipfile.ZipInfo) -> bytes:
+    """A small entry, whose CRC-32 isn't looked at: torch may have been told to take none, and the file has its SHA-256."""
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _SMALL_BYTES:
+        raise zipfile.BadZipFile
+    file.seek(_place(file, offset, entry))
+    return file.read(entry.file_size)
 
 
 @dataclass(frozen=True)

@@ -1,57 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a rank's share of a checkpoint so that a writer that dies is an error, and never a wait without end.
+"""Writing a rank's share of a checkpoint so that a writer that fails is an error, and never a wait without end.
 
-Megatron-Core plans what goes into which file and writes each of them. How the files of one rank are written side by side
-is done here: Megatron-Core 0.16 forks a process per file and waits for all of them to report, also for one that the
-kernel has killed; what they report travels through a server process, whose death is noticed on one rank only. Here the
-files of a rank are written by threads, of this process or, in the background, of one forked process, which leaves its
-report in memory it shares with its parent. A process that ends without a report is a failed save on every rank.
+Megatron-Core plans what goes into which file and how each of them looks. How the files of one rank are written side by side
+is done here: Megatron-Core 0.16 forks a process per file, of a process with threads, and waits for all of them to report,
+also for one that the kernel has killed; what they report travels through a server process, whose death is noticed on one
+rank only. Here threads of this process put the files of a rank together, on the disk or, for a save in the background, in
+memory, from where `background` brings them to the disk. A rank whose files aren't there is a failed save on every rank.
 
-Each file's SHA-256 is taken once it is written, where it was written, from the page cache.
+Each file's SHA-256 is taken where it is written.
 """
 
 import functools
+import inspect
 import os
-import pickle
-import queue
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Optional
 
+import torch
+import torch.utils.serialization
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint import filesystem
 
+from nemo2.backend import get_backend
+from nemo2.checkpoint.background import BackgroundWrite, Image
 from nemo2.checkpoint.directory import sha256
+from nemo2.checkpoint.writer_process import persistently
 
-_POLL_SECONDS = 0.2
 _NOT_USED = object()
+_FORMAT: dict[str, Any] = (
+    {"serialization_format": filesystem.SerializationFormat.TORCH_SAVE}
+    if "serialization_format" in inspect.signature(filesystem._write_item).parameters
+    else {}  # torch before 2.8 knows no other
+)
 
 
 class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
-    """Megatron-Core's ``torch_dist`` writer, whose files are written by `write_files`.
-
-    Args:
-        background: The writing happens in a forked process.
-        timeout_seconds: How long a background save may take before it is given up. None: as long as it likes.
+    """Megatron-Core's ``torch_dist`` writer, whose files are written by `write_files` or by `begin`.
 
     ``hashes`` holds the SHA-256 of each file this rank wrote, by its name, once the save is done.
     """
 
-    def __init__(
-        self, *args: Any, background: bool = False, timeout_seconds: Optional[float] = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.background = background
-        self.timeout_seconds = timeout_seconds
         self.report: Optional[Report] = None
+        self._transforms: list[Any] = []
 
     @property
     def hashes(self) -> dict[str, str]:
         return {} if self.report is None else self.report.hashes
+
+    def begin(self, request: Any, name: str, timeout_seconds: Optional[float]) -> BackgroundWrite:
+        """Copy what Megatron-Core's ``request`` is to write, and begin to write it in the background.
+
+        Never raises for want of memory: the other ranks wait for a verdict, which `Report` has.
+
+        Args:
+            request: As it was planned by this.
+            name: The checkpoint's.
+            timeout_seconds: See `BackgroundWrite`.
+        """
+        if self.report is None:  # object storage, or nothing to write on this rank
+            if request.async_fn is not None:
+                arguments = list(request.async_fn_args)
+                if request.preload_fn:
+                    arguments[1] = request.preload_fn()
+                request.async_fn(*arguments)
+            return BackgroundWrite(name, [], timeout_seconds)
+        get_backend().synchronize()  # the copying threads have streams of their own
+        files = self.report.put_together(self._transforms, request.async_fn_args[1])
+        self.report.write = BackgroundWrite(name, files, timeout_seconds)
+        return self.report.write
 
     def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, *rest: Any) -> Any:
         request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, *rest)
@@ -59,52 +81,54 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
         if request.async_fn is None or getattr(writer, "use_msc", False):
             return request  # nothing to write on this rank; or object storage, whose client has its own ways
         self.report = writer.results_queue = Report()
-        transforms = [writer.transforms] if hasattr(writer, "transforms") else []
-        function = functools.partial(
-            write_files,
-            transforms,
-            parent=os.getpid() if self.background else None,
-            timeout_seconds=self.timeout_seconds,
-        )
+        self._transforms = [writer.transforms] if hasattr(writer, "transforms") else []
         rank, buckets, _ = request.async_fn_args
+        function = functools.partial(write_files, self._transforms)
         return request._replace(async_fn=function, async_fn_args=[rank, buckets, self.report])
 
 
 class Report:
-    """What the writing of one rank came to, readable by the parent of the process that wrote it.
-
-    In memory, so that a full disk can be reported. It answers Megatron-Core as the queue does that it stands in for.
-    """
+    """What the writing of one rank came to. It answers Megatron-Core as the queue does that it stands in for."""
 
     def __init__(self) -> None:
-        self._file = os.fdopen(os.memfd_create("report"), "w+b") if hasattr(os, "memfd_create") else _temporary_file()
         self.hashes: dict[str, str] = {}
+        self.write: Optional[BackgroundWrite] = None
+        """Of a background save: what has still to reach the disk."""
+        self._results: Any = RuntimeError("this rank's files were not written")
 
     def put(self, results: Any, hashes: dict[str, str]) -> None:
-        pickle.dump((results, hashes), self._file)
-        self._file.flush()
+        self._results, self.hashes = results, hashes
 
     def get_nowait(self) -> Any:
-        self._file.seek(0)
+        if self.write is None or not isinstance(self._results, dict):
+            return self._results
+        if self.write.error is not None:
+            return RuntimeError(_with_space(self.write.error, [path for _, path in self.write.files]))
+        self.hashes = {os.path.basename(path): digest for path, digest in self.write.hashes.items()}
+        return self._results
+
+    def put_together(self, transforms: list[Any], buckets: list[Any]) -> list[tuple[Image, str]]:
+        """The files of Megatron-Core's buckets in memory, with their places; what they consist of is what `get_nowait` tells
+        once they are there. On a GPU a tensor at a time is copied to this machine's memory."""
+        images: list[Image] = []
+
+        def fill(image: Image, bucket: Any) -> list[Any]:
+            with image.filling() as stream:
+                return _items(transforms, stream, bucket)
+
         try:
-            # Written by our own fork, into memory that nobody else can name.
-            results, self.hashes = pickle.load(self._file)
-        except EOFError:
-            return RuntimeError("the process that wrote this rank's files was killed, or ran out of memory or time")
-        finally:
-            self._file.close()
-        return results
+            images.extend(Image.take() for _ in buckets)
+            with ThreadPoolExecutor(max_workers=max(1, len(buckets))) as pool:
+                self.put(dict(enumerate(pool.map(fill, images, buckets))), {})
+        except BaseException as error:
+            for image in images:
+                image.give_back(keep=0)
+            self.put(RuntimeError(" ".join(str(error).split()) or repr(error)), {})
+            return []
+        return [(image, path) for image, (path, _, _) in zip(images, buckets, strict=True)]
 
 
-def write_files(
-    transforms: list[Any],
-    rank: int,
-    buckets: list[Any],
-    report: Report,
-    *,
-    parent: Optional[int] = None,
-    timeout_seconds: Optional[float] = None,
-) -> None:
+def write_files(transforms: list[Any], rank: int, buckets: list[Any], report: Report) -> None:
     """Write Megatron-Core's buckets, a thread each, and report. Never raises: the other ranks wait for a verdict.
 
     Args:
@@ -112,23 +136,21 @@ def write_files(
         rank: Not used; the place is Megatron-Core's.
         buckets: ``(path, name, (bytes, tensors))``, a file each.
         report: Receives ``{index: results}`` or an exception, and the hashes.
-        parent: The process that forked this one; this process ends with it. None: it wasn't forked.
-        timeout_seconds: End this process after so long. Only with ``parent``.
     """
     del rank
-    if parent is not None:
-        _end_with(parent, timeout_seconds)
-    results: dict[int, Any] = {}
-    hashes: dict[str, str] = {}
+
+    def write(bucket: Any) -> tuple[list[Any], str]:
+        return _write(transforms, bucket), sha256(bucket[0])
+
     try:
         with ThreadPoolExecutor(max_workers=max(1, len(buckets))) as pool:
-            for index, (written, digest) in enumerate(pool.map(functools.partial(_write, transforms), buckets)):
-                results[index] = written
-                hashes[buckets[index][1]] = digest
+            written = list(pool.map(functools.partial(persistently, write), buckets))
     except BaseException as error:
-        report.put(RuntimeError(_in_words(error, buckets)), {})
+        words = " ".join(str(error).split()) or repr(error)
+        report.put(RuntimeError(_with_space(words, [path for path, _, _ in buckets])), {})
         return
-    report.put(results, hashes)
+    hashes = {name: digest for (_, name, _), (_, digest) in zip(buckets, written, strict=True)}
+    report.put({index: results for index, (results, _) in enumerate(written)}, hashes)
 
 
 @contextmanager
@@ -145,42 +167,39 @@ def no_results_server() -> Iterator[None]:
             filesystem_async._results_queue = None
 
 
-def _write(transforms: list[Any], bucket: Any) -> tuple[list[Any], str]:
-    """One file: what Megatron-Core's own writer says of it, and its hash."""
-    # Any: 0.16 expects the queues of multiprocessing, whose interface these have.
-    answers: Any = queue.Queue()
-    counts: Any = queue.Queue()
-    counts.put(0)
-    filesystem_async.FileSystemWriterAsync.write_preloaded_data(
-        transforms, local_proc_idx=0, write_bucket=bucket, results_queue=answers, count_queue=counts, use_fsync=True
-    )
-    _, written = answers.get_nowait()
-    if isinstance(written, BaseException):
-        raise written
-    return written, sha256(bucket[0])
+def _write(transforms: list[Any], bucket: Any) -> list[Any]:
+    """One file on the disk: what Megatron-Core is told of it."""
+    with open(bucket[0], "wb") as stream:
+        written = _items(transforms, stream, bucket)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return written
 
 
-def _end_with(parent: int, timeout_seconds: Optional[float]) -> None:
-    """A fork holds copies of its parent's sockets: if it outlived a killed rank, the peers of that rank would wait for it
-    instead of seeing the connection close."""
-    started = time.monotonic()
-
-    def watch() -> None:
-        while os.getppid() == parent and (timeout_seconds is None or time.monotonic() - started < timeout_seconds):
-            time.sleep(_POLL_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _items(transforms: list[Any], stream: Any, bucket: Any) -> list[Any]:
+    """What a file consists of, one after the other as Megatron-Core's own writer puts it, and where each begins."""
+    _, name, (plain, tensors) = bucket
+    # A tensor at a time: a GPU's whole state need not be in this machine's memory twice.
+    here = ((item, tensor.to("cpu")) for item, tensor in tensors)
+    write_item: Any = filesystem_async._write_item
+    with _without_crc():
+        return [write_item(*transforms, stream, value, item, name, **_FORMAT) for item, value in chain(plain, here)]
 
 
-def _in_words(error: BaseException, buckets: list[Any]) -> str:
-    text = " ".join(str(error).split()) or repr(error)
-    if buckets:
-        # Torch's archive writer turns a full disk into "unexpected pos": the free space tells.
-        folder = os.statvfs(os.path.dirname(buckets[0][0]))
-        text += f" ({folder.f_bavail * folder.f_frsize / 1e9:.2f} GB are free there)"
-    return text
+@contextmanager
+def _without_crc() -> Iterator[None]:
+    """Torch takes a CRC-32 of every tensor that nothing reads; the files have their SHA-256. The setting is a thread's own."""
+    options = torch.utils.serialization.config.save
+    before, options.compute_crc32 = options.compute_crc32, False
+    try:
+        yield
+    finally:
+        options.compute_crc32 = before
 
 
-def _temporary_file() -> Any:
-    return tempfile.TemporaryFile()
+def _with_space(words: str, paths: list[str]) -> str:
+    # Torch's archive writer turns a full disk into "unexpected pos": the free space tells.
+    if not paths:
+        return words
+    folder = os.statvfs(os.path.dirname(paths[0]))
+    return f"{words} ({folder.f_bavail * folder.f_frsize / 1e9:.2f} GB are free there)"

@@ -18,7 +18,8 @@ DEFAULT_TIMEOUT_SECONDS = 1800.0
 
 @configurable
 class HangWatchdog(pl.Callback):
-    """Ends this process, its stacks written down, when neither a training step nor a validation batch ends for a while.
+    """Ends this process, its stacks written down, when neither a training step nor a validation batch ends for a while, nor the
+    last save.
 
     ``llm.pretrain`` adds one with torch's 30 minutes unless the trainer has its own. Each rank watches itself, in a thread of
     Python's `faulthandler` that needs neither the interpreter's lock nor the rank's cooperation; ranks that wait for a hung
@@ -51,7 +52,10 @@ class HangWatchdog(pl.Callback):
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._progress()
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self._progress()  # the last save is still to come
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._stop()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

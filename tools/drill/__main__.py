@@ -3,7 +3,8 @@
 
 After each disturbance a plain rerun must go on from the last finished save, say so, and end with exactly the loss curve of
 an undisturbed run; `metrics.jsonl` is compared digit by digit. Prints a line per case; ``--output FILE`` writes a table.
-``--only REGEX`` runs the cases whose name it is found in, ``--sigterms N`` sets the repetitions of SIGTERM (30).
+``--only REGEX`` runs the cases whose name it is found in, ``--sigterms N`` sets the repetitions of SIGTERM (30), ``--saves N``
+the length of the row of background saves (500).
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="only cases in whose name this is found")
     parser.add_argument("--sigterms", type=int, default=30, help="repetitions of SIGTERM at a random moment")
+    parser.add_argument("--saves", type=int, default=500, help="background saves in a row")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--keep", type=Path, help="keep the runs' directories there")
@@ -54,7 +56,7 @@ def main() -> None:
             raise SystemExit(f"drill: the undisturbed run failed\n{ended.said}")
         reference = command.curve(undisturbed)
         assert len(set(reference.values())) == STEPS, reference
-        lines = list(run(cases(options.sigterms, options.seed), options.only, folder, reference))
+        lines = list(run(cases(options.sigterms, options.saves, options.seed), options.only, folder, reference))
     good = sum(line.endswith("| ok |") for line in lines)
     summary = f"{good} of {len(lines)} cases, in {time.monotonic() - started:.0f} s"
     print(f"\n{summary}")
@@ -76,7 +78,7 @@ def run(all_cases: list[Case], only: str, folder: Path, reference: dict[int, str
         yield line
 
 
-def cases(sigterms: int, seed: int) -> list[Case]:
+def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
     kill = faults.die
     found: list[Case] = []
     for asynchronous in (False, True):
@@ -102,15 +104,18 @@ def cases(sigterms: int, seed: int) -> list[Case]:
         if phase != "before the shards":
             found.append((f"rank killed in a background save {phase}", disturbed(faults.in_save(phase, 1), True)))
     found += [
-        ("rank 1 killed in a save after some shards", disturbed(faults.after_some_shards(1, kill_rank=True))),
+        ("rank 1 killed in a save after some shards", disturbed(faults.after_some_shards(1))),
         (
             "rank 1 killed while its background writer writes",
-            disturbed(faults.after_some_shards(1, kill_rank=True), True),
+            disturbed(faults.writers(lambda pid, number: faults.die() if number == 2 else None, 1), True),
         ),
         (
-            "a background writer killed after some shards",
-            disturbed(faults.after_some_shards(1, kill_rank=False), True, says="killed, or ran out of memory"),
+            "a background writer killed",
+            survived(_once(signal.SIGKILL), "step=6.* was killed by SIGKILL.*another process"),
         ),
+        ("a background writer stopped", survived(_once(signal.SIGSTOP), "step=6.* no sign of life.*another process")),
+        ("every background writer stopped", survived(_always(signal.SIGSTOP), "this process writes them")),
+        (f"{saves} background saves in a row, writers stopped and killed at any point", in_a_row(saves, seed)),
         ("a rank stopped for good (SIGSTOP)", hung),
         ("trainer.max_time over", out_of_time),
         ("the disk full", disk_full),
@@ -152,6 +157,46 @@ def disturbed(fault: faults.Fault, asynchronous: bool = False, says: str = "") -
         require(not first.done, f"the fault did nothing: {first.said[-500:]}")
         require(bool(re.search(says, first.said)), f"the run said nothing of {says!r}: {first.said[-800:]}")
         return rerun(run, reference, first)
+
+    return case
+
+
+def survived(fault: faults.Fault, says: str) -> Callable[[Path, dict[int, str]], str]:
+    """A run whose background writers are disturbed ends as an undisturbed one, and says what it did."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory, asynchronous=True)
+        ended = run(fault)
+        require(ended.done, f"it ended with {ended.codes}: {ended.said[-800:]}")
+        require(bool(re.search(says, ended.said)), f"the run said nothing of {says!r}: {ended.said[-800:]}")
+        require(command.curve(run) == reference, "the curve differs")
+        require(max(command.checkpoints(run)) == STEPS, f"saved were {sorted(command.checkpoints(run))}")
+        require(not leftovers(run), f"left behind: {leftovers(run)}")
+        return "went on to the end and said so; the curve is equal"
+
+    return case
+
+
+def _once(number: int) -> faults.Fault:
+    return faults.writers(lambda pid, count: os.kill(pid, number) if count == 2 else None, 1)
+
+
+def _always(number: int) -> faults.Fault:
+    return faults.writers(lambda pid, count: os.kill(pid, number), 1)
+
+
+def in_a_row(count: int, seed: int) -> Callable[[Path, dict[int, str]], str]:
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        import saves
+
+        directory.mkdir()
+        found = ranks.run(saves.loop, 2, str(directory), count, seed, timeout=max(120.0, 3.0 * count))
+        require(not found[0]["bad"] and not found[0]["left"], f"not whole: {found[0]['bad']}; left: {found[0]['left']}")
+        require(all(one["descriptors"] <= 0 for one in found), f"descriptors are left: {found}")
+        hit = [name for one in found for name in one["disturbed"]]
+        told = len(found[0]["told"])
+        times = f"{found[0]['seconds']:.0f} s, the longest stall {found[0]['longest']:.1f} s"
+        return f"all whole; {len(hit)} writers of both ranks disturbed, {told} replacements told; {times}"
 
     return case
 
@@ -357,12 +402,15 @@ def rerun(
     wrong = [step for step in range(STEPS) if curve.get(step) != reference[step]]
     require(not wrong, f"the curve differs in steps {wrong}")
     require(max(command.checkpoints(run)) == STEPS, "the last step isn't saved")
-    place = run.directory / "run" / "checkpoints"
-    left = [path.name for path in place.iterdir() if path.name.startswith((".unfinished", ".trash", ".replaced"))]
-    require(not left, f"left behind: {left}")
+    require(not leftovers(run), f"left behind: {leftovers(run)}")
     steps = f"ended after {done} steps, " if done else ""
     where = f"went on from step {newest}" if newest else "started from the beginning, where nothing was saved yet"
     return f"{steps}{where}; the curve is equal"
+
+
+def leftovers(run: Run) -> list[str]:
+    place = run.directory / "run" / "checkpoints"
+    return [path.name for path in place.iterdir() if path.name.startswith((".unfinished", ".trash", ".replaced"))]
 
 
 def require(true: bool, what: str) -> None:

@@ -76,13 +76,12 @@ def in_save(phase: str, victim: int, save: int = 2) -> Fault:
     return fault
 
 
-def after_some_shards(victim: int, *, kill_rank: bool, save: int = 2) -> Fault:
-    """One of ``victim``'s two files is written when the rank, or only the process that writes in the background, is killed."""
+def after_some_shards(victim: int, *, save: int = 2) -> Fault:
+    """One of ``victim``'s two files is written when the rank is killed."""
 
     def fault() -> None:
         from nemo2.checkpoint import writing
 
-        parent = os.getpid()
         files = [0]
         original = writing._write
 
@@ -91,8 +90,7 @@ def after_some_shards(victim: int, *, kill_rank: bool, save: int = 2) -> Fault:
             if "/.unfinished-" in bucket[0] and f"step={save * 3}" in bucket[0]:
                 files[0] += 1
                 if files[0] == 1:
-                    os.kill(parent if kill_rank else os.getpid(), signal.SIGKILL)
-                    time.sleep(5)
+                    die()
             return result
 
         if rank() == victim:
@@ -101,19 +99,22 @@ def after_some_shards(victim: int, *, kill_rank: bool, save: int = 2) -> Fault:
     return fault
 
 
-def slow_writer(seconds: float) -> Fault:
-    """Background saves take this long, so that something can happen meanwhile."""
+def writers(disturb: Callable[[int, int], None], victim: int, *, silence_seconds: float = 2.0) -> Fault:
+    """``disturb(pid, number)`` is called with each process that writes ``victim``'s background saves, right after its start."""
 
     def fault() -> None:
-        from nemo2.checkpoint import writing
+        from nemo2.checkpoint import background
 
-        original = writing._write
+        background.SILENCE_SECONDS = silence_seconds
+        original, number = background._Process.__init__, [0]
 
-        def write(transforms: Any, bucket: Any) -> Any:
-            time.sleep(seconds)
-            return original(transforms, bucket)
+        def init(self: Any, files: Any) -> None:
+            original(self, files)
+            number[0] += 1
+            if rank() == victim:
+                disturb(self._process.pid, number[0])
 
-        writing._write = write
+        background._Process.__init__ = init
 
     return fault
 

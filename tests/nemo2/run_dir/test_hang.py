@@ -56,11 +56,23 @@ def test_progress_keeps_it_alive_and_the_end_leaves_no_file(tmp_path, monkeypatc
         for _ in range(12):
             time.sleep(0.1)
             watchdog.on_train_batch_end()
-        watchdog.on_train_end(trainer, None)  # pyright: ignore[reportArgumentType]
+        watchdog.on_train_end()
+        watchdog.teardown(trainer, None, "fit")  # pyright: ignore[reportArgumentType]
         time.sleep(0.8)
 
     assert watched(tmp_path, steps, 0.6) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_last_save_that_hangs_is_a_hang(tmp_path, monkeypatch):
+    monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
+
+    def save(watchdog: HangWatchdog, trainer: Any) -> None:
+        watchdog.on_train_end()
+        stuck_in_here()
+
+    assert watched(tmp_path, save) == 1
+    assert "stuck_in_here" in read_faults(tmp_path)[0].traceback
 
 
 def test_a_timeout_that_cannot_work_is_refused():

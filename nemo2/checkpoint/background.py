@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves that go on while training does, and come to an end whatever becomes of the processes that write them.
+
+A rank's files are put together in memory first (torch's own format, as they will lie on the disk), which is the whole stall;
+another process then copies them to the disk (`writer_process`). That process is started afresh for each save, by executing
+an interpreter: a fork of a process with threads inherits locks that nobody will ever release. It is watched from here. One
+that dies, that gives no sign of life or that takes too long is killed and replaced, and after its replacement this process
+writes the files itself: their contents are still here. Every rank learns of each save's end at the same step.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+
+from nemo2.backend import get_backend
+from nemo2.checkpoint import writer_process
+
+IN_FLIGHT = 2
+"""Saves at a time. Each holds a copy of this rank's state in memory."""
+SILENCE_SECONDS = 60.0
+"""A writer gives a sign of life every second. One that is silent for this long while it is listened to is stopped or lost."""
+_PROCESSES = 2
+"""Tried one after the other before this process writes the files itself."""
+_POLL_SECONDS = 0.05
+
+
+class Image:
+    """A file's contents in memory, which another process can be given. Its pages are kept and filled again by the next save:
+    to be given new ones takes the kernel as long as filling them."""
+
+    _spare: "list[Image]" = []
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("checkpoint")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+
+    @classmethod
+    def take(cls) -> "Image":
+        """A spare one, else a new one."""
+        return cls._spare.pop() if cls._spare else cls()
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[Any]:
+        """A stream that replaces the contents."""
+        with open(os.dup(self.descriptor), "r+b") as stream:
+            stream.seek(0)
+            yield stream
+            stream.truncate()
+
+    def give_back(self, *, keep: int) -> None:
+        """It is no longer needed, and kept if there aren't ``keep`` already."""
+        if len(self._spare) < keep:
+            self._spare.append(self)
+        else:
+            os.close(self.descriptor)
+
+    @classmethod
+    def forget_spare(cls) -> None:
+        """Give their memory back."""
+        while cls._spare:
+            os.close(cls._spare.pop().descriptor)
+
+
+class BackgroundWrite:
+    """This rank's files of one checkpoint on their way to the disk.
+
+    Args:
+        name: The checkpoint's, for messages.
+        files: What is to lie where; the images are given back in the end.
+        timeout_seconds: For each attempt. None: as long as it likes.
+
+    ``hashes`` has the SHA-256 of each file by its path once `poll` has said that it is done, unless there is an ``error``.
+    ``warnings`` is what went wrong on the way.
+    """
+
+    def __init__(self, name: str, files: Sequence[tuple[Image, str]], timeout_seconds: Optional[float]) -> None:
+        self.name = name
+        self.files = list(files)
+        self.timeout_seconds = timeout_seconds
+        self.hashes: dict[str, str] = {}
+        self.error: Optional[str] = None
+        self.warnings: list[str] = []
+        self._done = not self.files
+        self._attempts = 0
+        self._attempt: Any = None
+        if not self._done:
+            self._try_again()
+
+    def poll(self) -> bool:
+        """Whether it is over, for good or ill."""
+        if self._done:
+            return True
+        answer, trouble = self._attempt.look(), None
+        if answer is None:
+            trouble = self._attempt.trouble(self.timeout_seconds)
+        if trouble is not None:
+            self._attempt.kill()
+            if self._attempts > _PROCESSES:
+                answer = {"error": f"it {trouble}"}
+            else:
+                self._replace(trouble)
+        if answer is not None:
+            self._end(answer)
+        return self._done
+
+    def kill(self) -> None:
+        """Give it up."""
+        if not self._done:
+            self._attempt.kill()
+            self._end({"error": "it was given up"})
+
+    def _replace(self, trouble: str) -> None:
+        who = "another process" if self._attempts < _PROCESSES else "this process"
+        self.warnings.append(
+            f"{self.name}: on rank {_rank()}, the process that writes its files in the background {trouble}; {who} writes them."
+        )
+        self._try_again()
+
+    def _try_again(self) -> None:
+        self._attempts += 1
+        if self._attempts <= _PROCESSES:
+            try:
+                self._attempt = _Process(self.files)
+                return
+            except OSError as error:  # no memory or no process to be had: what is here needs neither
+                self.warnings.append(
+                    f"{self.name}: on rank {_rank()}, no process could be started to write it ({error})."
+                )
+                self._attempts = _PROCESSES + 1
+        self._attempt = _Thread(self.files)
+
+    def _end(self, answer: dict[str, Any]) -> None:
+        self.hashes, self.error = answer.get("hashes", {}), answer.get("error")
+        self._done = True
+        for image, _ in self.files:
+            image.give_back(keep=len(self.files))
+
+
+class _Process:
+    """An attempt by another process."""
+
+    def __init__(self, files: Sequence[tuple[Image, str]]) -> None:
+        descriptors = [image.descriptor for image, _ in files]
+        job = {
+            "files": [[image.descriptor, path] for image, path in files],
+            # The signal comes at the end of the thread that started it.
+            "dies_with_parent": threading.current_thread() is threading.main_thread(),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", writer_process.__file__, json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=descriptors,
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._said = b""
+        self._heard = self._started = time.monotonic()
+
+    def look(self) -> Optional[dict[str, Any]]:
+        """Its answer; None as long as there is none."""
+        new = self._read()
+        if new:
+            self._heard = time.monotonic()
+            # What came is all that is known of: of the silence before it, the last second at most.
+            self._said += new.lstrip(b".") if not self._said else new
+        if not self._said.endswith(b"}\n"):
+            return None
+        self._close()
+        return json.loads(self._said)
+
+    def trouble(self, timeout_seconds: Optional[float]) -> Optional[str]:
+        """Why it will not answer any more; None while it may."""
+        now = time.monotonic()
+        code = self._process.poll()
+        if code is not None and not self._read_rest():
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return f"{how} (the usual reason is that the machine ran out of memory)" if code == -signal.SIGKILL else how
+        if now - self._heard > SILENCE_SECONDS:
+            return f"has given no sign of life for {now - self._heard:.0f} s"
+        if timeout_seconds is not None and now - self._started > timeout_seconds:
+            return f"was not done after {now - self._started:.0f} s (save_timeout_seconds={timeout_seconds:g})"
+        return None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._close()
+
+    def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            return os.read(self._process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return b""
+
+    def _read_rest(self) -> bool:
+        """Whether it answered between the last look and its end; the next look finds it."""
+        self._said += self._read().lstrip(b".")
+        return self._said.endswith(b"}\n")
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel ends when that lets it go
+            self._process.wait(1.0)
+
+
+class _Thread:
+    """The last attempt, by this process."""
+
+    def __init__(self, files: Sequence[tuple[Image, str]]) -> None:
+        self._answer: list[dict[str, Any]] = []
+        given = [(image.descriptor, path) for image, path in files]
+        self._thread = threading.Thread(
+            target=lambda: self._answer.append(writer_process.write(given)), daemon=True, name="checkpoint"
+        )
+        self._started = time.monotonic()
+        self._thread.start()
+
+    def look(self) -> Optional[dict[str, Any]]:
+        return None if self._thread.is_alive() else self._answer[0]
+
+    def trouble(self, timeout_seconds: Optional[float]) -> Optional[str]:
+        waited = time.monotonic() - self._started
+        late = timeout_seconds is not None and waited > timeout_seconds
+        return f"could not be written within {waited:.0f} s by this process either" if late else None
+
+    def kill(self) -> None:
+        """A thread can't be; it is no longer waited for."""
+
+
+class Saves:
+    """Background saves that aren't published yet, the oldest first. The same on every rank, as are all calls."""
+
+    def __init__(self) -> None:
+        self._saves: deque[tuple[BackgroundWrite, Sequence[Callable[[], None]]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._saves)
+
+    def add(self, write: BackgroundWrite, finalize: Sequence[Callable[[], None]]) -> None:
+        """Take up a save that has begun; ``finalize`` is called in order once all ranks have written."""
+        self._saves.append((write, finalize))
+
+    def make_room(self) -> None:
+        """Wait until another save may begin."""
+        while len(self._saves) >= IN_FLIGHT:
+            self._finish_oldest(blocking=True)
+
+    def finish(self, *, blocking: bool) -> bool:
+        """Publish what is written on every rank, in order; whether there was anything.
+
+        Raises:
+            CheckpointError: on every rank, if some rank could not write.
+        """
+        found = False
+        while self._saves and self._finish_oldest(blocking=blocking):
+            found = True
+        return found
+
+    def kill(self) -> None:
+        """Forget them all; no other rank is asked."""
+        while self._saves:
+            self._saves.popleft()[0].kill()
+
+    def _finish_oldest(self, *, blocking: bool) -> bool:
+        write, finalize = self._saves[0]
+        # A short question again and again, so that no rank waits in a collective for as long as a writer may take.
+        while _anywhere(not write.poll(), write):
+            if not blocking:
+                return False
+            time.sleep(_POLL_SECONDS)
+        self._saves.popleft()
+        for step in finalize:
+            step()
+        return True
+
+
+def _anywhere(pending: bool, write: BackgroundWrite) -> bool:
+    """Whether the save is pending on any rank. What went wrong meanwhile on any is told by rank 0."""
+    told, write.warnings = write.warnings, []
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        _tell(told)
+        return pending
+    flags = torch.tensor([pending, bool(told)], dtype=torch.int32, device=get_backend().device)
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+    anywhere, trouble = map(bool, flags.tolist())
+    if trouble:
+        everyones: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyones, told)
+        _tell([words for one in everyones for words in one])
+    return anywhere
+
+
+def _tell(warnings: Sequence[str]) -> None:
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
+
+    for words in warnings:
+        rank_zero_info("warning: %s", words)
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

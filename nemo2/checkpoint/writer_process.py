@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that writes one rank's files of one checkpoint in the background.
+
+It is started by path, in isolated mode, and imports the standard library only: tens of milliseconds and megabytes, nothing
+of torch, and no copy of anything its parent holds but the descriptors it is given. The files' contents come in memory that
+the parent has filled (`background`), so that training may go on. ``argv[1]`` is the job as JSON: ``files``, a list of
+``[descriptor, path]``, and ``dies_with_parent``. On standard output it leaves a dot every second as long as it lives, and at
+last one line of JSON: ``hashes``, the SHA-256 of each file by its path, or ``error``, with ``errno``. Standard input is never
+written to: its end is the parent's end, and this process' too.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_CHUNK_BYTES = 1 << 20
+_BEAT_SECONDS = 1.0
+_TRANSIENT = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+"""Network file systems give these for a moment: a server that restarts, a handle that was dropped."""
+_PAUSES = (0.5, 2.0, 8.0)
+_PR_SET_PDEATHSIG = 1
+
+
+def copy(descriptor: int, path: str) -> str:
+    """Write what ``descriptor`` holds to a new file ``path``, down to the disk; its SHA-256 in hexadecimal.
+
+    What is hashed is what was handed to the file, while it is in the processor's cache.
+    """
+    digest, place, buffer = hashlib.sha256(), 0, memoryview(bytearray(_CHUNK_BYTES))
+    with open(path, "wb", buffering=0) as file:
+        while count := os.preadv(descriptor, [buffer], place):
+            place += count
+            digest.update(buffer[:count])
+            left = buffer[:count]
+            while left:
+                left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def persistently(action: Callable[..., Any], *args: Any, pauses: Sequence[float] = _PAUSES) -> Any:
+    """``action(*args)``, again after a pause where it failed for a reason that passes."""
+    for pause in (*pauses, None):
+        try:
+            return action(*args)
+        except OSError as error:
+            if pause is None or error.errno not in _TRANSIENT:
+                raise
+            time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def write(files: Sequence[tuple[int, str]]) -> dict[str, Any]:
+    """Write all files side by side; what came of it, as the module says. Never raises."""
+    hashes: dict[str, str] = {}
+    errors: list[BaseException] = []
+
+    def work(descriptor: int, path: str) -> None:
+        try:
+            hashes[path] = persistently(copy, descriptor, path)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=file, daemon=True) for file in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if not errors:
+        return {"hashes": hashes}
+    return {"error": " ".join(str(errors[0]).split()) or repr(errors[0]), "errno": getattr(errors[0], "errno", None)}
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    if job["dies_with_parent"]:
+        _die_with_parent()
+    answer: list[dict[str, Any]] = []
+    files = [(int(descriptor), str(path)) for descriptor, path in job["files"]]
+    work = threading.Thread(target=lambda: answer.append(write(files)), daemon=True)
+    work.start()
+    os.set_blocking(1, False)
+    while work.is_alive():
+        work.join(_BEAT_SECONDS if _parent_lives() else 0.0)
+        with contextlib.suppress(BlockingIOError):
+            os.write(1, b".")
+    os.set_blocking(1, True)
+    os.write(1, b"\n" + json.dumps(answer[0]).encode() + b"\n")
+    os._exit(0)  # at once: the parent waits for it
+
+
+def _parent_lives() -> bool:
+    """Ends this process otherwise."""
+    readable, _, _ = select.select([0], [], [], 0.0)
+    if readable:
+        os._exit(1)
+    return True
+
+
+def _die_with_parent() -> None:
+    """Also while it is stopped, when the end of its standard input tells it nothing."""
+    with contextlib.suppress(Exception):  # no libffi, or not Linux: the end of standard input is what is left
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _parent_lives()
+
+
+if __name__ == "__main__":
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        # For the run to answer, which may want this checkpoint; its end is this process' end.
+        signal.signal(_number, signal.SIG_IGN)
+    main()

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Background saves end, whatever becomes of the processes that write them."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+
+from nemo2.checkpoint import background, writer_process
+from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
+
+SIZE = 3_000_001
+
+
+def begun(folder: Path, *, name: str = "step=6", timeout_seconds: float | None = 20.0) -> BackgroundWrite:
+    files = []
+    for number in range(2):
+        image = Image.take()
+        with image.filling() as stream:
+            stream.write(content(number))
+        files.append((image, str(folder / f"{number}.distcp")))
+    return BackgroundWrite(name, files, timeout_seconds)
+
+
+def content(number: int) -> bytes:
+    return bytes([number + 1]) * SIZE
+
+
+def ended(write: BackgroundWrite, *, within: float = 30.0) -> BackgroundWrite:
+    deadline = time.monotonic() + within
+    while not write.poll():
+        assert time.monotonic() < deadline, "it never ended"
+        time.sleep(0.01)
+    return write
+
+
+def whole(folder: Path, write: BackgroundWrite) -> bool:
+    for number in range(2):
+        path = folder / f"{number}.distcp"
+        assert path.read_bytes() == content(number)
+        assert write.hashes[str(path)] == hashlib.sha256(content(number)).hexdigest()
+    return write.error is None
+
+
+def pid(write: BackgroundWrite) -> int:
+    return write._attempt._process.pid
+
+
+def descriptors() -> int:
+    Image.forget_spare()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_files_reach_the_disk_and_nothing_is_left_open(tmp_path):
+    before = descriptors()
+    write = ended(begun(tmp_path))
+    assert whole(tmp_path, write) and not write.warnings
+    assert descriptors() == before
+
+
+def test_memory_is_filled_again_by_the_next_save_and_holds_nothing_of_the_one_before(tmp_path):
+    Image.forget_spare()
+    image = Image.take()
+    with image.filling() as stream:
+        stream.write(b"a longer one")
+    image.give_back(keep=1)
+    again = Image.take()
+    assert again is image
+    with again.filling() as stream:
+        stream.write(b"short")
+    assert os.pread(again.descriptor, 100, 0) == b"short"
+    again.give_back(keep=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_writer_that_dies_or_stops_is_replaced_and_told_by_the_checkpoints_name(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(background, "SILENCE_SECONDS", 0.5)
+    write = begun(tmp_path)
+    first = pid(write)
+    os.kill(first, number)
+    ended(write)
+    assert whole(tmp_path, write)
+    (told,) = write.warnings
+    assert told.startswith("step=6: on rank 0, the process that writes its files in the background ")
+    assert ("killed by SIGKILL" if number == signal.SIGKILL else "no sign of life") in told
+    assert "another process writes them" in told
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_after_two_lost_writers_this_process_writes(tmp_path, monkeypatch):
+    before, lost = descriptors(), []
+
+    class Lost(background._Process):
+        def __init__(self, files: Any) -> None:
+            super().__init__(files)
+            self._process.kill()
+            lost.append(self._process.pid)
+
+    monkeypatch.setattr(background, "_Process", Lost)
+    write = ended(begun(tmp_path))
+    assert whole(tmp_path, write) and len(lost) == 2
+    assert "this process writes them" in write.warnings[-1]
+    assert descriptors() == before
+
+
+def test_a_machine_without_room_for_a_process_writes_all_the_same(tmp_path, monkeypatch):
+    def none_left(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    write = ended(begun(tmp_path))
+    assert whole(tmp_path, write) and "Cannot allocate memory" in write.warnings[0]
+
+
+def test_the_time_limit_is_held_by_the_parent(tmp_path, monkeypatch):
+    """Here the writers are stopped and the limit is shorter than the silence that would tell."""
+
+    class Stopped(background._Process):
+        def __init__(self, files: Any) -> None:
+            super().__init__(files)
+            os.kill(self._process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(background, "_Process", Stopped)
+    write = ended(begun(tmp_path, timeout_seconds=0.3))
+    assert whole(tmp_path, write)
+    assert all("save_timeout_seconds=0.3" in told for told in write.warnings) and len(write.warnings) == 2
+
+
+def test_what_the_disk_says_is_an_error_and_no_reason_to_try_other_writers(tmp_path):
+    (tmp_path / "1.distcp").mkdir()
+    write = ended(begun(tmp_path))
+    assert write.error is not None and "Is a directory" in write.error and not write.warnings
+
+
+def test_a_failure_that_passes_is_tried_again_and_one_that_does_not_is_told(tmp_path, monkeypatch):
+    failures = {"left": 2, "errno": 116}
+
+    def flaky(*args: Any) -> str:
+        if failures["left"]:
+            failures["left"] -= 1
+            raise OSError(failures["errno"], "Stale file handle")
+        return "written"
+
+    assert writer_process.persistently(flaky, 1, "x", pauses=(0.0, 0.0, 0.0)) == "written"
+    failures.update(left=4)
+    with pytest.raises(OSError, match="Stale"):
+        writer_process.persistently(flaky, 1, "x", pauses=(0.0, 0.0, 0.0))
+    failures.update(left=1, errno=28)
+    with pytest.raises(OSError):
+        writer_process.persistently(flaky, 1, "x", pauses=(0.0, 0.0, 0.0))
+
+
+def test_the_third_save_waits_for_the_first():
+    published: list[str] = []
+    saves = Saves()
+    for name in ("first", "second"):
+        saves.make_room()
+        saves.add(BackgroundWrite(name, [], None), [lambda name=name: published.append(name)])
+    assert published == []
+    saves.make_room()
+    assert published == ["first"] and len(saves) == 1
+
+
+def test_a_parent_that_dies_takes_its_writer_along_even_a_stopped_one(tmp_path):
+    script = f"""
+import os, signal, sys, time
+sys.path[:0] = {sys.path!r}
+from nemo2.checkpoint import background
+image = background.Image()
+os.write(image.descriptor, bytes(1000))
+process = background._Process([(image, {str(tmp_path / "0.distcp")!r})])
+time.sleep(1.0 if sys.argv[1] == "stopped" else 0.0)
+os.kill(process._process.pid, signal.SIGSTOP)
+print(process._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    # A writer that waits to write: it can't be done before it is stopped.
+    os.mkfifo(tmp_path / "0.distcp")
+    ran = subprocess.run([sys.executable, "-c", script, "stopped"], capture_output=True, text=True, check=False)
+    child = int(ran.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and _state(child) not in "ZX":
+        assert time.monotonic() < deadline, "it outlived its parent"
+        time.sleep(0.05)
+
+
+def _state(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "X"
+
+
+def test_no_process_is_forked_with_the_locks_of_this_one(tmp_path):
+    """A writer is an interpreter of its own: whatever lock a thread of this process holds at that moment, it doesn't have."""
+    held = threading.Lock()
+    os.register_at_fork(after_in_child=lambda: held.acquire(timeout=5.0))
+    with held:
+        started = time.monotonic()
+        assert whole(tmp_path, ended(begun(tmp_path)))
+    assert time.monotonic() - started < 5.0
+
+
+def test_the_writers_answer_is_one_line_of_json(tmp_path):
+    image = Image()
+    os.write(image.descriptor, b"abc")
+    job = json.dumps({"files": [[image.descriptor, str(tmp_path / "x")]], "dies_with_parent": False})
+    alive, _ = os.pipe()  # whose end would be the parent's end
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", writer_process.__file__, job],
+        pass_fds=[image.descriptor], stdin=alive, capture_output=True, check=True,
+    )  # fmt: skip
+    answer = json.loads(ran.stdout.lstrip(b"."))
+    assert answer == {"hashes": {str(tmp_path / "x"): hashlib.sha256(b"abc").hexdigest()}}
+
+
+def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
+    """Three steps that are saved in the background, while rank 1's first writer is stopped and its second killed."""
+    import torch
+
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    background.SILENCE_SECONDS = 2.0
+    disturbances = [signal.SIGSTOP, signal.SIGKILL] if torch.distributed.get_rank() == 1 else []
+    original = background._Process
+
+    class Disturbed(original):
+        def __init__(self, files: Any) -> None:
+            super().__init__(files)
+            if disturbances:
+                os.kill(self._process.pid, disturbances.pop(0))
+
+    background._Process = Disturbed
+    said: list[str] = []
+    background._tell = said.extend
+    keep = ModelCheckpoint(
+        dirpath=directory, filename="{step}", save_last=False, save_top_k=-1, verbose=False, every_n_train_steps=1
+    )
+    small_runs.fit(
+        small_runs.build_llama(), max_steps=3, callbacks=[keep], tensor_model_parallel_size=2, ckpt_async_save=True
+    )
+    return said, str(sorted(path.name for path in Path(directory).iterdir() if path.name[0] != "."))
+
+
+def test_a_run_whose_writers_are_stopped_and_killed_saves_every_step_and_says_so(run_on_ranks, tmp_path):
+    from nemo2.checkpoint.directory import changed, problems
+
+    answers = run_on_ranks(with_a_stopped_writer, 2, str(tmp_path), timeout=120.0)
+    assert {names for _, names in answers} == {"['step=1', 'step=2', 'step=3']"}
+    for path in tmp_path.glob("step=*"):
+        assert not problems(path) and not changed(path)
+    said = answers[0][0]
+    assert len(said) == 2 and all("step=" in words and "on rank 1" in words for words in said), said
