@@ -8,7 +8,7 @@ meets, how many FLOPs training takes, and which linear layers an adapter can be 
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -52,6 +52,10 @@ class ModelShape:
     def parts(self) -> Mapping[Part, int]:
         """Each different part, those of further predictions included, and how many there are."""
         return Counter(part for layer in (*self.layers, *self.further) for part in layer.parts)
+
+    def parts_of(self, indices: Iterable[int]) -> Mapping[Part, int]:
+        """As `parts`, of these layers of the decoder only."""
+        return Counter(part for index in indices for part in self.layers[index].parts)
 
     @functools.cached_property
     def experts(self) -> int:

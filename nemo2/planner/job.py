@@ -2,6 +2,7 @@
 """What a training step of a model is asked to do, and on what: the planner's input beside the model's shape."""
 
 import dataclasses
+import math
 from typing import Optional
 
 from nemo2.gpus import GPU
@@ -19,9 +20,12 @@ class Job:
         global_batch, micro_batch: sequences of a step, and of a forward pass.
         vp: model chunks of a pipeline rank.
         sharding: "replicated" (DDP), "zero1" (distributed optimizer) or "fsdp" (ZeRO-3).
-        recompute: "none", "selective" (`recomputed` parts) or "full" (every layer's forward once more).
+        recompute: "none", "selective" (`recomputed` parts) or "full" (whole layers' forward once more).
         recomputed: with "selective": Megatron-Core's names of what is computed again: "core_attn", "mlp", "moe", "moe_act",
-            "layernorm", "mla_up_proj".
+            "shared_experts", "layernorm", "mla_up_proj".
+        recompute_method, recompute_layers: with "full": "uniform" computes every layer again and keeps the input of each group
+            of so many; "block" computes the first so many layers of each chunk again, and keeps all of the others.
+        offloaded_layers: the first so many layers keep their activations on the host.
         attention: "flash" (fused, nothing quadratic kept, by the GPU's best kernel: Transformer Engine's), "flash2" and "flash1"
             (FlashAttention's second and first version), "softmax" (scores are kept, the
             softmax is one kernel) or "eager" (scores are kept, kernel by kernel).
@@ -63,6 +67,9 @@ class Job:
     sharding: str = "zero1"
     recompute: str = "none"
     recomputed: tuple[str, ...] = ("core_attn",)
+    recompute_method: str = "uniform"
+    recompute_layers: int = 1
+    offloaded_layers: int = 0
     attention: str = "flash"
     overlap_grad: bool = True
     overlap_param: bool = True
@@ -131,3 +138,17 @@ class Job:
     def recomputes(self, part: str) -> bool:
         """Whether ``part``, one of Megatron-Core's names, is computed again on the way back by itself."""
         return self.recompute == "selective" and part in self.recomputed
+
+    def computed_again(self, layers: int) -> range:
+        """Which of a chunk's so many layers are computed again whole, on the way back."""
+        if self.recompute != "full":
+            return range(0)
+        return range(layers if self.recompute_method == "uniform" else min(self.recompute_layers, layers))
+
+    def kept_inputs(self, layers: float) -> float:
+        """Inputs of layers, or of groups of them, that a chunk of so many keeps to compute them again."""
+        if self.recompute != "full":
+            return 0.0
+        if self.recompute_method == "block":
+            return min(self.recompute_layers, layers)
+        return math.ceil(layers / self.recompute_layers) if self.recompute_layers > 1 else layers

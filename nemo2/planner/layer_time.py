@@ -2,7 +2,8 @@
 """Seconds that one layer takes on one rank for one micro-batch, by kind of kernel, forward and backward apart."""
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Union
 
 from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Linear, Mixer, Part, Projection
@@ -266,11 +267,14 @@ class Kernels:
         if isinstance(part, LatentAttention) and job.recomputes("mla_up_proj"):
             seconds += self.chain(*(one for one in part.linears if one.name == "linear_kv_up_proj")).forward
         if isinstance(part, MLP) and job.recomputes("mlp"):
-            seconds += self.feed_forward(part).forward
+            seconds += self.feed_forward(part).forward + self.tensor_parallel().forward
         if isinstance(part, Experts) and job.recomputes("moe"):
             seconds += self.experts(part).forward + travel
-        elif isinstance(part, Experts) and job.recomputes("moe_act"):
-            seconds += self.moving(self.routed_rows(part) * self.c.inner_bytes * part.width / job.etp).forward
+        elif isinstance(part, Experts):
+            if job.recomputes("moe_act"):
+                seconds += self.moving(self.routed_rows(part) * self.c.inner_bytes * part.width / job.etp).forward
+            if job.recomputes("shared_experts") and part.shared is not None:
+                seconds += self.feed_forward(part.shared).forward
         if job.recomputes("layernorm") and not isinstance(part, Mixer):
             seconds += self.norm().forward
         return seconds
@@ -288,20 +292,37 @@ def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
     kernels = Kernels(shape, job, c)
     parts: dict[str, float] = {}
     counts = {part: number / job.pp for part, number in shape.parts.items()}
+    taken = {part: list(kernels.of(part)) for part in counts}
     exchanges: dict[Part, float] = {
         part: kernels.expert_parallel(part).total for part in counts if isinstance(part, Experts)
     }
-    forward = 0.0
     for part, count in counts.items():
-        for name, passes in kernels.of(part):
+        for name, passes in taken[part]:
             parts[name] = parts.get(name, 0.0) + count * passes.total
-            forward += count * passes.forward
     travel = sum(counts[part] * seconds for part, seconds in exchanges.items())
     shown = 1.0
     if job.overlap_ep and travel:
         shown = max(c.ep_exposed, 1 - c.dp_hidden * sum(parts.values()) / travel)
     parts["expert parallel"] = shown * travel
     if job.recompute == "full":
-        return {**parts, "recomputation": forward + shown * travel / 2}
-    again = {part: kernels.recomputed(part, shown * exchanges.get(part, 0.0) / 2) for part in counts}
-    return {**parts, "recomputation": sum(count * again[part] for part, count in counts.items())}
+        whole = {
+            part: sum(passes.forward for _, passes in taken[part]) + shown * exchanges.get(part, 0.0) / 2
+            for part in counts
+        }
+        return {
+            **parts,
+            "recomputation": sum(number * whole[part] for part, number in again(shape, job).items()) / job.pp,
+        }
+    once_more = {part: kernels.recomputed(part, shown * exchanges.get(part, 0.0) / 2) for part in counts}
+    return {**parts, "recomputation": sum(count * once_more[part] for part, count in counts.items())}
+
+
+def again(shape: ModelShape, job: Job) -> Mapping[Part, int]:
+    """The parts of layers that full recomputation does again, by the chunks of Megatron-Core's ``TransformerBlock``: all with
+    "uniform", further predictions too; the first of each chunk with "block". Chunks that don't divide the layers end early."""
+    if job.recompute_method == "uniform":
+        return shape.parts
+    layers = len(shape.layers)
+    chunk = math.ceil(layers / (job.pp * job.vp))
+    first = job.computed_again(chunk)
+    return shape.parts_of(index for index in range(layers) if index % chunk in first)

@@ -6,11 +6,13 @@ the byte.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Optional
 
 from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Mixer, Part
 from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
+from nemo2.planner.layer_time import again
 
 GB = 1e9
 
@@ -129,10 +131,16 @@ def in_flight(job: Job, stage: int) -> float:
 def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> dict[str, float]:
     alive, layers, tokens = in_flight(job, stage), _layers(shape, job), job.tokens
     block_input = 2 * tokens * shape.hidden / job.sequence_ranks
-    kept = layer_activations(shape, job, c)
-    parts = {"activations": layers * kept * alive, "working": _working(shape, job)}
+    kept = sum(count * part_activations(part, job, c) for part, count in _kept_whole(shape, job).items()) / job.pp
+    inputs = job.vp * job.kept_inputs(layers / job.vp) * block_input
+    parts = {"activations": (kept + inputs) * alive, "working": _working(shape, job)}
     if job.recompute == "full":
-        parts = {"activations": layers * block_input * alive + kept, "working": _working(shape, job)}
+        # The layers that are computed again together are whole while their gradients are taken.
+        group = job.recompute_layers if job.recompute_method == "uniform" else 1
+        parts["activations"] += min(group, layers / job.vp) * layer_activations(shape, job, c)
+    elif job.offloaded_layers:
+        # One layer is on its way to the host while the next is computed.
+        parts["activations"] += layer_activations(shape, job, c)
     if stage == 0:
         parts["activations"] += block_input * alive * (1.5 if job.dropout else 1.0)
     if stage == job.pp - 1:
@@ -140,6 +148,17 @@ def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) ->
         parts["logits"] = (1 + len(shape.further)) * alive_bytes * tokens * shape.vocab / job.loss_ranks
         parts["activations"] += 2 * block_input  # input and output of the last norm
     return parts
+
+
+def _kept_whole(shape: ModelShape, job: Job) -> Mapping[Part, int]:
+    """The parts of all layers that keep what their backward pass needs, on the GPU."""
+    if job.recompute == "full":
+        gone = again(shape, job)
+    elif job.offloaded_layers:
+        gone = shape.parts_of(range(min(job.offloaded_layers, len(shape.layers))))
+    else:
+        return shape.parts
+    return {part: count - gone.get(part, 0) for part, count in shape.parts.items()}
 
 
 def _working(shape: ModelShape, job: Job) -> float:
@@ -158,7 +177,7 @@ def _inner(part: Part, job: Job) -> float:
 
 
 def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED) -> float:
-    """Bytes that a mean layer keeps of one micro-batch for its backward pass, without full recomputation.
+    """Bytes that a mean layer keeps of one micro-batch for its backward pass, where it is not computed again whole.
 
     Korthikanti et al. (arXiv 2205.05198), section 4: inputs and outputs of norms, query, key and value, the attention's output,
     the feed-forward layer's inner tensors; a mask of a byte per element where there is dropout. Scores are added where attention
@@ -212,7 +231,9 @@ def _expert_bytes(part: Experts, job: Job) -> float:
     activated = 0 if job.recomputes("moe_act") else part.width
     inner = 2 * (part.inner + activated) / job.etp
     routed = part.topk * (2 * 2 * part.outer + inner) * job.etp / job.tp
-    return routed + (_mlp_bytes(part.shared, job) if part.shared is not None else 0)
+    if part.shared is None or job.recomputes("shared_experts"):
+        return routed
+    return routed + _mlp_bytes(part.shared, job)
 
 
 def _mixer_bytes(part: Mixer, job: Job) -> float:

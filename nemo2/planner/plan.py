@@ -11,7 +11,7 @@ from nemo2.planner.error_band import Band, band
 from nemo2.planner.goodput import Failures, Goodput, goodput
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
-from nemo2.planner.recipe import Subject, read_recipe
+from nemo2.planner.recipe import Subject, notes_of, read_recipe
 from nemo2.planner.step_time import StepTime, predict
 from nemo2.settle import Machine, on
 
@@ -44,6 +44,7 @@ class Plan:
         needed: bytes of the fullest rank with what is outside of torch; `capacity` of the GPU; `headroom` to be left free.
         tokens: the budget, None where there is none; then `hours` and `cost` are None too. `cost` None: no price.
         goodput: with failures and checkpoints, None without a token budget.
+        notes: settings of the recipe that the figures leave out.
     """
 
     recipe: str
@@ -61,6 +62,7 @@ class Plan:
     tokens: Optional[float] = None
     cost_per_gpu_hour: Optional[float] = None
     goodput: Optional[Goodput] = None
+    notes: tuple[str, ...] = ()
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -154,7 +156,8 @@ def plan(
         check_recipe(recipe)
     subject = read_recipe(recipe, chip)
     step = predict(subject.shape, subject.job)
-    counted = rehearsed and not subject.sharded
+    # A rehearsal moves nothing to the host.
+    counted = rehearsed and not subject.sharded and not subject.job.offloaded_layers
     memory = _rehearsed(recipe) if counted else _by_formula(subject)
     needed = max(stage.total for stage in memory) + (OUTSIDE_TORCH if counted else 0)
     made = Plan(
@@ -168,6 +171,7 @@ def plan(
         band=band(subject.shape, subject.job),
         memory=memory,
         counted=counted,
+        notes=notes_of(subject.facts),
         needed=needed,
         headroom=headroom * chip.memory,
         tokens=tokens,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe as the planner's input: the shape of its model, and the job that it is, as its run would settle them."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -11,6 +12,8 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
 from nemo2.models.parts import DeltaNet, LatentAttention
 from nemo2.models.shape import ModelShape
+from nemo2.models.walker import hybrid_pattern
+from nemo2.models.walker import shape_of as read_shape
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.planner.job import Job
 from nemo2.settle.machine import Machine
@@ -55,9 +58,7 @@ def shape_of(facts: Facts) -> ModelShape:
     Raises:
         ConfigError: it has layers whose time nobody has measured.
     """
-    from nemo2.models.walker import shape_of
-
-    shape = shape_of(facts.config, _vocabulary(facts))
+    shape = read_shape(facts.config, _vocabulary(facts))
     for part in shape.parts:
         sparse = isinstance(part, LatentAttention) and part.index_heads
         if sparse or isinstance(part, DeltaNet):
@@ -124,8 +125,7 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         etp=layout.expert_tensor_size,
         sp=layout.sp or tp == 1,
         sharding=sharding,
-        recompute=facts.of_model("recompute_granularity") or "none",
-        recomputed=tuple(facts.of_model("recompute_modules") or ("core_attn",)),
+        **_recomputation(facts),
         # Scores are counted as computed and kept one kernel after another: no GPU has shown yet what the compiled kernel does.
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
         cuda_graphs=kind_of(_model(facts)) != "none",
@@ -137,6 +137,61 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         **_experts(facts),
         **_overlaps(facts, tp=tp),
     )
+
+
+def _recomputation(facts: Facts) -> dict[str, Any]:
+    """What is computed again, and whose activations are on the host."""
+    granularity = facts.of_model("recompute_granularity") or "none"
+    if granularity == "full" and not _recomputes_hybrids() and hybrid_pattern(_model(facts)) is not None:
+        granularity = "none"
+    return {
+        "recompute": granularity,
+        "recomputed": tuple(facts.of_model("recompute_modules") or ("core_attn",)),
+        "recompute_method": facts.of_model("recompute_method") or "uniform",
+        "recompute_layers": facts.of_model("recompute_num_layers") or 1,
+        "offloaded_layers": _offloaded(facts),
+    }
+
+
+def _offloaded(facts: Facts) -> int:
+    """Layers whose activations Megatron-Core's ``cpu_offloading`` moves."""
+    moves = facts.of_model("cpu_offloading") and facts.of_model("cpu_offloading_activations", True)
+    return (facts.of_model("cpu_offloading_num_layers") or 0) if moves else 0
+
+
+def _recomputes_hybrids() -> bool:
+    """Whether the stack of hybrids reads ``recompute_granularity="full"``: that of Megatron-Core 0.16 does not."""
+    return importlib.util.find_spec("megatron.core.recompute") is not None
+
+
+def notes_of(facts: Facts) -> tuple[str, ...]:
+    """What a plan takes for granted of settings that it has no formula for."""
+    model = facts.of_model
+    notes = []
+    if model("cpu_offloading"):
+        notes.append(
+            f"model.config.cpu_offloading: activations of {_offloaded(facts)} layers are counted as gone to the host, by "
+            "formula; the time of their copies is not counted"
+        )
+        if model("cpu_offloading_weights"):
+            notes.append("model.config.cpu_offloading_weights: weights are counted as if they stayed on the GPU")
+    if model("fine_grained_activation_offloading"):
+        notes.append("model.config.fine_grained_activation_offloading: counted as if activations stayed on the GPU")
+    if facts.of_optimizer("optimizer_cpu_offload"):
+        notes.append("optim.config.optimizer_cpu_offload: counted as if the optimizer's states stayed on the GPU")
+    if facts.of_strategy("cpu_offload"):
+        notes.append("strategy.cpu_offload: counted as if shards stayed on the GPU")
+    full = model("recompute_granularity") == "full"
+    if full and not _recomputes_hybrids() and hybrid_pattern(_model(facts)) is not None:
+        notes.append(
+            "model.config.recompute_granularity=full: the installed Megatron-Core computes no layer of a hybrid again, and "
+            "none is counted (from 0.19 on it does)"
+        )
+    if full and model("recompute_method") == "block" and model("mtp_num_layers"):
+        notes.append(
+            "model.config.recompute_method=block: Megatron-Core keeps all of further predictions, and so does the plan"
+        )
+    return tuple(notes)
 
 
 def _experts(facts: Facts) -> dict[str, Any]:

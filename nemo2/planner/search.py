@@ -36,6 +36,8 @@ _FULL = (
     "model.config.recompute_method=uniform",
     "model.config.recompute_num_layers=1",
 )
+# Megatron-Core refuses a number of layers beside selected modules.
+_NOT_FULL = ("model.config.recompute_method=None", "model.config.recompute_num_layers=None")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,10 @@ def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
         sp=True,
         micro_batch=micro,
         recompute=recompute,
+        recompute_method="uniform",
+        recompute_layers=1,
+        # Megatron-Core offloads without a pipeline and without recomputation only.
+        offloaded_layers=0 if recompute != "none" or layout.pp > 1 else job.offloaded_layers,
         recomputed=("mlp",) if layout.etp is None else ("moe",),  # an expert size is there where experts are
         overlap_pp=bool(layout.vp),
         overlap_tp=job.overlap_tp and layout.tp > 1,
@@ -219,9 +225,15 @@ def overrides_of(subject: Subject, one: Candidate) -> tuple[str, ...]:
     changes = one.layout.overrides(subject.facts.sizes)
     if one.job.micro_batch != subject.job.micro_batch:
         changes.append(f"data.micro_batch_size={one.job.micro_batch}")
-    if (one.job.recompute, one.job.recomputed) != (subject.job.recompute, subject.job.recomputed):
+    if _recomputed(one.job) != _recomputed(subject.job):
         changes += _recomputation(one.job, subject.job)
+    if one.job.offloaded_layers != subject.job.offloaded_layers:
+        changes.append("model.config.cpu_offloading=False")
     return tuple(changes)
+
+
+def _recomputed(job: Job) -> tuple[Any, ...]:
+    return job.recompute, job.recomputed, job.recompute_method, job.recompute_layers
 
 
 def _recomputation(job: Job, asked: Job) -> Sequence[str]:
@@ -231,6 +243,7 @@ def _recomputation(job: Job, asked: Job) -> Sequence[str]:
         return (
             "model.config.recompute_granularity=selective",
             f'model.config.recompute_modules=["{job.recomputed[0]}"]',
+            *(_NOT_FULL if asked.recompute == "full" else ()),
         )
     return () if asked.recompute == "none" else ("model.config.recompute_granularity=None",)
 

@@ -9,7 +9,7 @@ from nemo2.models.parts import Experts
 from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import Constants, calibrated
 from nemo2.planner.job import Job
-from nemo2.planner.layer_time import Kernels, layers_time
+from nemo2.planner.layer_time import Kernels, again, layers_time
 from nemo2.planner.links import bandwidth, gathered_fraction
 
 
@@ -94,12 +94,13 @@ def _launching(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float
     It runs ahead of the GPU, but before it can launch routed experts it waits to be told how many tokens each gets, and what it
     was ahead is lost: their kernels are held against their own launching.
     """
-    again = 4 / 3 if job.recompute == "full" else 1.0
+    share = sum(again(shape, job).values()) / sum(shape.parts.values()) if job.recompute == "full" else 0.0
+    launched = 1 + share / 3
     # A layer has two blocks: attention or a mixer, and a feed-forward part.
-    host = c.layer_us * 1e-6 * shape.blocks / 2 / job.pp * again * (c.graphed if job.cuda_graphs else 1.0)
+    host = c.layer_us * 1e-6 * shape.blocks / 2 / job.pp * launched * (c.graphed if job.cuda_graphs else 1.0)
     each = 0.0 if job.fused_experts else c.expert_us + (c.expert_cast_us if job.low_precision else 0.0)
     moes = sum(count for part, count in shape.parts.items() if isinstance(part, Experts))
-    routing = (c.moe_us + each * shape.experts / job.ep) * 1e-6 * moes / job.pp * again
+    routing = (c.moe_us + each * shape.experts / job.ep) * 1e-6 * moes / job.pp * launched
     if job.capacity or job.graphed_experts:
         return _beyond(gpu, host + routing * (c.graphed if job.graphed_experts else 1.0))
     experts = stage.get("experts", 0.0) + stage.get("expert parallel", 0.0)

@@ -20,6 +20,7 @@ def render(plan: Plan) -> str:
         *step_table(plan),
         "",
         *memory_table(plan),
+        *(f"note: {note}" for note in plan.notes),
     ]
     return "\n".join([*lines, *(["", *budget_lines(plan)] if plan.tokens is not None else [])])
 

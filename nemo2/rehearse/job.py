@@ -239,6 +239,8 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
         notes.append("8-bit matrix products: counted in 16 bits, so saved activations are an upper bound")
     if keeps_weights_in_eight_bits(recipe):
         notes.append("8-bit copies of weights, kept from one micro-batch to the next, are among the buffers")
+    if getattr(model, "cpu_offloading", False) or getattr(model, "fine_grained_activation_offloading", False):
+        notes.append("activations that the model's configuration moves to the host are counted as if they stayed")
     if kind_of(model) != "none":
         notes.append(
             "CUDA graphs keep the inputs and outputs of what they capture in memory of their own, which is not counted"

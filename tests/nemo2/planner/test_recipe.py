@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the planner reads off a recipe, against the model's own counts and against what its rehearsal really does."""
 
+import math
 from typing import Any
 
 import pytest
@@ -98,3 +99,61 @@ def test_a_vocabulary_that_only_a_file_knows_is_asked_for() -> None:
 def test_gpus_that_are_no_whole_nodes_are_refused() -> None:
     with pytest.raises(ConfigError, match="not whole nodes of 8"):
         on(recipes.get("llama3_8b").pretrain_recipe(), Machine(count=12))
+
+
+FULL = ("model.config.recompute_granularity=full", "model.config.recompute_method=block")
+
+
+def test_blocks_trade_time_for_memory_layer_by_layer() -> None:
+    """They answered alike for 1, 8 and 32 of 32 layers."""
+    from nemo2.planner.memory import predict_memory
+    from nemo2.planner.step_time import predict
+
+    found = [subject("llama3_8b", *FULL, f"model.config.recompute_num_layers={count}") for count in (1, 8, 32)] + [
+        subject("llama3_8b", FULL[0], "model.config.recompute_method=uniform", "model.config.recompute_num_layers=1")
+    ]
+    again = [predict(one.shape, one.job).parts["recomputation"] for one in found]
+    kept = [predict_memory(one.shape, one.job).parts["activations"] for one in found]
+    assert math.isclose(again[1], 8 * again[0]) and math.isclose(again[2], 32 * again[0])
+    assert kept[0] > 1.2 * kept[1] > 3 * kept[2]
+    # All of 32 are what uniform groups of one are.
+    assert math.isclose(again[3], again[2]) and math.isclose(kept[3], kept[2])
+
+
+def test_groups_keep_fewer_inputs_and_are_whole_longer() -> None:
+    from nemo2.planner.memory import layer_activations, predict_memory
+
+    uniform = (FULL[0], "model.config.recompute_method=uniform")
+    one, four = (subject("llama3_8b", *uniform, f"model.config.recompute_num_layers={count}") for count in (1, 4))
+    kept = [predict_memory(each.shape, each.job).parts["activations"] for each in (one, four)]
+    inputs = 2 * one.job.tokens * one.shape.hidden / one.job.sequence_ranks
+    assert math.isclose(kept[1] - kept[0], 3 * layer_activations(one.shape, one.job) - (32 - 8) * inputs)
+
+
+def test_offloaded_activations_are_not_counted_on_the_gpu_and_their_copies_are_told() -> None:
+    from nemo2.planner.memory import layer_activations, predict_memory
+    from nemo2.planner.plan import plan
+    from nemo2.planner.text import render
+
+    changes = (
+        "strategy.context_parallel_size=1",
+        "model.config.cpu_offloading=True",
+        "model.config.cpu_offloading_num_layers=24",
+    )
+    away, here = subject("llama3_8b", *changes), subject("llama3_8b", changes[0])
+    kept = [predict_memory(each.shape, each.job).parts["activations"] for each in (here, away)]
+    assert math.isclose(kept[0] - kept[1], 23 * layer_activations(here.shape, here.job))
+    recipe = recipes.get("llama3_8b").pretrain_recipe()
+    apply_overrides(recipe, [*changes, "model.config.cpu_offloading_weights=True"])
+    made = plan(recipe, gpus="H100", check=False)
+    assert not made.counted and len(made.notes) == 2
+    assert "note: model.config.cpu_offloading: activations of 24 layers" in render(made)
+    assert not plan(here.facts.recipe, gpus="H100", check=False, rehearsed=False).notes
+
+
+def test_a_hybrid_is_computed_again_where_megatron_core_does_it() -> None:
+    from importlib.util import find_spec
+
+    full = (FULL[0], "model.config.recompute_method=uniform", "model.config.recompute_num_layers=1")
+    does = find_spec("megatron.core.recompute") is not None
+    assert subject("nemotronh_8b", *full).job.recompute == ("full" if does else "none")
