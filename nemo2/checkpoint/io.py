@@ -135,9 +135,9 @@ class MegatronCheckpointIO(CheckpointIO):
                 earlier checkpoints are untouched.
         """
         options = storage_options or {}
-        target = Path(path)
         self._publish_some(self._saves.make_room)
-        temporary = temporary_name(target, _agree(uuid.uuid4().hex[:8]))
+        target, attempt = _agree((Path(path), uuid.uuid4().hex[:8]))
+        temporary = temporary_name(target, attempt)
         try:
             self._prepare(temporary, target)
             request, writing = self._plan(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
@@ -215,12 +215,17 @@ class MegatronCheckpointIO(CheckpointIO):
 
         def finish() -> None:
             problem = None
-            hashes = _gathered({f"{WEIGHTS_PATH}/{name}": digest for name, digest in writing.hashes.items()})
+            written = _all_gathered(_written(temporary, writing.hashes))
             if _is_rank_zero():
                 try:
                     if options.get("write_context") is not None:
                         options["write_context"](temporary)
-                    publish(temporary, target, manifest, hashes)
+                    _prove(temporary, written)
+                    publish(
+                        temporary, target, manifest, {name: one[1] for part in written for name, one in part.items()}
+                    )
+                except CheckpointError as error:
+                    problem = str(error)
                 except Exception as error:  # whatever it is: the other ranks wait for the verdict
                     reason = error.strerror if isinstance(error, OSError) else None
                     problem = f"Publishing {target} failed: {reason or error!r}."
@@ -525,6 +530,31 @@ def _all_gathered(value: Any) -> list[Any]:
     return values
 
 
-def _gathered(part: dict[str, str]) -> dict[str, str]:
-    """The ranks' parts as one."""
-    return {name: digest for one in _all_gathered(part) for name, digest in one.items()}
+def _written(temporary: Path, hashes: dict[str, str]) -> dict[str, tuple[Optional[int], str]]:
+    """Size, as this rank sees it, and SHA-256 of each file that it wrote, by its path inside the checkpoint."""
+    names = {f"{WEIGHTS_PATH}/{name}": digest for name, digest in hashes.items()}
+    return {name: (_size(temporary / name), digest) for name, digest in names.items()}
+
+
+def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]]) -> None:
+    """That this rank sees what every rank wrote, before it becomes a checkpoint.
+
+    Raises:
+        CheckpointError: it doesn't.
+    """
+    for rank, part in enumerate(written):
+        for name, (size, _) in part.items():
+            seen = _size(temporary / name)
+            if seen is None or seen != size:
+                there = "isn't there" if seen is None else f"has {seen} bytes there"
+                raise CheckpointError(
+                    f"Rank {rank} wrote {name} ({size} bytes), which {there} for rank 0, in {temporary.parent}: the ranks don't "
+                    "share this directory. Nothing is published. Set log.log_dir to a directory that all nodes see."
+                )
+
+
+def _size(path: Path) -> Optional[int]:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -5,9 +5,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from nemo2.checkpoint.directory import read_manifest
+from nemo2.errors import RuntimeFault
 from nemo2.run_dir.directory import RunDirectory
 from nemo2.run_dir.effective import EFFECTIVE_FILE, write_effective_config
 from nemo2.run_dir.faults import record_fault
@@ -32,6 +34,23 @@ class RunDirectoryCallback(Callback):
         self.directory = directory
         self.metrics = metrics
         self._described = False
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Prove that all ranks write to one directory, now that they can talk.
+
+        Raises:
+            RuntimeFault: they don't.
+        """
+        if not torch.distributed.is_initialized():
+            return
+        chosen: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(chosen, str(self.directory.log_dir))
+        other = next((rank for rank, directory in enumerate(chosen) if directory != chosen[0]), None)
+        if other is not None:
+            raise RuntimeFault(
+                f"Rank 0 would write to {chosen[0]}, and rank {other} to {chosen[other]}: part of each checkpoint would be "
+                "missing. Set log.version, or log.explicit_log_dir, to the same on all ranks."
+            )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.metrics.resume_at(trainer.global_step)

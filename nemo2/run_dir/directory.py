@@ -5,13 +5,14 @@
 name different directories, so one rank's answer is used by all.
 """
 
+import json
 import os
 import tempfile
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.checkpoint.directory import finished, unusable
 from nemo2.checkpoint.lineage import own_finished
@@ -23,6 +24,9 @@ DEFAULT_BASE = "nemo_experiments"
 
 VERSION_VARIABLE = "NEMO2_RUN_VERSION"
 """The version for a new run, the same for all ranks; set by the launcher."""
+
+DECISION_VARIABLE = "NEMO2_RUN_DECISION"
+"""What a process has decided, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
 
 CHECKPOINTS = "checkpoints"
 
@@ -47,6 +51,16 @@ class RunDirectory:
         return self.log_dir / CHECKPOINTS
 
 
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the processes that decide by themselves, before there is a process group, can tell each other."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+
 def directory_of(trainer: Any) -> Path:
     """The run directory of a trainer that is set up; the working directory where it has none."""
     for callback in trainer.callbacks:
@@ -64,6 +78,7 @@ def choose_directory(
     version: str | None,
     use_datetime_version: bool,
     resume_if_exists: bool,
+    meeting: Optional[Meeting] = None,
 ) -> RunDirectory:
     """Settle the directory of a run, by the first rule that applies:
 
@@ -72,7 +87,8 @@ def choose_directory(
     3. With ``resume_if_exists``, the version of this name that holds the newest finished checkpoint is continued.
     4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, or no version folder without ``use_datetime_version``.
 
-    Nothing is created. In a job of several processes this is collective: every rank must call it.
+    Nothing is created. In a job of several processes this is collective: every rank must call it, with its ``meeting``
+    (`meeting_of`).
 
     Raises:
         ConfigError: the name or version cannot name a folder.
@@ -91,7 +107,7 @@ def choose_directory(
         fresh = (os.environ.get(VERSION_VARIABLE) or timestamp()) if use_datetime_version else ""
         decision = fresh if found is None else os.path.relpath(found, root)
         if resume_if_exists or (use_datetime_version and VERSION_VARIABLE not in os.environ):
-            decision = agree(decision)
+            decision = agree(decision, meeting)
         version = None if decision in ("", ".") else decision
     directory = root if version is None else root / safe_name(version)
     return RunDirectory(
@@ -146,37 +162,91 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
-def agree(value: str) -> str:
+def meeting_of(trainer: Any) -> Optional[Meeting]:
+    """What ``trainer``'s cluster environment says: torchrun, srun, MPI and others start all ranks at once, each with its rank
+    and the address of the first. Lightning's own launcher starts a node's other ranks later, from its first one, whose
+    environment they inherit; there one process per node decides. None: nobody else decides now.
+    """
+    environment = getattr(getattr(trainer, "strategy", None), "cluster_environment", None)
+    if environment is None:
+        return None
+    if environment.creates_processes_externally:
+        rank, world_size = environment.global_rank(), environment.world_size()
+    else:
+        rank, world_size = environment.node_rank(), trainer.num_nodes
+    if world_size <= 1:
+        return None
+    return Meeting(rank=rank, world_size=world_size, address=environment.main_address, port=environment.main_port)
+
+
+def agree(value: str, meeting: Optional[Meeting] = None) -> str:
     """Rank 0's ``value``, on every rank.
 
-    Uses the process group if there is one, else the store that the ranks will meet at (``MASTER_ADDR``), which is there
-    before any process group. A single process, or one that was told nothing of others, keeps its own.
+    Uses the process group if there is one, else a store at the address where the ranks will meet for it, which is there
+    before any process group. A process that Lightning's launcher started takes what the one that started it has decided.
+
+    Args:
+        value: This rank's.
+        meeting: As `meeting_of` tells. None: what torchrun's variables say.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
     if dist.is_available() and dist.is_initialized():
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
-    if world_size == 1 or "MASTER_ADDR" not in os.environ or "RANK" not in os.environ:
-        return value
+    number = _next_agreement()
+    inherited = _inherited(number)
+    if inherited is not None:
+        return inherited
+    meeting = meeting or _meeting_of_variables()
+    if meeting is not None:
+        value = _agree_in_store(value, meeting, number)
+    _leave_to_children(number, value)
+    return value
+
+
+def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
+    from torch.distributed.rendezvous import rendezvous
+
     if not _stores:
         # Kept for the life of the process: when rank 0 hosts the store, it must outlive the other ranks' reads.
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(minutes=5)))
+        url = f"tcp://{meeting.address}:{meeting.port}"
+        store, _, _ = next(rendezvous(url, meeting.rank, meeting.world_size, timeout=timedelta(minutes=5)))
         _stores.append(store)
-    key = f"nemo2/agree/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_next_agreement()}"
+    key = f"nemo2/agree/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
     store = _stores[0]
-    if int(os.environ["RANK"]) == 0:
+    if meeting.rank == 0:
         store.set(key, value)
         # If this process went on and failed, the store would go with it, and the others with an error about that.
         store.wait([f"{key}/read"])
         return value
     value = store.get(key).decode()
-    if store.add(f"{key}/readers", 1) == world_size - 1:
+    if store.add(f"{key}/readers", 1) == meeting.world_size - 1:
         store.set(f"{key}/read", "")
     return value
+
+
+def _meeting_of_variables() -> Optional[Meeting]:
+    """What torchrun's variables say."""
+    variables = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+    rank, world_size, address, port = variables
+    if rank is None or world_size is None or address is None or port is None or int(world_size) == 1:
+        return None
+    return Meeting(rank=int(rank), world_size=int(world_size), address=address, port=int(port))
+
+
+def _inherited(number: int) -> Optional[str]:
+    """What the process that started this one has decided, if Lightning's launcher started it."""
+    parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
+    return json.loads(decisions).get(str(number)) if parent == str(os.getppid()) else None
+
+
+def _leave_to_children(number: int, value: str) -> None:
+    """For what Lightning's launcher starts from here. Other children don't look."""
+    parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
+    known = json.loads(decisions) if parent == str(os.getpid()) else {}
+    os.environ[DECISION_VARIABLE] = f"{os.getpid()} {json.dumps(known | {str(number): value})}"
 
 
 _agreements = 0

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.run_dir.callback import RunDirectoryCallback
-from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory
+from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory, meeting_of
 from nemo2.run_dir.environment import write_environment
 from nemo2.run_dir.log_files import add_log_file
 from nemo2.run_dir.metrics import JSONLLogger
@@ -120,6 +120,7 @@ class NeMoLogger:
             version=self.version,
             use_datetime_version=self.use_datetime_version,
             resume_if_exists=resume_if_exists,
+            meeting=meeting_of(trainer),
         )
         create_directory(directory.log_dir, field="log.explicit_log_dir" if self.explicit_log_dir else "log.log_dir")
         if trainer.is_global_zero:

@@ -359,6 +359,61 @@ def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_
         assert names == ["step=1"]
 
 
+def on_a_disk_of_its_own(directory: str, async_save: bool) -> tuple[str, list[str]]:
+    """What rank 1 writes, rank 0 doesn't see: each node has a disk of its own under this name."""
+    from unittest import mock
+
+    import torch
+
+    from nemo2.checkpoint import io
+    from nemo2.errors import CheckpointError
+
+    original = io._size
+
+    def seen(path: Path) -> Any:
+        return None if torch.distributed.get_rank() == 0 and path.name.startswith("__1_") else original(path)
+
+    with mock.patch.object(io, "_size", seen), pytest.raises(CheckpointError) as caught:
+        small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=1,
+            callbacks=[keeping(directory, every_n_train_steps=1)],
+            tensor_model_parallel_size=2,
+            ckpt_async_save=async_save,
+        )
+    torch.distributed.barrier()
+    return str(caught.value), [path.name for path in Path(directory).iterdir() if path.name[0] != "."]
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_checkpoint_is_named_only_once_every_ranks_files_are_proven(run_on_ranks, tmp_path, async_save):
+    for message, names in run_on_ranks(on_a_disk_of_its_own, 2, str(tmp_path), async_save, timeout=60.0):
+        assert "Rank 1 wrote weights/__1_" in message and "isn't there for rank 0" in message
+        assert "directory that all nodes see" in message and names == []
+
+
+def a_path_of_its_own(directory: str) -> list[str]:
+    """A name with the clock in it, which each rank reads for itself."""
+    import torch
+
+    import nemo2.checkpoint.directory as files
+
+    rank = torch.distributed.get_rank()
+    small_runs.fit(
+        small_runs.build_llama(),
+        max_steps=1,
+        tensor_model_parallel_size=2,
+        inspect=lambda trainer: trainer.save_checkpoint(f"{directory}/at-second-{rank}"),
+    )
+    (path,) = [path for path, _ in files.finished(Path(directory))]
+    return [path.name, *files.problems(path), *sorted(file.name for file in (path / "weights").glob("*.distcp"))]
+
+
+def test_all_ranks_write_to_the_name_that_rank_0_has(run_on_ranks, tmp_path):
+    for found in run_on_ranks(a_path_of_its_own, 2, str(tmp_path), timeout=60.0):
+        assert found[0] == "at-second-0" and any(name.startswith("__1_") for name in found[1:]), found
+
+
 def fallen_back(directory: str, sharded: bool) -> dict[str, Any]:
     """A run that saves every step, and what goes on from its newest checkpoint after a bit of it has flipped."""
     import torch

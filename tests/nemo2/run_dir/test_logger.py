@@ -5,7 +5,10 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import time
+import types
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import ConfigError
-from nemo2.run_dir.directory import VERSION_VARIABLE, choose_directory
+from nemo2.run_dir.directory import VERSION_VARIABLE, choose_directory, meeting_of
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE, NeMoLogger
 from nemo2.run_dir.records import read_metrics, series
@@ -253,6 +256,72 @@ def test_all_ranks_choose_the_same_directory(run_on_ranks, tmp_path, init_proces
         _directory_on_this_rank, 2, str(tmp_path), False, init_process_group=init_process_group, timeout=60
     )
     assert len(set(chosen)) == 1
+
+
+def _directory_of_a_task_of_srun(base):
+    """As srun starts a task, without torchrun: nothing says RANK, WORLD_SIZE or MASTER_ADDR."""
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+    rank, world_size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    os.environ |= {
+        "SLURM_NTASKS": world_size,
+        "SLURM_NTASKS_PER_NODE": world_size,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        "SLURM_NODEID": "0",
+    }
+    os.environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": os.environ.pop("MASTER_ADDR")}
+    time.sleep(1.2 * int(rank))
+    strategy = types.SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=False))
+    meeting = meeting_of(types.SimpleNamespace(strategy=strategy, num_nodes=1))
+    return str(choose(Path(base), meeting=meeting).log_dir)
+
+
+def test_tasks_of_srun_choose_the_same_directory(run_on_ranks, tmp_path):
+    chosen = run_on_ranks(_directory_of_a_task_of_srun, 2, str(tmp_path), init_process_group=False, timeout=60)
+    assert len(set(chosen)) == 1, chosen
+
+
+def test_ranks_that_lightning_starts_later_take_what_the_first_has_decided(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import os, subprocess, sys
+sys.path[:0] = {sys.path!r}
+from nemo2.run_dir.directory import agree
+print(agree(sys.argv[1]), flush=True)
+if sys.argv[2:]:
+    subprocess.run([sys.executable, __file__, *sys.argv[2:]], check=True)
+"""
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "NEMO2"))}
+    ran = subprocess.run(
+        [sys.executable, script, "first", "later"], capture_output=True, text=True, env=clean, check=True
+    )
+    assert ran.stdout.split() == ["first", "first"]
+    # A process that isn't its child decides for itself, whatever it has inherited.
+    strangers = clean | {"NEMO2_RUN_DECISION": '1234567 {"1": "first"}'}
+    ran = subprocess.run([sys.executable, script, "own"], capture_output=True, text=True, env=strangers, check=True)
+    assert ran.stdout.split() == ["own"]
+
+
+def _setup_with_a_directory_of_its_own(base):
+    from nemo2.errors import RuntimeFault
+    from nemo2.run_dir.callback import RunDirectoryCallback
+    from nemo2.run_dir.directory import RunDirectory
+
+    own = Path(base) / os.environ["RANK"]
+    directory = RunDirectory(log_dir=own, exp_dir=own, name="", version=None, resumed=False)
+    callback = RunDirectoryCallback(directory, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeFault) as caught:
+        callback.setup(None, None, "fit")
+    return str(caught.value)
+
+
+def test_ranks_that_would_write_to_different_directories_are_told_before_they_train(run_on_ranks, tmp_path):
+    for message in run_on_ranks(_setup_with_a_directory_of_its_own, 2, str(tmp_path), timeout=60):
+        assert f"Rank 0 would write to {tmp_path}/0, and rank 1 to {tmp_path}/1" in message
+        assert "log.version" in message
 
 
 def _agree_then_meet(base):
