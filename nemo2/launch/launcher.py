@@ -5,6 +5,7 @@
 and runner, then look at how it ended.
 """
 
+import contextlib
 import copy
 import os
 import signal
@@ -36,11 +37,13 @@ from nemo2.names import safe_name
 from nemo2.run_dir.directory import VERSION_VARIABLE, create_directory, timestamp
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE
+from nemo2.run_dir.orphans import LAUNCHER_VARIABLE, name_of_this_process
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, world_of
 
 Status = Literal["succeeded", "failed", "cancelled", "submitted", "dryrun"]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 
 
@@ -122,6 +125,8 @@ def launch(
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
+    if local and not detach:
+        executor.env_vars[LAUNCHER_VARIABLE] = name_of_this_process()
     reasons, warned = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     for sentence in warned:
         print(f"warning: {sentence}", file=sys.stderr)
@@ -323,7 +328,8 @@ def _status(experiment: Any) -> str:
 
 
 def _end_ranks(before: set[int]) -> None:
-    print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
     stop_processes(child_processes() - before)
 
 
@@ -359,11 +365,11 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Put SIGINT and SIGTERM back as they were afterwards, whoever changed them."""
+    """Put the signals that end a run back as they were afterwards, whoever changed them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         yield
     finally:
@@ -372,7 +378,8 @@ def _own_signals() -> Iterator[None]:
 
 
 def _raise_on_signals() -> None:
-    """SIGINT raises KeyboardInterrupt, SIGTERM SystemExit(143), so that the ranks are ended on the way out."""
+    """SIGINT raises KeyboardInterrupt, SIGTERM SystemExit(143), a closed terminal SystemExit(129), so that the ranks are ended
+    on the way out. What ``nohup`` has told this process to ignore stays so."""
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -380,4 +387,6 @@ def _raise_on_signals() -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, terminate)

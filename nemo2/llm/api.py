@@ -21,9 +21,11 @@ from nemo2.optim.base import OptimizerModule
 from nemo2.run_dir.faults import install_fault_hook
 from nemo2.run_dir.hang import HangWatchdog
 from nemo2.run_dir.logger import NeMoLogger
+from nemo2.run_dir.orphans import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
 
 install_fault_hook()
+end_with_parents()
 
 
 @configurable(strategy="trainer.strategy")

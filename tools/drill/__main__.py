@@ -141,7 +141,12 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         ("nemo2 pretrain: rank 1 killed", cli("kill")),
         ("nemo2 pretrain: SIGTERM to the command", cli("command")),
     ]
-    found.append(("nemo2 pretrain: SIGTERM to rank 1", cli("rank")))
+    found += [
+        ("nemo2 pretrain: SIGTERM to rank 1", cli("rank")),
+        ("nemo2 pretrain: the command killed", orphaned("command", signal.SIGKILL)),
+        ("nemo2 pretrain: torchrun killed", orphaned("torchrun", signal.SIGKILL)),
+        ("nemo2 pretrain: the terminal closed", orphaned("command", signal.SIGHUP)),
+    ]
     return found
 
 
@@ -334,19 +339,52 @@ def sigterm(share: float, to: str, *, asynchronous: bool) -> Callable[[Path, dic
     return case
 
 
+def starting(directory: Path, name: str) -> subprocess.Popen:
+    settings = "trainer.max_steps=40 trainer.log_every_n_steps=1 log.ckpt.every_n_train_steps=10 data.seq_length=64"
+    line = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *settings.split(), "--devices", "2"]
+    environment = {**os.environ, "NEMORUN_HOME": str(directory / "nemo_run"), "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        [*line, "--dir", str(directory), "--name", name], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def orphaned(victim: str, number: int) -> Callable[[Path, dict[int, str]], str]:
+    """What started the ranks is killed: they end, the lock is free, and the same command goes on."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        import psutil
+
+        process = starting(directory, "disturbed")
+        while len(losses_of(directory / "disturbed")) < 3 and process.poll() is None:
+            time.sleep(0.05)
+        everyone = psutil.Process(process.pid).children(recursive=True)
+        ranks_of_run = [one for one in everyone if "RANK" in one.environ()]
+        torchrun = psutil.Process(rank_one(process.pid)).parent()
+        require(torchrun is not None and len(ranks_of_run) >= 2, "the run has no ranks")
+        os.kill(process.pid if victim == "command" or torchrun is None else torchrun.pid, number)
+        started = time.monotonic()
+        _, left = psutil.wait_procs(everyone, timeout=90)
+        for one in left:
+            one.kill()
+        took = time.monotonic() - started
+        process.communicate(timeout=120)
+        require(not left, f"{len(left)} processes were there after {took:.0f} s")
+        again = starting(directory, "disturbed")
+        said = again.communicate(timeout=900)[0]
+        require(again.returncode == 0, f"the rerun ended with {again.returncode}: {said[-800:]}")
+        require(len(losses_of(directory / "disturbed")) == 40, "steps are missing")
+        return f"all processes ended within {took:.0f} s; the same command went on to the end"
+
+    return case
+
+
 def cli(how: str) -> Callable[[Path, dict[int, str]], str]:
     """The same through ``nemo2 pretrain``: torchrun, nemo-run, exit codes."""
 
     def case(directory: Path, reference: dict[int, str]) -> str:
-        settings = "trainer.max_steps=40 trainer.log_every_n_steps=1 log.ckpt.every_n_train_steps=10 data.seq_length=64"
-        line = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *settings.split(), "--devices", "2"]
-        environment = {**os.environ, "NEMORUN_HOME": str(directory / "nemo_run"), "PYTHONWARNINGS": "ignore"}
-
         def start(name: str) -> subprocess.Popen:
-            return subprocess.Popen(
-                [*line, "--dir", str(directory), "--name", name], env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            return starting(directory, name)
 
         if "cli" not in _UNDISTURBED:  # one for all cases: they run the same command
             said = start("whole").communicate(timeout=900)[0]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank doesn't outlive those that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nemo2.run_dir import orphans
+
+RANK = f"""
+import os, signal, sys, time
+sys.path[:0] = {sys.path!r}
+from nemo2.run_dir import orphans
+orphans._LOOK_SECONDS, orphans.GRACE_SECONDS = 0.05, 0.5
+if sys.argv[1] == "saves":
+    def save(*_):
+        open(sys.argv[2], "w").write("saved")
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+elif sys.argv[1] == "hangs":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+orphans.end_with_parents()
+time.sleep(60)
+"""
+TORCHRUN = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", *sys.argv[1:]]).returncode)
+"""
+
+
+def started(how: str, file: Path, **variables: str) -> tuple[subprocess.Popen, int]:
+    """What stands in for torchrun, and its rank's id."""
+    environment = {**os.environ, "RANK": "0", "TORCHELASTIC_RUN_ID": "x", **variables}
+    line = [sys.executable, "-c", TORCHRUN, RANK, how, str(file)]
+    torchrun = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)
+    assert torchrun.stdout is not None
+    return torchrun, int(torchrun.stdout.readline())
+
+
+def ends(pid: int, *, within: float) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not orphans._start_time(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("how", ["saves", "hangs", "does nothing about it"])
+def test_a_rank_ends_with_torchrun_and_saves_if_it_can(tmp_path, how):
+    torchrun, rank = started(how, tmp_path / "file")
+    torchrun.kill()
+    torchrun.wait()
+    assert ends(rank, within=20)
+    assert (tmp_path / "file").exists() == (how == "saves")
+
+
+def test_a_rank_ends_with_the_launcher_though_torchrun_lives_on(tmp_path):
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    name = f"{launcher.pid} {orphans._start_time(launcher.pid)}"
+    torchrun, rank = started("saves", tmp_path / "file", NEMO2_LAUNCHER=name)
+    time.sleep(0.3)
+    assert orphans._start_time(rank), "both are there"
+    launcher.kill()  # and isn't waited for: a zombie is no launcher
+    assert ends(rank, within=20) and torchrun.wait(20) == 143
+    launcher.wait()
+
+
+def test_a_launcher_that_ended_before_the_rank_began_is_noticed_and_so_is_another_process_of_its_id(tmp_path):
+    for name in ("999999999 5", f"{os.getpid()} 5"):
+        torchrun, rank = started("saves", tmp_path / "file", NEMO2_LAUNCHER=name)
+        assert ends(rank, within=20) and torchrun.wait(20) == 143
+
+
+def test_a_process_that_nobody_launched_is_left_alone(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert orphans.end_with_parents() is False
+    assert orphans._lives(orphans.name_of_this_process())
+
+
+def test_a_closed_terminal_ends_the_ranks_unless_it_was_to_be_ignored():
+    from nemo2.launch.launcher import _own_signals, _raise_on_signals
+
+    with _own_signals():
+        _raise_on_signals()
+        with pytest.raises(SystemExit) as caught:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(1)
+        assert caught.value.code == 128 + signal.SIGHUP
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _own_signals():
+            _raise_on_signals()
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
