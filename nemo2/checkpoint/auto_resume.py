@@ -37,6 +37,9 @@ class Search:
     """What looks like a checkpoint and can't be used, with the reason."""
     found: Optional[Path] = None
     manifest: Optional[Manifest] = None
+    whole: Optional[Path] = None
+    """The newest one with an optimizer's state, from which training can go on."""
+    whole_step: int = -1
 
 
 @configurable
@@ -117,15 +120,22 @@ class AutoResume:
             _say(f"No checkpoint to resume from in {looked}: starting from the beginning.")
             return None
         assert search.manifest is not None
-        limit = trainer.max_steps
+        limit, weights_only = trainer.max_steps, search.manifest.weights_only
         if training and 0 < limit <= search.manifest.step and not self.resume_past_end:
             raise CheckpointError(
-                f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={limit}: this run is done. Raise "
-                "trainer.max_steps to go on, change log.name for a new run, or set resume.resume_past_end=True."
+                f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={limit}: this run is done. "
+                f"{_how_to_go_on(search)}; or change log.name for a new run, or set resume.resume_past_end=True."
             )
+        _allow_falling_back(trainer)
+        if training and weights_only and search.whole is not None:
+            _say(
+                f"{search.found} holds weights only, as the last checkpoint of a run does without "
+                f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}): the steps "
+                "since then are done again."
+            )
+            return search.whole
         if training:
             _refuse_weights_only(search.found, search.manifest)
-        _allow_falling_back(trainer)
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
@@ -153,6 +163,21 @@ class AutoResume:
             # Without a logger of ours the callback saves below Lightning's root.
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
         return _newest([directory] if directory is not None else [], any_run=False)
+
+
+def _how_to_go_on(search: Search) -> str:
+    assert search.manifest is not None
+    if not search.manifest.weights_only:
+        return "Raise trainer.max_steps to go on"
+    if search.whole is not None:
+        return (
+            f"Raise trainer.max_steps to go on from step {search.whole_step}, the last that was saved with the optimizer "
+            "(log.ckpt.save_optim_on_train_end=True saves the last step so)"
+        )
+    return (
+        "It holds weights only, so that a higher trainer.max_steps can't go on from it: start a run from it with "
+        "resume.restore_config.path (log.ckpt.save_optim_on_train_end=True would have let this run go on)"
+    )
 
 
 def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
@@ -189,12 +214,12 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
             if run is not None and manifest is not None and not belongs(manifest, run)
         }
         for path, manifest in candidates:
-            if (
-                manifest is not None
-                and belongs(manifest, run)
-                and (search.manifest is None or manifest.step > search.manifest.step)
-            ):
+            if manifest is None or not belongs(manifest, run):
+                continue
+            if search.manifest is None or manifest.step > search.manifest.step:
                 search.found, search.manifest = path, manifest
+            if not manifest.weights_only and manifest.step > search.whole_step:
+                search.whole, search.whole_step = path, manifest.step
     return search
 
 

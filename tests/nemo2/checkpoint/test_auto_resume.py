@@ -127,6 +127,20 @@ def test_a_finished_run_is_not_resumed_but_on_purpose(tmp_path):
     assert AutoResume(resume_if_exists=True).setup(trainer(tmp_path, max_steps=-1)) == done
 
 
+def test_a_finished_run_goes_on_with_more_steps_or_its_first_error_says_how(tmp_path):
+    whole = saved(tmp_path / "step=8", 8)
+    saved(tmp_path / "step=10-last", 10, weights_only=True)
+    resume = AutoResume(resume_if_exists=True)
+    with pytest.raises(CheckpointError, match=r"this run is done\. Raise trainer\.max_steps to go on from step 8"):
+        resume.setup(trainer(tmp_path, max_steps=10))
+    assert resume.setup(trainer(tmp_path, max_steps=20)) == whole
+    shutil.rmtree(whole)
+    with pytest.raises(
+        CheckpointError, match=r"can't go on from it: start a run from it with resume\.restore_config\.path"
+    ):
+        resume.setup(trainer(tmp_path, max_steps=10))
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_weights_without_an_optimizer_cannot_be_resumed_but_validated(tmp_path, named):
     path = saved(tmp_path / "step=10", 10, weights_only=True)
