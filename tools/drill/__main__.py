@@ -192,7 +192,7 @@ def _always(number: int) -> faults.Fault:
 
 def in_a_row(count: int, seed: int) -> Callable[[Path, dict[int, str]], str]:
     def case(directory: Path, reference: dict[int, str]) -> str:
-        import saves
+        from tools.drill import saves
 
         directory.mkdir()
         found = ranks.run(saves.loop, 2, str(directory), count, seed, timeout=max(120.0, 3.0 * count))

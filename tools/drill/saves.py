@@ -19,11 +19,11 @@ SHARE_DISTURBED = 0.1
 
 def loop(folder: str, count: int, seed: int) -> dict[str, Any]:
     """``count`` saves on every rank; what happened, as rank 0 saw it."""
-    import small_runs
     import torch
 
     from nemo2.checkpoint import background
     from nemo2.checkpoint.directory import changed, problems
+    from support import small_runs
 
     background.SILENCE_SECONDS = 1.5
     rank, chance = torch.distributed.get_rank(), random.Random(seed + torch.distributed.get_rank())

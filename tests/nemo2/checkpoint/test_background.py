@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 
 from nemo2.checkpoint import background, writer_process
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
+from support import small_runs
 
 SIZE = 3_000_001
 
