@@ -13,7 +13,6 @@ from nemo2.overlap.apply import overlap
 from nemo2.overlap.facts import settings_of_run
 from nemo2.overlap.settings import CALLBACK, Decision
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
-from nemo2.overlap.userbuffers import start_userbuffers
 from nemo2.parallel.layout import Layout
 from nemo2.settle.machine import Machine
 
@@ -25,8 +24,8 @@ class MegatronCommOverlapCallback(pl.Callback):
     """Overlaps tensor-, pipeline- and data-parallel communication with computation, as far as the layout allows.
 
     In ``setup`` it writes the model config, ``strategy.ddp_config`` and the optimizer config, before any of them is
-    used; with tensor-parallel overlap it also starts Transformer Engine's userbuffers when the run starts. It costs
-    nothing per step and behaves the same on every rank. None leaves an argument to the rules of
+    used; the strategy starts Transformer Engine's userbuffers from what is written, before the first layer is built. It
+    costs nothing per step and behaves the same on every rank. None leaves an argument to the rules of
     `nemo2.overlap.rules.decide`; what was set on a configuration stays.
 
     - ``tp_comm_overlap``: needs tensor and sequence parallelism and Transformer Engine; off otherwise, and said once.
@@ -77,7 +76,6 @@ class MegatronCommOverlapCallback(pl.Callback):
         self.defer_embedding_wgrad_compute = defer_embedding_wgrad_compute
         self.wgrad_deferral_limit = wgrad_deferral_limit
         self._decisions: dict[str, Decision] = {}
-        self._userbuffers_started = False
 
     @property
     def decisions(self) -> Mapping[str, Decision]:
@@ -119,37 +117,6 @@ class MegatronCommOverlapCallback(pl.Callback):
             output_layer_can_fuse=machine.output_layer_can_fuse,
             say=None if said else _log.warning,
         )
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._start_userbuffers(trainer, pl_module)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._start_userbuffers(trainer, pl_module)
-
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._start_userbuffers(trainer, pl_module)
-
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._start_userbuffers(trainer, pl_module)
-
-    def _start_userbuffers(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        wanted = self._decisions.get("tp_comm_overlap")
-        if wanted is None or not wanted.value or self._userbuffers_started:
-            return
-        config: Any = pl_module.config
-        sampler = _data_sampler(trainer)
-        start_userbuffers(
-            tokens=sampler.seq_len * sampler.micro_batch_size // config.context_parallel_size,
-            hidden_size=config.hidden_size,
-            tensor_parallel=config.tensor_model_parallel_size,
-            dtype=config.params_dtype,
-            fp8=config.fp8 is not None,
-            some_layers_in_16_bits=bool(config.first_last_layers_bf16)
-            and config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16 > 0,
-            settings=self._decisions["tp_comm_overlap_cfg"].value,
-            bootstrap_backend=self._decisions["tp_comm_bootstrap_backend"].value,
-        )
-        self._userbuffers_started = True
 
 
 def _data_sampler(trainer: Any) -> Any:

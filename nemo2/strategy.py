@@ -16,6 +16,8 @@ which configuration is `nemo2.settle`'s.
 """
 
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
@@ -40,6 +42,7 @@ from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
+from nemo2.overlap.userbuffers import start_userbuffers, stop_userbuffers
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
@@ -335,6 +338,17 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             )
 
     # ------------------------------------------------------------------------------------------------------ building
+
+    @contextmanager
+    def model_sharded_context(self) -> Generator[None, None, None]:
+        """Around ``configure_model``, whoever calls it: what layers look for while they are built is there."""
+        start_userbuffers(getattr(self.lightning_module, "config", None), self.data_sampler)
+        with super().model_sharded_context():
+            yield
+
+    def teardown(self) -> None:
+        super().teardown()
+        stop_userbuffers()  # after the graphs, which point into them
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Build and wrap this rank's chunks, make the optimizer, take backward out of Lightning's hands."""

@@ -91,7 +91,7 @@ ROOMS = (
         "models",
         "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family; `walker.py` reads a config as "
         "a `shape.py` of `parts.py`, from which parameters, FLOPs and what the planner needs follow by summing",
-        ("backend", "config", "parallel", "precision", "optim", "data"),
+        ("backend", "config", "parallel", "precision", "overlap", "optim", "data"),
     ),
     Room(
         "checkpoint",

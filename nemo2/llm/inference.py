@@ -63,6 +63,8 @@ def load_model(checkpoint: Path, *, trainer: Optional[pl.Trainer] = None) -> Any
     data = load_context(checkpoint, "data", build=False)
     if "seq_length" not in explicit_fields(model.config) and getattr(data, "seq_length", None):
         model.config.seq_length = data.seq_length
+    # Userbuffers have the size of a training micro-batch, and prompts have any.
+    model.config.tp_comm_overlap = False
     trainer = trainer or Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )

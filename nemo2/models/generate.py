@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
+from nemo2.overlap.userbuffers import without_userbuffers
 
 # tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -147,14 +148,16 @@ def _forward_of(model: nn.Module | Forward) -> Forward:
 
 @contextmanager
 def _evaluating(model: nn.Module | Forward):
-    was_training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
-    try:
+    if not isinstance(model, nn.Module):
         yield
+        return
+    was_training = model.training
+    model.eval()
+    try:
+        with without_userbuffers(model):
+            yield
     finally:
-        if isinstance(model, nn.Module):
-            model.train(was_training)
+        model.train(was_training)
 
 
 def _as_generation(tokenizer: Any, prompt: str, token_ids: list[int], finished: bool) -> Generation:

@@ -131,6 +131,30 @@ def userbuffer_settings(settings: Any, *, quantized: bool = True) -> Optional[di
     return plain
 
 
+def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
+    """`userbuffer_settings` for ``modes`` sets of buffers, the second of which is of layers in 16 bits.
+
+    ``initialize_ub`` moves a dgrad that isn't in bulk from one of its lists to another when it reads the method, and fails
+    where a second set says the method again.
+
+    Raises:
+        ConfigError: ``atomic_gemm``, which is for 8 bits, and whose pairs are one list for all sets.
+    """
+    if settings is None or modes == 1:
+        return settings
+    for gemm, entry in settings.items():
+        if entry.get("atomic_gemm"):
+            raise ConfigError(
+                f"{_NAME}.{gemm}.atomic_gemm=True with trainer.plugins.first_last_layers_bf16=True: layers in 16 bits can't have "
+                "it, and Transformer Engine knows no difference between layers. Set one of the two to False."
+            )
+    second = {gemm: dict(entry) for gemm, entry in settings.items()}
+    for gemm in ("qkv_dgrad", "fc1_dgrad"):
+        if second.get(gemm, {}).get("method", "bulk") != "bulk":
+            del second[gemm]["method"]
+    return [settings, second]
+
+
 _NAME = "MegatronCommOverlapCallback.tp_comm_overlap_cfg"
 
 

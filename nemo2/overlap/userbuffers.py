@@ -1,53 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformer Engine's userbuffers: the memory that overlapped GEMMs of a tensor-parallel group exchange."""
+"""Transformer Engine's userbuffers: the memory that overlapped GEMMs of a tensor-parallel group exchange.
+
+Transformer Engine keeps one set per process, in a module of its own. From 2.17 on its layers assert as they are built that the
+set is there; earlier versions look for it in the first forward pass. Both are served by a start between the process groups
+and the first layer, which is where `nemo2.strategy.MegatronStrategy.model_sharded_context` stands in every entry point.
+"""
 
 import inspect
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, Optional
 
-import torch
+from torch import nn
 
-from nemo2.overlap.tp_overlap_cfg import userbuffer_settings
+from nemo2.errors import ConfigError
+from nemo2.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
+
+_running: Optional[dict[str, Any]] = None
+"""What `start_userbuffers` was last asked for; None where nothing runs."""
 
 
-def start_userbuffers(
-    *,
-    tokens: int,
-    hidden_size: int,
-    tensor_parallel: int,
-    dtype: torch.dtype,
-    fp8: bool,
-    some_layers_in_16_bits: bool,
-    settings: Any,
-    bootstrap_backend: Optional[str],
-) -> None:
-    """Allocate them; once per process, on every rank, before the first forward pass.
+def start_userbuffers(config: Any, data_sampler: Any) -> None:
+    """Allocate what a model's configuration asks for; on every rank, with the process groups made and no layer built yet.
 
-    ``tokens`` are those of a micro-batch on this rank before sequence parallelism cuts them: sequence length times
-    micro-batch over the context-parallel size. ``some_layers_in_16_bits`` beside those in ``fp8`` get buffers of their own.
-    ``settings`` None: Transformer Engine's own for every GEMM.
+    Does nothing where ``config.tp_comm_overlap`` is off, where tensors or sequences aren't cut, and where the same buffers
+    run already; others are taken down first.
+
+    Args:
+        config: The model's ``TransformerConfig`` as it will be built. Its ``tp_comm_overlap_cfg`` are settings; None:
+            Transformer Engine's own for every GEMM.
+        data_sampler: Knows the sequence length and the micro-batch size.
 
     Raises:
-        ConfigError: settings that Transformer Engine would refuse.
+        ConfigError: nobody knows the size of a micro-batch; settings that Transformer Engine would refuse.
     """
-    from transformer_engine.pytorch.module.base import initialize_ub  # pyright: ignore[reportMissingImports]
-
-    arguments: dict[str, Any] = {
-        "shape": [tokens, hidden_size],
-        "tp_size": tensor_parallel,
-        "dtype": dtype,
-        "ub_cfgs": userbuffer_settings(settings, quantized=fp8),
-        "bootstrap_backend": bootstrap_backend,
+    global _running
+    if not getattr(config, "tp_comm_overlap", False):
+        return
+    if config.tensor_model_parallel_size < 2 or not config.sequence_parallel:
+        return
+    wanted = {
+        "shape": [_tokens(config, data_sampler), config.hidden_size],
+        "tp_size": config.tensor_model_parallel_size,
+        "dtype": config.params_dtype,
+        "bootstrap_backend": config.tp_comm_bootstrap_backend,
+        **_buffer_sets(config),
     }
-    # Transformer Engine 2.8 replaced the flag by a list with one mode per buffer set, and warns of the flag.
-    if "quantization_modes" in inspect.signature(initialize_ub).parameters:
-        from transformer_engine.pytorch.module.base import (  # pyright: ignore[reportMissingImports]
-            UserBufferQuantizationMode,
-        )
+    if wanted == _running:
+        return
+    stop_userbuffers()
+    from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
 
-        modes = [UserBufferQuantizationMode.FP8 if fp8 else UserBufferQuantizationMode.NONE]
-        if fp8 and some_layers_in_16_bits:
-            modes.append(UserBufferQuantizationMode.NONE)
-        arguments["quantization_modes"] = modes
-    else:
-        arguments["use_fp8"] = fp8
-    initialize_ub(**arguments)
+    try:
+        base.initialize_ub(**wanted)
+    except BaseException:
+        base.destroy_ub()  # what a failed start leaves behind would refuse the next one
+        raise
+    _running = wanted
+
+
+def stop_userbuffers() -> None:
+    """Free what `start_userbuffers` made; layers that overlap can't run before the next start."""
+    global _running
+    if _running is None:
+        return
+    from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
+
+    base.destroy_ub()
+    _running = None
+
+
+@contextmanager
+def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
+    """Inside, the layers of ``model`` exchange before and after their GEMMs: for batches of another size than a micro-batch's."""
+    switched = [
+        (layer, name)
+        for layer in model.modules()
+        for name, value in vars(layer).items()
+        if name.startswith("ub_") and value is True
+    ]
+    for layer, name in switched:
+        setattr(layer, name, False)
+    try:
+        yield
+    finally:
+        for layer, name in switched:
+            setattr(layer, name, True)
+
+
+def _tokens(config: Any, data_sampler: Any) -> int:
+    """Of a micro-batch on this rank, before sequence parallelism cuts them."""
+    if data_sampler is None:
+        raise ConfigError(
+            "model.config.tp_comm_overlap=True allocates buffers of a micro-batch's size, and the data has no data_sampler that "
+            "tells it: give the data module a MegatronDataSampler, or set tp_comm_overlap=False."
+        )
+    return data_sampler.seq_len * data_sampler.micro_batch_size // config.context_parallel_size
+
+
+def _buffer_sets(config: Any) -> dict[str, Any]:
+    """The arguments that say which sets of buffers there are, in the installed version's words: for layers in 8 bits (or 4),
+    for those in 16, or for both."""
+    from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
+
+    quantized = config.fp8 is not None or getattr(config, "fp4", None) is not None
+    settings = userbuffer_settings(config.tp_comm_overlap_cfg, quantized=quantized)
+    both = quantized and _some_layers_in_16_bits(config)
+    # Transformer Engine 2.8 replaced the flag by a list with one mode per set, and warns of the flag.
+    if "quantization_modes" not in inspect.signature(base.initialize_ub).parameters:
+        if both:
+            raise ConfigError(
+                "model.config.first_last_layers_bf16=True with tp_comm_overlap=True: this Transformer Engine has buffers of one "
+                "dtype only. Install 2.8 or newer, or set one of the two to False."
+            )
+        return {"use_fp8": quantized, "ub_cfgs": settings}
+    modes = base.UserBufferQuantizationMode
+    chosen = [modes.FP8 if quantized else modes.NONE, *([modes.NONE] if both else [])]
+    return {"quantization_modes": chosen, "ub_cfgs": settings_per_mode(settings, 1 + both)}
+
+
+def _some_layers_in_16_bits(config: Any) -> bool:
+    if getattr(config, "quant_recipe", None) is not None:  # each layer may have its own
+        return True
+    return bool(config.first_last_layers_bf16) and (
+        config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16 > 0
+    )

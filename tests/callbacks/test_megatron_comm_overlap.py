@@ -92,57 +92,40 @@ def test_another_strategy_is_refused() -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """An H100 with Transformer Engine, and the calls that would start userbuffers on it."""
-    calls: list[dict[str, Any]] = []
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100 with Transformer Engine."""
     monkeypatch.setattr(megatron_comm_overlap.Machine, "here", lambda: Machine.named("H100"))
-    monkeypatch.setattr(megatron_comm_overlap, "start_userbuffers", lambda **arguments: calls.append(arguments))
-    return calls
 
 
-def test_userbuffers_are_started_once_with_the_shape_and_the_preset_of_the_run(started: list[dict[str, Any]]) -> None:
+@pytest.mark.usefixtures("h100")
+def test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it() -> None:
     layout = Layout(tp=4, cp=2, sp=True)
     trainer, module = a_run(
         layout=layout, world=8, hidden_size=8192, num_attention_heads=64, params_dtype=torch.bfloat16
     )
-    module.config.tensor_model_parallel_size, module.config.context_parallel_size = 4, 2
     callback = MegatronCommOverlapCallback(tp_comm_overlap=True)
     callback.setup(trainer, module, "fit")
-    callback.on_fit_start(trainer, module)
-    callback.on_validation_start(trainer, module)
-    assert module.config.tp_comm_overlap is True
+    config = module.config
     name = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
     assert callback.decisions["tp_comm_overlap_cfg"].reason.startswith(f"preset {name}: tuned for h100, 16 bits")
-    assert started == [
-        {
-            "tokens": 8192 // 2,
-            "hidden_size": 8192,
-            "tensor_parallel": 4,
-            "dtype": torch.bfloat16,
-            "fp8": False,
-            "some_layers_in_16_bits": False,
-            "settings": preset(name),
-            "bootstrap_backend": "nccl",
-        }
-    ]
+    assert (config.tp_comm_overlap, config.tp_comm_overlap_cfg) == (True, preset(name))
+    assert config.tp_comm_bootstrap_backend == "nccl"
 
 
-def test_no_userbuffers_where_nothing_was_asked_for(started: list[dict[str, Any]]) -> None:
+@pytest.mark.usefixtures("h100")
+def test_no_tensor_overlap_where_nothing_was_asked_for() -> None:
     trainer, module = a_run(layout=Layout(tp=4, sp=True))
-    callback = MegatronCommOverlapCallback()
-    callback.setup(trainer, module, "fit")
-    callback.on_fit_start(trainer, module)
-    callback.on_test_start(trainer, module)
-    callback.on_predict_start(trainer, module)
-    assert started == []
+    MegatronCommOverlapCallback().setup(trainer, module, "fit")
+    assert module.config.tp_comm_overlap is False
 
 
-def test_buffers_can_be_left_to_transformer_engine_or_given(started: list[dict[str, Any]]) -> None:
+@pytest.mark.usefixtures("h100")
+def test_buffers_can_be_left_to_transformer_engine_or_given() -> None:
     for asked, expected in (("default", None), ({"qkv_fprop": {"num_sm": 3}}, {"qkv_fprop": {"num_sm": 3}})):
         trainer, module = a_run(layout=Layout(tp=4, sp=True))
         callback = MegatronCommOverlapCallback(
             tp_comm_overlap=True, tp_comm_overlap_cfg=asked, tp_comm_bootstrap_backend="mpi"
         )
         callback.setup(trainer, module, "fit")
-        callback.on_fit_start(trainer, module)
-        assert started[-1]["settings"] == expected and started[-1]["bootstrap_backend"] == "mpi"
+        assert module.config.tp_comm_overlap_cfg == expected
+        assert module.config.tp_comm_bootstrap_backend == "mpi"

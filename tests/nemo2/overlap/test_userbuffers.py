@@ -1,89 +1,229 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Transformer Engine is asked for, by stand-ins with the signatures of its versions."""
+"""Userbuffers against what each version of Transformer Engine checks: tests/transformer_engine, measured by tools/te_facts.py."""
 
+import importlib.util
+import json
+import os
+import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from nemo2.overlap.userbuffers import start_userbuffers
+from nemo2.errors import ConfigError
+from nemo2.models.llama import LlamaConfig
+from nemo2.overlap import userbuffers
+from nemo2.overlap.presets import PRESETS, preset
+from nemo2.overlap.userbuffers import start_userbuffers, stop_userbuffers, without_userbuffers
 
-Calls = list[dict[str, Any]]
-
-
-@pytest.fixture(params=["1.9", "2.8", "2.20"])
-def transformer_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Calls]:
-    """``initialize_ub`` of module/base.py at these tags: parameters, order, defaults."""
-    calls: Calls = []
-
-    def older(
-        shape: list,
-        tp_size: int,
-        use_fp8: bool = False,
-        dtype: torch.dtype = torch.bfloat16,
-        ub_cfgs: Any = None,
-        bootstrap_backend: Any = None,
-    ) -> None:
-        calls.append(dict(locals()))
-
-    def newer(
-        shape: list,
-        tp_size: int,
-        use_fp8: bool = False,
-        quantization_modes: Any = None,
-        dtype: torch.dtype = torch.bfloat16,
-        ub_cfgs: Any = None,
-        bootstrap_backend: Any = None,
-    ) -> None:
-        calls.append(dict(locals()))
-
-    def newest(
-        shape: list,
-        tp_size: int,
-        use_fp8: bool = False,
-        quantization_modes: Any = None,
-        dtype: torch.dtype = torch.bfloat16,
-        ub_cfgs: Any = None,
-        bootstrap_backend: Any = None,
-        with_cublasmp: bool = False,
-    ) -> None:
-        calls.append(dict(locals()))
-
-    base: Any = ModuleType("transformer_engine.pytorch.module.base")
-    base.initialize_ub = {"1.9": older, "2.8": newer, "2.20": newest}[request.param]
-    base.UserBufferQuantizationMode = SimpleNamespace(FP8="fp8", NONE="none")
-    for name in ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.module"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, base.__name__, base)
-    return request.param, calls
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "tests" / "transformer_engine"
 
 
-ARGUMENTS: dict[str, Any] = {
-    "tokens": 4096,
-    "hidden_size": 8192,
-    "tensor_parallel": 4,
-    "dtype": torch.float16,
-    "settings": {"qkv_fprop": {"num_sm": 2}},
-    "bootstrap_backend": "nccl",
-}
+def _module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"transformer_engine_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+stand_in = _module("stand_in")
+SAMPLER = SimpleNamespace(seq_len=8192, micro_batch_size=1)
+
+
+def a_config(**changes: Any) -> Any:
+    sizes = {"num_layers": 2, "hidden_size": 8192, "num_attention_heads": 64, "ffn_hidden_size": 64}
+    config = LlamaConfig(**sizes)
+    settled = {
+        "tp_comm_overlap": True,
+        "tensor_model_parallel_size": 4,
+        "sequence_parallel": True,
+        "params_dtype": torch.bfloat16,
+        "bf16": True,
+    }
+    for name, value in (settled | changes).items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(params=stand_in.VERSIONS)
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Transformer Engine of this version, as far as userbuffers go, inside a world of processes."""
+    before = set(sys.modules)
+    stand_in.install()
+    import megatron.core.utils as megatron_utils
+
+    monkeypatch.setattr(megatron_utils, "_te_version", None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(userbuffers, "_running", None)
+    yield stand_in.use(request.param)
+    for name in set(sys.modules) - before:
+        if name.startswith("transformer_engine"):
+            del sys.modules[name]
+
+
+# --------------------------------------------------------------------------------- whole runs, with Megatron-Core's wrappers
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A performance-mode recipe on two ranks, entry by entry and version by version."""
+    work = tmp_path_factory.mktemp("runs")
+    environment = os.environ | {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    environment |= {
+        "MASTER_PORT": "29511",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-W", "ignore", str(FOLDER / "run.py"), str(work / "out.json"), str(work)]
+    ranks = []
+    for rank in range(2):
+        log = (work / f"{rank}.log").open("w")
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(subprocess.Popen(command, env=environment | own, stdout=log, stderr=log, cwd=work))
+    try:
+        for process in ranks:
+            process.wait(timeout=800)
+    finally:
+        for process in ranks:
+            process.kill()
+    assert (work / "out.json").exists(), (work / "0.log").read_text()[-3000:]
+    return json.loads((work / "out.json").read_text())
+
+
+@pytest.mark.timeout(900)  # about 40 s on two idle cores
+@pytest.mark.parametrize("number", stand_in.VERSIONS)
+def test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them(
+    runs: dict[str, Any], number: str
+) -> None:
+    """The layers refuse to be built before the start, where their version does; every GEMM's buffer has the size that comes."""
+    for entry, run in runs[number].items():
+        assert "error" not in run, f"{number} {entry}: {run.get('error')}"
+        steps = [line[0] for line in run["log"]]
+        if entry == "generate":
+            assert steps == ["build"] * 8 and {tuple(line[2]) for line in run["log"]} == {()}
+            continue
+        assert steps[0] == "start" and steps[-1] == "destroy" and steps.count("start") == steps.count("destroy") == 1
+        assert not run["left"] and steps.index("build") < steps.index("ask")
+        asked = {line[1] for line in run["log"] if line[0] == "ask"}
+        assert asked == {
+            *("qkv_fprop", "qkv_dgrad", "qkv_wgrad", "proj_fprop", "proj_dgrad"),
+            *("fc1_fprop", "fc1_dgrad", "fc1_wgrad", "fc2_fprop", "fc2_dgrad"),
+        }
+    assert runs[number]["fit"]["result"] == runs["plain"]
+
+
+@pytest.mark.timeout(900)
+def test_the_newest_version_resumes_and_generates(runs: dict[str, Any]) -> None:
+    newest = runs[stand_in.VERSIONS[-1]]
+    assert newest["resume"]["result"] != newest["fit"]["result"] and len(newest["resume"]["result"]) == 1
+    assert newest["generate"]["result"]
+
+
+# --------------------------------------------------------------------------------------------------- what is asked for
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_starts_in_every_version(version: Any, name: str) -> None:
+    row = PRESETS[name]
+    fp8 = "hybrid" if row.dtype == "fp8" else None
+    start_userbuffers(a_config(tp_comm_overlap_cfg=preset(name), fp8=fp8, hidden_size=row.hidden_size), SAMPLER)
+    assert {gemm for gemm, _ in version.buffers} >= {"qkv_fprop", "fc2_fprop"}
+
+
+def test_the_shape_is_that_of_a_micro_batch_on_this_rank(version: Any) -> None:
+    start_userbuffers(a_config(context_parallel_size=2, params_dtype=torch.float16), SAMPLER)
+    [(_, given, settings)] = version.log
+    assert given["shape"] == [4096, 8192] and given["tp_size"] == 4 and given["dtype"] is torch.float16
+    assert settings is None and given["bootstrap_backend"] == "nccl"
 
 
 @pytest.mark.parametrize(
-    ("fp8", "mixed", "modes"),
-    [(False, False, ["none"]), (True, False, ["fp8"]), (True, True, ["fp8", "none"]), (False, True, ["none"])],
+    ("changes", "modes"),
+    [
+        ({}, ["none"]),
+        ({"fp8": "hybrid"}, ["fp8"]),
+        ({"fp4": "e2m1"}, ["fp8"]),
+        ({"fp8": "hybrid", "first_last_layers_bf16": True}, ["fp8", "none"]),
+        ({"first_last_layers_bf16": True}, ["none"]),
+    ],
 )
-def test_every_version_is_asked_in_its_own_words(
-    transformer_engine: tuple[str, Calls], fp8: bool, mixed: bool, modes: list[str]
-) -> None:
-    version, calls = transformer_engine
-    start_userbuffers(**ARGUMENTS, fp8=fp8, some_layers_in_16_bits=mixed)
-    [call] = [{key: value for key, value in call.items() if key != "calls"} for call in calls]
-    assert (call["shape"], call["tp_size"], call["dtype"]) == ([4096, 8192], 4, torch.float16)
-    assert (call["ub_cfgs"], call["bootstrap_backend"]) == ({"qkv_fprop": {"num_sm": 2}}, "nccl")
-    if version == "1.9":
-        assert call["use_fp8"] is fp8
-    else:
-        assert call["quantization_modes"] == modes and call["use_fp8"] is False
-    assert call.get("with_cublasmp", False) is False
+def test_there_is_a_set_of_buffers_for_each_dtype_of_layers(version: Any, changes: Any, modes: list[str]) -> None:
+    config = a_config(**changes, num_layers_at_start_in_bf16=1)
+    if "quantization_modes" not in str(version.table["signatures"]) and len(modes) > 1:
+        with pytest.raises(ConfigError, match=r"first_last_layers_bf16=True .* Install 2\.8 or newer"):
+            start_userbuffers(config, SAMPLER)
+        return
+    start_userbuffers(config, SAMPLER)
+    assert sorted({mode.value for _, mode in version.buffers}) == sorted(modes)
+
+
+@pytest.mark.parametrize("name", [one for one, row in PRESETS.items() if row.fc1_dgrad is not None])
+def test_a_scattered_dgrad_goes_with_layers_in_16_bits(version: Any, name: str) -> None:
+    """Transformer Engine fails in `list.remove` where the second set of buffers says the method again."""
+    both = {"fp8": "hybrid", "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1}
+    config = a_config(tp_comm_overlap_cfg=preset(name), **both)
+    if version.table["userbuffers"]["two_modes"] is None:  # one set of buffers is all it has
+        with pytest.raises(ConfigError, match=r"2\.8 or newer"):
+            start_userbuffers(config, SAMPLER)
+        return
+    start_userbuffers(config, SAMPLER)
+    assert all(version.buffers["fc1_dgrad", mode].scattered for mode in stand_in.Mode)
+
+
+def test_atomic_gemms_and_layers_in_16_bits_exclude_each_other(version: Any) -> None:
+    both = {"fp8": "hybrid", "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1}
+    atomic = {"qkv_fprop": {"atomic_gemm": True}}
+    with pytest.raises(ConfigError, match=r"atomic_gemm|2\.8 or newer"):
+        start_userbuffers(a_config(tp_comm_overlap_cfg=atomic, **both), SAMPLER)
+
+
+# -------------------------------------------------------------------------------------------------------------- when
+
+
+def test_the_same_buffers_stay_and_others_take_their_place(version: Any) -> None:
+    for micro_batch, steps in ((1, 1), (1, 1), (2, 3)):
+        start_userbuffers(a_config(), SimpleNamespace(seq_len=8192, micro_batch_size=micro_batch))
+        assert len(version.log) == steps
+    assert [line[0] for line in version.log] == ["start", "destroy", "start"]
+    stop_userbuffers()
+    stop_userbuffers()
+    assert len(version.log) == 4 and version.buffers is None
+
+
+def test_a_start_that_failed_leaves_nothing_behind(version: Any) -> None:
+    version.buffers = {}  # somebody else's
+    with pytest.raises((AssertionError, RuntimeError), match="already initialized"):
+        start_userbuffers(a_config(), SAMPLER)
+    start_userbuffers(a_config(), SAMPLER)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tp_comm_overlap": False}, {"tensor_model_parallel_size": 1}, {"sequence_parallel": False}]
+)
+def test_nothing_starts_where_nothing_overlaps(version: Any, changes: dict[str, Any]) -> None:
+    start_userbuffers(a_config(**changes), SAMPLER)
+    assert version.log == []
+
+
+def test_data_of_unknown_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tp_comm_overlap=True .* no data_sampler"):
+        start_userbuffers(a_config(), None)
+
+
+def test_layers_can_do_without_for_a_while() -> None:
+    model = nn.ModuleDict({"layer": nn.Linear(2, 2)})
+    layer: Any = model["layer"]
+    layer.ub_overlap_ag_fprop, layer.ub_bulk_wgrad, layer.ub_name = True, False, "qkv"
+    with without_userbuffers(model):
+        assert (layer.ub_overlap_ag_fprop, layer.ub_bulk_wgrad, layer.ub_name) == (False, False, "qkv")
+    assert layer.ub_overlap_ag_fprop is True and layer.ub_bulk_wgrad is False

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of performance-mode recipes over the stand-in of Transformer Engine, version after version.
+
+A process of its own, because Megatron-Core takes the package's classes as bases when it is imported.
+Leaves what happened as JSON.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+RECIPE, STEPS = "llama3_70b", 1
+
+
+def main(results: Path, work: Path) -> None:
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "nemo2")]
+    import stand_in
+
+    stand_in.install()
+    _as_on_a_gpu()
+    import small_runs
+    import torch
+
+    small_runs.quiet()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=_RANK, world_size=2)
+    plain = _fit(work / "plain", overlap=False, te=False)
+    found: dict[str, Any] = {"plain": plain}
+    for version in stand_in.VERSIONS:
+        te = stand_in.use(version)
+        runs = {}
+        # The other two start buffers as these do, or none: once is enough, and what they begin with is written for them alone.
+        more = (_resume, _generate) if version == stand_in.VERSIONS[-1] else ()
+        for entry in (_fit, _validate, *more):
+            before = len(te.log)
+            try:
+                runs[entry.__name__[1:]] = {"result": entry(work / version)}
+            except Exception as error:
+                runs[entry.__name__[1:]] = {"error": f"{type(error).__name__}: {error}"}
+            runs[entry.__name__[1:]]["log"] = te.log[before:]
+            runs[entry.__name__[1:]]["left"] = te.buffers is not None
+            te.buffers = None
+            small_runs.release()
+        found[version] = runs
+    if _RANK == 0:
+        results.write_text(json.dumps(found, default=str))
+    torch.distributed.barrier()
+    os._exit(0)
+
+
+def _as_on_a_gpu() -> None:
+    """Layers are Transformer Engine's, tensor-parallel overlap may be on; the rest stays a CPU's."""
+    import nemo2.backend.cpu as cpu
+    import nemo2.backend.extras as extras
+
+    extras.have_te = lambda: _TE["on"]
+    overrides = cpu.CpuBackend.config_overrides
+
+    def fewer(self: Any) -> Any:
+        kept = dict(overrides(self))
+        for name in ("tp_comm_overlap", "transformer_impl") if _TE["on"] else ():
+            kept.pop(name, None)
+        return kept
+
+    cpu.CpuBackend.config_overrides = fewer
+    import torch
+
+    torch.cuda.current_device = lambda: 0
+
+
+_RANK = int(os.environ["RANK"])
+_TE = {"on": True}
+
+
+def _recipe(directory: Path, *, overlap: bool = True) -> Any:
+    import stand_in
+
+    from nemo2 import recipes
+    from nemo2.rehearse.shrink import shrink
+
+    recipe = shrink(recipes.get(RECIPE).pretrain_recipe(performance_mode=True), max_processes=2, steps=STEPS).recipe
+    recipe.log.log_dir = str(directory)
+    recipe.log.name = "run"
+    recipe.trainer.strategy.ckpt_async_save = False
+    if directory.name != stand_in.VERSIONS[-1]:
+        recipe.log.ckpt = None
+    for callback in recipe.trainer.callbacks:
+        if "MegatronCommOverlapCallback" in str(callback):
+            callback.tp_comm_overlap = overlap
+    return recipe
+
+
+def _fit(directory: Path, *, overlap: bool = True, te: bool = True, steps: int = STEPS, resume: bool = False) -> Any:
+    import fiddle as fdl
+    import small_runs
+
+    from nemo2 import AutoResume
+
+    _TE["on"] = te
+    recipe = _recipe(directory, overlap=overlap)
+    recipe.trainer.max_steps = steps
+    if resume:
+        recipe.resume = fdl.Config(AutoResume, resume_if_exists=True)
+    losses = small_runs.Recorder()
+    recipe.trainer.callbacks.append(fdl.Config(lambda: losses))
+    fdl.build(recipe)()
+    _TE["on"] = True
+    small_runs.release()
+    return losses.losses
+
+
+def _resume(directory: Path) -> Any:
+    return _fit(directory, steps=STEPS + 1, resume=True)
+
+
+def _validate(directory: Path) -> Any:
+    """A live model is asked for text afterwards, whose length is no micro-batch's."""
+    import fiddle as fdl
+
+    from nemo2 import llm
+    from nemo2.models.generate import generate
+
+    recipe = _recipe(directory)
+    model, data, trainer, log = (fdl.build(getattr(recipe, name)) for name in ("model", "data", "trainer", "log"))
+    llm.validate(model, data, trainer, log=log)
+    [text] = generate(model, model.tokenizer, ["1 2 3"], max_new_tokens=2, temperature=0)
+    return [float(trainer.callback_metrics["val_loss"]), text.text]
+
+
+def _generate(directory: Path) -> Any:
+    from nemo2 import llm
+    from nemo2.strategy import MegatronStrategy
+    from nemo2.trainer import Trainer
+
+    strategy = MegatronStrategy(tensor_model_parallel_size=2, sequence_parallel=True, ckpt_async_save=False)
+    trainer = Trainer(strategy=strategy, devices=2, logger=False, enable_progress_bar=False)
+    checkpoint = next(directory.glob("run/**/*-last"))
+    [text] = llm.generate(str(checkpoint), ["1 2 3"], trainer=trainer, max_new_tokens=2, temperature=0)
+    return text.text
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
