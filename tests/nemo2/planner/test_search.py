@@ -10,7 +10,7 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import gpu
 from nemo2.planner.page import render_page
 from nemo2.planner.recipe import read_recipe
-from nemo2.planner.search import Found, search
+from nemo2.planner.search import RECOMPUTATION, Found, _as_job, candidate, overrides_of, search
 from nemo2.settle import Machine, on
 
 
@@ -33,6 +33,29 @@ def test_what_is_found_is_legal_and_is_what_its_overrides_make(name: str, gpus: 
         again = read_recipe(changed, gpu("H100"))
         assert again.facts.layout == one.layout and again.job.micro_batch == one.job.micro_batch
         assert again.job.recompute == one.job.recompute
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("recompute_granularity=full", "recompute_method=block", "recompute_num_layers=8"),
+        ("cpu_offloading=True", "cpu_offloading_num_layers=20"),
+    ],
+)
+def test_overrides_undo_what_the_recipe_recomputes_or_offloads(asked: tuple[str, ...]) -> None:
+    """Selected modules beside a number of layers, and recomputation beside offloading, are refused by Megatron-Core."""
+    changes = ["strategy.context_parallel_size=1", *(f"model.config.{one}" for one in asked)]
+    recipe = recipes.get("llama3_8b").pretrain_recipe()
+    apply_overrides(recipe, changes)
+    subject = read_recipe(on(recipe, Machine(count=8)), gpu("H100"))
+    layout, micro = subject.facts.layout, subject.job.micro_batch
+    for recompute in RECOMPUTATION:
+        one = candidate(subject.shape, _as_job(subject.job, layout, micro, recompute), layout)
+        changed = recipes.get("llama3_8b").pretrain_recipe()
+        apply_overrides(changed, [*changes, *overrides_of(subject, one)])
+        assert not find_problems(on(changed, Machine(count=8)))
+        again = read_recipe(on(changed, Machine(count=8)), gpu("H100")).job
+        assert (again.recompute, again.offloaded_layers) == (one.job.recompute, one.job.offloaded_layers)
 
 
 def test_no_legal_layout_that_fits_is_faster_than_the_best() -> None:
