@@ -39,17 +39,19 @@ def read_bounded(path: Path | str, *, at_most: int, follow: bool = True) -> byte
 def open_regular(path: Path | str, *, follow: bool = True) -> Any:
     """A regular file, opened for reading in binary without waiting for anybody. Raises as `read_bounded`."""
     # Without O_NONBLOCK the opening of a pipe waits until somebody writes to it.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    extra = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra))  # noqa: SIM115
     except OSError as error:
         if not follow and os.path.islink(path):
             raise UnusableFile(f"is a link to {os.readlink(path)}") from error
+        if isinstance(error, IsADirectoryError):
+            raise UnusableFile("is no regular file") from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise UnusableFile("is no regular file")
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return file
 
 
 def why_not_inside(folder: Path, name: Any) -> Optional[str]:
@@ -74,8 +76,10 @@ def why_not_inside(folder: Path, name: Any) -> Optional[str]:
     return None if stat.S_ISREG(mode) else "is no regular file"
 
 
-def open_to_write(path: Path | str, *, flags: int = 0, mode: int = 0o666) -> int:
+def open_to_write(path: Path | str, flags: int = 0) -> int:
     """A descriptor of the regular file ``path``, made where there is none; what is in it stays unless ``flags`` say otherwise.
+
+    For `open` as its ``opener``.
 
     Raises:
         UnusableFile: a link, pipe, device or folder stands there.
@@ -83,7 +87,7 @@ def open_to_write(path: Path | str, *, flags: int = 0, mode: int = 0o666) -> int
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     flags |= 0 if flags & (os.O_WRONLY | os.O_RDWR) else os.O_WRONLY
     try:
-        descriptor = os.open(path, flags, mode)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if os.path.islink(path):
             raise UnusableFile(f"is a link to {os.readlink(path)}") from error

@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import torch
 
-from nemo2.checkpoint.directory import CONTEXT_PATH
+from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
+from nemo2.checkpoint.foreign_files import MOST_BYTES, refuse_links
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.explicit import explicit_fields
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.files import read_bounded
 from nemo2.parallel.layout import ParallelismConfig
 from nemo2.precision import DtypeConfig
 
@@ -64,8 +66,8 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
         allowed_modules: Modules beside nemo2's own and Megatron-Core's whose classes may be constructed.
 
     Raises:
-        CheckpointError: the context or the part isn't there.
-        SecurityError: it names something outside the allow-list.
+        CheckpointError: the context or the part isn't there, or isn't what was written.
+        SecurityError: it names something outside the allow-list, or leads out of its folder.
     """
     import fiddle
 
@@ -77,7 +79,12 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     file = directory / f"{part}.json"
     if not file.is_file():
         raise CheckpointError(f"{directory} doesn't describe the {part}{_why_missing(directory, part)}.")
-    config = from_json(file.read_text(), allowed_modules=allowed_modules)
+    try:
+        refuse_links(directory)
+        _refuse_changed(directory)
+        config = from_json(read_bounded(file, at_most=MOST_BYTES), allowed_modules=allowed_modules)
+    except (OSError, ConfigError) as error:
+        raise CheckpointError(f"{file} doesn't describe the {part}: {error}") from error
     if part == "tokenizer":
         _point_at_files(config, directory / TOKENIZER_FILES)
     return fiddle.build(config) if build else config
@@ -126,6 +133,16 @@ def _keep_files(tokenizer: Any, directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     for file in files:
         shutil.copy2(file, directory / file.name)
+
+
+def _refuse_changed(directory: Path) -> None:
+    """Raise where a file of ``context/`` isn't what the manifest beside it says. Its files are small."""
+    manifest = read_manifest(directory.parent)
+    if manifest is None:
+        return
+    names = [name for name in manifest.hashes if not is_loaded(name)]
+    if found := comparing(directory.parent, manifest, names)():
+        raise CheckpointError(f"{directory.parent} is damaged: {'; '.join(found[:5])}.")
 
 
 def _point_at_files(config: Any, directory: Path) -> None:

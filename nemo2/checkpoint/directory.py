@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import CheckpointError
+from nemo2.files import read_bounded, why_not_inside
 
 WEIGHTS_PATH = "weights"
 CONTEXT_PATH = "context"
@@ -35,6 +36,7 @@ _REPLACED = ".replaced-"
 _DAMAGED = ".damaged-"
 MANIFEST_VERSION = 2
 _HASHING_THREADS = 4
+_MOST_MANIFEST = 256 << 20
 
 
 @dataclass(kw_only=True)
@@ -61,6 +63,8 @@ class Manifest:
     saved_at: float = 0.0
     """Seconds since the epoch."""
     version: int = MANIFEST_VERSION
+    digest: str = ""
+    """SHA-256 of all of this but itself; "" in a checkpoint of a version that took none."""
 
 
 def ckpt_to_dir(filepath: os.PathLike | str) -> Path:
@@ -89,8 +93,7 @@ def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[
     known = hashes or {}
     manifest.hashes = {name: known.get(name) or sha256(temporary / name) for name in manifest.files}
     manifest.saved_at = time.time()
-    path = temporary / MANIFEST
-    path.write_text(json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n")
+    write_manifest(temporary, manifest)
     for file in temporary.rglob("*"):
         if file.is_file():
             _fsync(file)
@@ -128,6 +131,13 @@ def clean_up(directory: Path) -> list[Path]:
     return leftovers
 
 
+def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
+    """Write the manifest, with a digest of all that it says."""
+    data = json.loads(json.dumps(asdict(manifest)))
+    text = json.dumps({**data, "digest": _digest(data)}, indent=1, sort_keys=True)
+    (checkpoint / MANIFEST).write_text(text + "\n")
+
+
 def read_manifest(checkpoint: Path) -> Optional[Manifest]:
     """The manifest of a finished checkpoint of ours; None where there is none.
 
@@ -135,13 +145,17 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
         CheckpointError: there is one, and it can't be read.
     """
     path = checkpoint / MANIFEST
-    if not path.is_file():
-        return None
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_bounded(path, at_most=_MOST_MANIFEST, follow=False))
+        if data.get("digest") and data["digest"] != _digest(data):
+            raise ValueError("it has changed since it was written: its digest is of other contents")
         known = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}
-        return Manifest(**known)
-    except (ValueError, TypeError) as error:
+        manifest = Manifest(**known)
+        _check_entries(manifest)
+        return manifest
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} can't be read ({error}): the checkpoint is damaged. Resume from another one in {checkpoint.parent}."
         ) from error
@@ -166,9 +180,9 @@ def missing_context(checkpoint: Path) -> list[str]:
 
 
 def changed(checkpoint: Path) -> list[str]:
-    """Which of the files that are loaded differ from what was written, by their hashes. Reads them whole."""
+    """Which files, those of ``context/`` too, differ from what was written, by their hashes. Reads them whole."""
     manifest = read_manifest(checkpoint)
-    return [] if manifest is None else comparing(checkpoint, manifest, [*filter(is_loaded, manifest.hashes)])()
+    return [] if manifest is None else comparing(checkpoint, manifest, [*manifest.hashes])()
 
 
 def comparing(checkpoint: Path, manifest: Manifest, names: Sequence[str]) -> Callable[[], list[str]]:
@@ -180,7 +194,9 @@ def comparing(checkpoint: Path, manifest: Manifest, names: Sequence[str]) -> Cal
         with contextlib.suppress(IndexError):
             while True:
                 name = left.popleft()
-                answers[name] = _differs(checkpoint / name, name, manifest.hashes[name])
+                answers[name] = _misses(checkpoint, name, manifest) or _differs(
+                    checkpoint / name, name, manifest.hashes[name]
+                )
 
     # Not an executor's: the interpreter's end waits for those, and a run that has failed must not hash on.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_HASHING_THREADS, len(names)))]
@@ -268,12 +284,38 @@ def _differs(path: Path, name: str, expected: str) -> Optional[str]:
 
 
 def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:
+    """By its name and size: before a byte of it is read."""
     file, size = checkpoint / name, manifest.files[name]
-    if not file.is_file():
+    if why := why_not_inside(checkpoint, name):
+        return f"{name} {why}"
+    try:
+        there = os.lstat(file).st_size
+    except OSError:
         return f"{name} is missing"
-    if file.stat().st_size != size:
-        return f"{name} has {file.stat().st_size} bytes, and {size} were written"
-    return None
+    return None if there == size else f"{name} has {there} bytes, and {size} were written"
+
+
+def _check_entries(manifest: Manifest) -> None:
+    """Raise ValueError unless the manifest is one of plain paths inside its folder, with sizes and hashes."""
+    for name, size in manifest.files.items():
+        parts = name.split("/")
+        if name.startswith("/") or ".." in parts or "\0" in name or not name:
+            raise ValueError(f"it names {name!r}, which leads out of its folder")
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"it says that {name} has {size!r} bytes")
+    for name, digest in manifest.hashes.items():
+        if name not in manifest.files:
+            raise ValueError(f"it has a hash of {name!r}, which is none of its files")
+        if not isinstance(digest, str):
+            raise ValueError(f"it says that the hash of {name} is {digest!r}")
+    if not isinstance(manifest.step, int) or not isinstance(manifest.saved_at, int | float):
+        raise ValueError(f"its step is {manifest.step!r}, saved at {manifest.saved_at!r}")
+
+
+def _digest(data: dict[str, Any]) -> str:
+    """SHA-256 of all that a manifest says but this."""
+    said = {name: value for name, value in data.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _orphaned(path: Path) -> bool:

@@ -17,6 +17,7 @@ from nemo2.checkpoint.directory import (
     CONTEXT_PATH,
     MANIFEST,
     WEIGHTS_PATH,
+    Manifest,
     changed,
     finished,
     missing_context,
@@ -25,7 +26,9 @@ from nemo2.checkpoint.directory import (
     step_in_name,
     unusable,
 )
+from nemo2.checkpoint.foreign_files import read_json, read_yaml, refuse_links
 from nemo2.errors import CheckpointError
+from nemo2.files import open_regular, read_bounded
 from nemo2.parallel.layout import SIZE_FIELDS
 
 Kind = Literal[
@@ -33,6 +36,10 @@ Kind = Literal[
 ]
 _TRACKER = "latest_checkpointed_iteration.txt"
 _BRIDGE = ("run_config.yaml", "train_state.pt", "latest_train_state.pt")
+_MOST_TRACKER = 1000
+_MOST_INDEX = 64 << 20
+_MOST_HEADER = 100_000_000
+"""What safetensors itself allows."""
 _NO_COMMAND = "nemo2 doesn't read this format"
 
 
@@ -66,12 +73,15 @@ def identify(path: Path | str, *, verify: bool = False) -> Found:
 
     Raises:
         CheckpointError: there is no such folder, or no checkpoint in it.
+        SecurityError: something in it leads out of its folder.
     """
     path = Path(path).expanduser()
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a folder; a checkpoint is one.")
     for looks_like, describe in _FORMATS:
         if looks_like(path):
+            if describe is not _hugging_face:  # whose cache consists of links
+                refuse_links(path)
             found = describe(path, verify) if describe is _ours else describe(path)
             _measure(found)
             return found
@@ -112,7 +122,7 @@ def _ours(path: Path, verify: bool) -> Found:
     )
     if verify and not found.problems:
         found.problems = changed(path)
-        found.notes.append("every SHA-256 was compared" if manifest.hashes else "its version took no hashes")
+        found.notes.append(_what_was_compared(path, manifest))
     found.notes += [f"context: {problem}" for problem in missing_context(path)]
     if not found.problems:
         _read_weights(found, path / WEIGHTS_PATH)
@@ -125,6 +135,18 @@ def _ours(path: Path, verify: bool) -> Found:
             else f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights",
         ]
     return found
+
+
+def _what_was_compared(path: Path, manifest: Manifest) -> str:
+    if not manifest.hashes:
+        return "its version took no hashes"
+    of = "of weights/ and context/" if (path / CONTEXT_PATH).is_dir() else "of weights/"
+    itself = (
+        "the manifest is what was written, by its own digest"
+        if manifest.digest
+        else "the manifest is of a version that kept no digest of itself"
+    )
+    return f"every SHA-256 was compared: {len(manifest.hashes)} files {of}; {itself}"
 
 
 def _is_torch_dist(path: Path) -> bool:
@@ -190,18 +212,16 @@ def _megatron(path: Path) -> Found:
 
 def _read_run_config(found: Found) -> None:
     """The layout that Megatron-Bridge's ``run_config.yaml`` tells, and the class of its model."""
-    import yaml
-
     file = next(
         (folder / _BRIDGE[0] for folder in (found.path, found.path.parent) if (folder / _BRIDGE[0]).is_file()), None
     )
     if file is None:
         return
     try:
-        model = yaml.safe_load(file.read_text()).get("model") or {}
+        model = read_yaml(file).get("model") or {}
         found.layout = _sizes(model)
         found.notes.append(f"model: {str(model.get('_target_', 'unknown')).rpartition('.')[2]}")
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (CheckpointError, AttributeError) as error:
         found.notes.append(f"{file.name} can't be read ({' '.join(str(error).split())[:80]})")
 
 
@@ -228,17 +248,18 @@ def _is_hugging_face(path: Path) -> bool:
 def _hugging_face(path: Path) -> Found:
     found = Found("Hugging Face", path, weights_only=True)
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = read_json(path / "config.json")
         found.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
-    except ValueError as error:
+    except (CheckpointError, AttributeError, TypeError) as error:
         found.problems.append(f"config.json can't be read ({error})")
     for index in path.glob("*.index.json"):
         try:
-            named = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
+            named = sorted(set(read_json(index, at_most=_MOST_INDEX)["weight_map"].values()))
+        except (CheckpointError, KeyError, TypeError, AttributeError):
             found.problems.append(f"{index.name} can't be read")
             continue
-        found.problems += [f"{name} is missing" for name in sorted(named) if not (path / name).is_file()]
+        there = {file.name for file in path.iterdir() if file.is_file()}
+        found.problems += [f"{name} is missing" for name in named if name not in there]
     found.parameters = 0
     for file in path.glob("*.safetensors"):
         _read_safetensors(found, file)
@@ -283,6 +304,7 @@ def _read_weights(found: Found, weights: Path) -> None:
     if found.weights_only is None:
         found.weights_only = len(model) == len(tensors)
     needed: dict[str, int] = {}
+    # Each of these names is a path inside the folder: `read_metadata` has seen to that.
     for info in (metadata.storage_data or {}).values():
         needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
     for name, length in sorted(needed.items()):
@@ -299,14 +321,14 @@ def _read_weights(found: Found, weights: Path) -> None:
 def _read_safetensors(found: Found, file: Path) -> None:
     """The header of a safetensors file: 8 bytes of length, then JSON with each tensor's dtype, shape and place."""
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if length > file.stat().st_size:
-                raise ValueError("its header is longer than the file")
+            if length > min(file.stat().st_size, _MOST_HEADER):
+                raise ValueError("its header is longer than the file, or than any")
             header: dict[str, Any] = json.loads(stream.read(length))
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         needed = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         found.problems.append(f"{file.name} is no safetensors file ({error})")
         return
     if file.stat().st_size < needed:
@@ -328,7 +350,7 @@ def _inside(path: Path) -> list[tuple[Path, list[Path]]]:
         newest = max(ours, key=lambda item: (item[1].saved_at, item[1].step))[0]
         return [(newest, [other for other, _ in ours if other != newest])]
     if (path / _TRACKER).is_file():
-        word = (path / _TRACKER).read_text().strip()
+        word = read_bounded(path / _TRACKER, at_most=_MOST_TRACKER).decode(errors="replace").strip()
         name = "release" if word == "release" else f"iter_{int(word):07d}" if word.isdigit() else ""
         if name and (path / name).is_dir():
             return [(path / name, [other for other in path.glob("iter_*") if other.name != name])]

@@ -41,22 +41,19 @@ from nemo2.checkpoint.directory import (
     set_aside,
     temporary_name,
 )
+from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
-from nemo2.checkpoint.untrusted import data_only
+from nemo2.checkpoint.untrusted import COMMON, COMMON_OBJECT, data_only, weights_problem
 from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, SecurityError
+from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, Nemo2Error, SecurityError
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
 _WORDS = 400
 _Read = TypeVar("_Read")
-COMMON = "common.pt"
-"""Megatron-Core's name for what isn't cut over ranks."""
-_COMMON_OBJECT = "common_state/shard_0_1"
-"""The same from 0.19 on, among the tensors."""
 _REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
 """Of a file that Megatron-Core or torch named after the rank that wrote it."""
@@ -310,11 +307,12 @@ class MegatronCheckpointIO(CheckpointIO):
 
         Raises:
             DamagedCheckpointError: it isn't there or isn't whole; the same on every rank.
+            SecurityError: something in it leads out of its folder.
         """
         begins = self.verify and checkpoint not in self._verified and checkpoint not in self._comparing
         problem = _agree(_unreadable(checkpoint, hashes=begins) if _is_rank_zero() else None)
-        if problem:
-            raise DamagedCheckpointError(problem)
+        if problem is not None:
+            raise problem
         if begins:
             manifest = read_manifest(checkpoint) or Manifest(step=0, consumed_samples=0, layout={})
             share = shares(manifest, _world_size())[_rank()]
@@ -368,7 +366,7 @@ class MegatronCheckpointIO(CheckpointIO):
         """What isn't cut over ranks."""
         weights = weights_dir(checkpoint)
         # Megatron-Core keeps it in a shard from 0.19 on, whose hash needs as long as the shard is large.
-        if not (weights / COMMON).is_file() and not all(_all_gathered(intact(weights, _COMMON_OBJECT))):
+        if not (weights / COMMON).is_file() and not all(_all_gathered(intact(weights, COMMON_OBJECT))):
             self._compare(checkpoint)
         found, failure = {}, None
         try:
@@ -444,21 +442,28 @@ def _holds_tensors(name: str) -> bool:
     return name.endswith(".distcp")
 
 
-def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[str]:
+def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
     """Why it can't be read, as far as names and sizes tell, and with ``hashes`` the contents of the small files."""
     if not checkpoint.is_dir():
-        return f"{checkpoint} is not a checkpoint directory."
+        return DamagedCheckpointError(f"{checkpoint} is not a checkpoint directory.")
     try:
+        refuse_links(checkpoint)
         manifest = read_manifest(checkpoint)
         if manifest is not None:
             small = [name for name in manifest.hashes if not _holds_tensors(name) and is_loaded(name)]
             found = problems(checkpoint) or (comparing(checkpoint, manifest, small)() if hashes else [])
-            return _damaged(checkpoint, found) if found else None
+            return DamagedCheckpointError(_damaged(checkpoint, found)) if found else None
+        weights = weights_dir(checkpoint)
+        if not (weights / "metadata.json").exists():
+            return DamagedCheckpointError(
+                f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
+            )
+        why = weights_problem(weights)
+        return DamagedCheckpointError(_damaged(checkpoint, [why])) if why else None
+    except SecurityError as error:
+        return SecurityError(f"{checkpoint} is not loaded. {error}")
     except CheckpointError as error:
-        return str(error)
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(weights_dir(checkpoint))):
-        return f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
-    return None
+        return DamagedCheckpointError(str(error))
 
 
 def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import CheckpointError
+from nemo2.files import UnusableFile, open_to_write
 
 LOCK_FILE = ".lock"
 _log = logging.getLogger(__name__)
@@ -43,14 +44,17 @@ class DirectoryLock:
         """Take the lock; returns the one to release, which is another object if this process holds it already.
 
         Raises:
-            CheckpointError: another run holds it; the message says which.
+            CheckpointError: another run holds it, and the message says which; or a link stands in its place.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         key = self.directory.resolve()
         if key in _held:
             _held[key]._count += 1
             return _held[key]
-        descriptor = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = open_to_write(self.directory / LOCK_FILE, os.O_RDWR)
+        except UnusableFile as error:
+            raise CheckpointError(f"{self.directory / LOCK_FILE} {error}: no run has made it. Remove it.") from error
         deadline = time.monotonic() + self.wait_seconds
         while not self._try(descriptor):
             if time.monotonic() >= deadline:

@@ -3,7 +3,7 @@
 
 NeMo writes the model's configuration three times (nemo/lightning/io/mixin.py, ``io_dump``): ``io.json`` is fiddle's
 serialisation of the whole trainer and may hold pickles; ``model.yaml`` is the model alone, a tree of ``_target_`` with the
-arguments beside it. Only the latter is read, with ``yaml.safe_load``, and of the names in it only NeMo's language models,
+arguments beside it. Only the latter is read, as plain data, and of the names in it only NeMo's language models,
 looked up by their last part among ours.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.checkpoint.directory import CONTEXT_PATH
+from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, SecurityError
 from nemo2.names import did_you_mean
 
@@ -54,15 +55,8 @@ def model_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
-    import yaml
-
     file = checkpoint / CONTEXT_PATH / MODEL_FILE
-    try:
-        tree = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{file} can't be read: {error.strerror or error}.") from error
-    except yaml.YAMLError as error:
-        raise CheckpointError(f"{file} isn't YAML of plain data: {' '.join(str(error).split())}") from error
+    tree = read_yaml(file)
     if not isinstance(tree, dict) or "_target_" not in tree:
         raise CheckpointError(f"{file} doesn't describe a model: it has no _target_.")
     return tree

@@ -10,8 +10,9 @@ import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
 from nemo2.checkpoint.directory import WEIGHTS_PATH, sha256
-from nemo2.checkpoint.io import COMMON, MegatronCheckpointIO, reason_of, weights_dir
+from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
+from nemo2.checkpoint.untrusted import COMMON
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError
 

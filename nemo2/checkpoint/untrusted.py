@@ -4,6 +4,8 @@
 Three places of the format are pickles, and what reads them would run what they say: torch opens ``.metadata`` with
 `pickle.load`, and objects inside the shards with ``torch.load(weights_only=False)``; ``common.pt`` is read with torch's safe
 default, which an environment variable turns off. Inside `data_only` all three may only name what a checkpoint consists of.
+
+Files are what stands in the checkpoint's folder: what leads out of it, a link or a path in ``.metadata``, is refused.
 """
 
 import functools
@@ -15,13 +17,20 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
+from nemo2.checkpoint.foreign_files import read_json
 from nemo2.errors import CheckpointError, SecurityError
+from nemo2.files import open_regular, why_not_inside
 
+COMMON = "common.pt"
+"""Megatron-Core's name for what isn't cut over ranks."""
+COMMON_OBJECT = "common_state/shard_0_1"
+"""The same from 0.19 on, among the tensors."""
 _METADATA = ".metadata"
+_CONFIG = "metadata.json"
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
 _CLASSES = {
@@ -66,16 +75,31 @@ def read_metadata(weights: Path) -> Any:
     """
     path = weights / _METADATA
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, follow=False) as file:
             return _load_metadata(file)
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror or error}.") from error
+        raise CheckpointError(f"{path} can't be read: {error.strerror or f'it {error}'}.") from error
     except SecurityError as error:
         raise SecurityError(f"{weights}: {error}") from None
     except Exception as error:  # unpickling garbage raises anything
         raise CheckpointError(
             f"{path} is damaged: it can't be unpickled ({type(error).__name__}). Load another checkpoint."
         ) from error
+
+
+def weights_problem(weights: Path) -> Optional[str]:
+    """Why the ``torch_dist`` files of a checkpoint that has no manifest can't be read, as far as a look at them tells."""
+    try:
+        backend = read_json(weights / _CONFIG)["sharded_backend"]
+    except CheckpointError as error:
+        return str(error).removesuffix(".")
+    except (KeyError, TypeError):
+        return f"{_CONFIG} names no sharded_backend"
+    if backend != "torch_dist":
+        return f"{_CONFIG} names the format {backend!r}, and nemo2 reads 'torch_dist'"
+    if not (weights / COMMON).is_file() and COMMON_OBJECT not in read_metadata(weights).state_dict_metadata:
+        return f"{COMMON} is missing"
+    return None
 
 
 @contextmanager
@@ -119,7 +143,15 @@ def data_only() -> Iterator[list[SecurityError]]:
 
 
 def _load_metadata(file: Any) -> Any:
-    return _MetadataUnpickler(file).load()
+    metadata = _MetadataUnpickler(file).load()
+    weights = Path(file.name).parent  # torch opens it by its path, as we do
+    stored = (getattr(metadata, "storage_data", None) or {}).values()
+    for name in {getattr(info, "relative_path", None) for info in stored}:
+        if why := why_not_inside(weights, name):
+            raise SecurityError(
+                f"{_METADATA} names the file {name!r}, which {why}: a checkpoint is read from its own folder only."
+            )
+    return metadata
 
 
 def _what_is_named(error: BaseException) -> str:

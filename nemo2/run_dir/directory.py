@@ -144,17 +144,24 @@ def create_directory(directory: Path, *, field: str) -> None:
     """Create ``directory`` and prove that it can be written.
 
     Raises:
-        ConfigError: it cannot; ``field`` is named as the setting to change.
+        ConfigError: it cannot, and ``field`` is named as the setting to change; or a file in it is a link, through which a run
+            would write to somewhere else.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".writable-"):
             pass
+        links = [entry.path for entry in os.scandir(directory) if entry.is_symlink() and not entry.is_dir()]
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot write to {directory} ({error.strerror or error}); name a directory that this user may "
             f"write to, for example {field}={Path.home() / 'runs'}."
         ) from error
+    if links:
+        raise ConfigError(
+            f"{links[0]} is a link to {os.readlink(links[0])}: a run would write through it. Remove it, or choose another "
+            f"{field}."
+        )
 
 
 def timestamp() -> str:

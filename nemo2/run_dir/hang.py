@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.files import open_to_write
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
@@ -43,7 +44,8 @@ class HangWatchdog(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         directory = os.environ.get(FAULT_DIR_VARIABLE) or trainer.log_dir or trainer.default_root_dir
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._file = open(stacks_file(directory, trainer.global_rank), "w")  # noqa: SIM115  (the thread writes to it)
+        file = stacks_file(directory, trainer.global_rank)
+        self._file = open(file, "w", opener=open_to_write)  # noqa: SIM115  (the thread writes to it)
         self._progress()
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.errors import DataError
+from nemo2.files import open_to_write
 
 METRICS_FILE = "metrics.jsonl"
 SET_ASIDE_FILE = "metrics.redone.jsonl"
@@ -73,7 +74,7 @@ def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> in
             continue
         (kept if step is None or step < finished_steps else dropped).append(line)
     if dropped:
-        with open(path.with_name(SET_ASIDE_FILE), "a", encoding="utf-8") as aside:
+        with open(path.with_name(SET_ASIDE_FILE), "a", encoding="utf-8", opener=open_to_write) as aside:
             aside.writelines(line + "\n" for line in dropped)
     write_text(path, "".join(line + "\n" for line in kept))
     return len(dropped)
