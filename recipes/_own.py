@@ -7,8 +7,8 @@ name in it (``mine = "my_package.recipes:MINE"``); a file takes the same suffix 
 
 Importing a file or package runs it: that is the user's own code, asked for by path, by variable or by installing it.
 Nothing else is imported. What stands in a recipe must be importable in the run's processes too, so a file is imported by
-its own name, with its folder on ``sys.path`` and on ``PYTHONPATH``, as ``python file.py`` would have it; on other machines
-a package is the way.
+its own name, with its folder on the path, here and in the run's processes, behind what is installed; on other machines a package
+is the way.
 """
 
 import importlib
@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
 from nemo2.errors import ConfigError
+from nemo2.launch.import_path import add_own_folder
 from nemo2.names import did_you_mean
 from nemo2.recipes._assembler import PretrainRecipe
 from nemo2.recipes._shipped import names
@@ -123,7 +124,7 @@ def trusted_modules() -> list[str]:
     modules = [entry.module for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)]
     for source in _from_variable([]):
         file = Path(source.origin).resolve()
-        _make_importable(file.parent)
+        add_own_folder(file.parent)
         modules.append(file.stem)
     return [*dict.fromkeys([*modules, *(module.__name__ for module in _loaded.values())])]
 
@@ -200,7 +201,7 @@ def _import_file(path: Path) -> ModuleType:
             f"{''.join(c if c.isalnum() else '_' for c in path.stem)}.py for example."
         )
     name = _module_name(path)
-    _make_importable(path.parent)
+    add_own_folder(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -212,15 +213,6 @@ def _import_file(path: Path) -> ModuleType:
         raise ConfigError(f"{path} can't be imported: {_told(error)}") from error
     _loaded[path] = module
     return module
-
-
-def _make_importable(folder: Path) -> None:
-    """Here and in the processes that this one starts, after everything that is installed or already on the path."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if str(folder) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(folder)])
 
 
 def _module_name(path: Path) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo2.launch.import_path import path_variables
 from nemo2.run_dir.environment import is_secret_name
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> di
     }
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
+    variables |= path_variables(staging=staging, given=given)
+    given = {name: value for name, value in given.items() if name != "PYTHONPATH"}
     if "PATH" in given:
         given = {**given, "PATH": os.pathsep.join([variables["PATH"], given["PATH"]])}
     return variables | dict(given)
