@@ -45,7 +45,7 @@ from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
-from nemo2.checkpoint.untrusted import COMMON, COMMON_OBJECT, data_only, weights_problem
+from nemo2.checkpoint.untrusted import COMMON, COMMON_OBJECT, data_only, refuse_code_in_extra_states, weights_problem
 from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, Nemo2Error, SecurityError
@@ -298,6 +298,7 @@ class MegatronCheckpointIO(CheckpointIO):
                 self._compare(checkpoint)  # what an older checkpoint hasn't would keep what a damaged one left there
             strategy = self._load_strategy(weights)
             loaded = dist_checkpointing.load(sharded_state_dict, weights, strategy, strict=handling)
+            self._refuse_code(checkpoint, loaded)
             self._compare(checkpoint)
         return loaded[0] if isinstance(loaded, tuple) else loaded
 
@@ -331,6 +332,20 @@ class MegatronCheckpointIO(CheckpointIO):
         if found:
             raise DamagedCheckpointError(_damaged(checkpoint, found))
         self._verified.add(checkpoint)
+
+    def _refuse_code(self, checkpoint: Path, loaded: Any) -> None:
+        """Raise, on every rank, where the model would unpickle what some rank has read, and that is more than data."""
+        refused: Optional[SecurityError] = None
+        try:
+            refuse_code_in_extra_states(loaded)
+        except SecurityError as error:
+            refused = error
+        try:
+            self._all_have_read(checkpoint, refused)
+        except DamagedCheckpointError:
+            raise
+        except CheckpointError as error:
+            raise SecurityError(str(error)) from refused
 
     def _all_have_read(self, checkpoint: Path, error: Optional[BaseException]) -> None:
         """Every rank calls it once it has read, with its error if it couldn't, so that none waits for one that has failed.

@@ -29,6 +29,13 @@ COMMON = "common.pt"
 """Megatron-Core's name for what isn't cut over ranks."""
 COMMON_OBJECT = "common_state/shard_0_1"
 """The same from 0.19 on, among the tensors."""
+_EXTRA_STATE = "_extra_state"
+_TENSOR_PARTS = {
+    ("collections", "OrderedDict"),
+    ("collections", "deque"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_parameter"),
+}
 _METADATA = ".metadata"
 _CONFIG = "metadata.json"
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -100,6 +107,86 @@ def weights_problem(weights: Path) -> Optional[str]:
     if not (weights / COMMON).is_file() and COMMON_OBJECT not in read_metadata(weights).state_dict_metadata:
         return f"{COMMON} is missing"
     return None
+
+
+def refuse_code_in_extra_states(loaded: Any) -> None:
+    """Look through what was loaded for Transformer Engine's FP8 states, pickles within tensors that it unpickles when the model
+    takes them; raise where a state is more than tensors, numbers and Transformer Engine's recipes.
+
+    Raises:
+        SecurityError: naming the state and what it names.
+    """
+    pending = [("", loaded)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending.extend((f"{path}.{key}".removeprefix("."), item) for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            pending.extend((path, item) for item in value)
+        elif path.endswith(_EXTRA_STATE):
+            content = _bytes_of(value)
+            if content and content[:2] != b"PK":  # an archive of torch.save is read with torch's safe default
+                _refuse_code(path, content)
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
+        return value.detach().cpu().numpy().tobytes()
+    return value.getvalue() if isinstance(value, io.BytesIO) else b""
+
+
+def _refuse_code(path: str, content: bytes) -> None:
+    try:
+        _ExtraStateUnpickler(io.BytesIO(content)).load()
+    except SecurityError as error:
+        raise SecurityError(f"{path} {error}") from None
+    except Exception as error:  # unpickling garbage raises anything
+        raise SecurityError(f"{path} can't be read as data ({type(error).__name__}): it isn't handed on.") from error
+
+
+class _ExtraStateUnpickler(pickle.Unpickler):
+    """Goes through a pickle as Transformer Engine's would, with placeholders for its classes."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "transformer_engine.common.recipe" and name.isidentifier() and name[0].isupper():
+            return _Placeholder
+        if (module, name) == ("builtins", "getattr"):  # of an enumeration, in Python 3.11
+            return _attribute_of_placeholder
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _load_storage
+        if (module, name) in _TENSOR_PARTS:
+            return super().find_class(module, name)
+        if module == "torch" and (
+            isinstance(torch.__dict__.get(name), torch.dtype)
+            or name in ("Size", "device", "FloatStorage", "ByteStorage")
+        ):
+            return torch.__dict__[name]
+        raise SecurityError(
+            f"names {module}.{name}, which Transformer Engine's states don't consist of: loading it could run code."
+        )
+
+
+class _Placeholder:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _attribute_of_placeholder(owner: Any, name: Any) -> Any:
+    if owner is not _Placeholder or not str(name).isidentifier():
+        raise SecurityError(
+            "takes an attribute of something that isn't Transformer Engine's: loading it could run code."
+        )
+    return _Placeholder()
+
+
+def _load_storage(content: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise SecurityError(f"holds a tensor that isn't one. {_what_is_named(error)}") from None
 
 
 @contextmanager

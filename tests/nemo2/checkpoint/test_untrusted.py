@@ -2,8 +2,10 @@
 """A checkpoint that wants to run something is refused, and nothing of it is run; every door is first shown to be one."""
 
 import contextlib
+import io
 import os
 import pickle
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,69 @@ def test_resuming_from_a_malicious_checkpoint_is_refused_and_runs_nothing(run_on
     assert answers.keys() == {".metadata", "common.pt"}
     assert all("could run code" in answer and "is not loaded" in answer for answer in answers.values()), answers
     assert not marker.exists()
+
+
+def extra_state(value: Any) -> dict[str, Any]:
+    """As Transformer Engine keeps it: a pickle in a tensor of bytes, deep in what was loaded."""
+    content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    return {"model": {"layers": [{"linear._extra_state": content}], "linear.weight": torch.ones(2)}}
+
+
+class Recipe:
+    """Stands for one of Transformer Engine's, under whose name it is pickled."""
+
+    def __init__(self) -> None:
+        self.margin = 0
+
+
+def test_an_fp8_state_that_runs_something_is_refused_and_transformer_engine_would_run_it(marker):
+    from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
+
+    bombs = [Bomb(marker), {"recipe": Bomb(marker)}, {"scale": [Bomb(marker)]}]
+    for bomb in bombs:
+        with pytest.raises(SecurityError, match=r"linear\._extra_state names (posix|nt)\.mkdir"):
+            refuse_code_in_extra_states(extra_state(bomb))
+    with pytest.raises(SecurityError, match="holds a tensor that isn't one"):
+        refuse_code_in_extra_states(extra_state(StorageBomb(marker)))
+    assert not marker.exists()
+    state = extra_state(StorageBomb(marker))["model"]["layers"][0]["linear._extra_state"]
+    pickle.loads(state.numpy().tobytes())  # as Transformer Engine does
+    assert marker.exists(), "the test's bomb is none"
+
+
+class StorageBomb:
+    """A tensor's storage whose own archive is a pickle that runs something."""
+
+    def __init__(self, marker: Path) -> None:
+        file = io.BytesIO()
+        torch.save(Bomb(marker), file)
+        self.content = file.getvalue()
+
+    def __reduce__(self) -> Any:
+        return torch.storage._load_from_bytes, (self.content,)
+
+
+def test_an_fp8_state_of_tensors_and_recipes_is_let_through(monkeypatch):
+    from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
+
+    module: Any = types.ModuleType("transformer_engine.common.recipe")
+    module.Recipe = Recipe
+    for name in ("transformer_engine", "transformer_engine.common"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(Recipe, "__module__", module.__name__)
+    state = {
+        "recipe": Recipe(),
+        "scale_fwd": torch.ones(3),
+        "amax_history_fwd": torch.zeros(4, 3, dtype=torch.float32),
+        "extra_fp8_variables": {"num_gemms": 1, "fp8_checkpoint": True, "dtype": torch.bfloat16},
+    }
+    refuse_code_in_extra_states(extra_state(state))
+    refuse_code_in_extra_states({"a._extra_state": torch.empty(0, dtype=torch.uint8), "b._extra_state": None})
+
+
+def test_an_fp8_state_of_garbage_is_refused():
+    from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
+
+    with pytest.raises(SecurityError, match="a._extra_state can't be read as data"):
+        refuse_code_in_extra_states({"a._extra_state": torch.ones(9, dtype=torch.uint8)})
