@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
-from nemo2.checkpoint.foreign_files import MOST_BYTES, refuse_links
+from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, refuse_links
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.explicit import explicit_fields
@@ -156,7 +156,7 @@ def _point_at_files(config: Any, directory: Path) -> None:
 
 def _why_missing(directory: Path, part: str) -> str:
     try:
-        reason = json.loads((directory / "missing.json").read_text()).get(part)
-    except (OSError, ValueError):
+        reason = read_json(directory / "missing.json").get(part)
+    except (CheckpointError, AttributeError):
         return ": there is no such file"
     return f": {reason}" if reason else ""

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.directory import Manifest, finished, read_manifest
+from nemo2.checkpoint.foreign_files import read_json
+from nemo2.errors import CheckpointError
 
 RUN_FILE = ".run"
 
@@ -35,9 +37,9 @@ def run_of(directory: Path) -> Optional[Run]:
     """The run that ``directory`` belongs to; None where nothing says so."""
     file = directory / RUN_FILE
     try:
-        data = json.loads(file.read_text()) if file.is_file() else {}
+        data = read_json(file)
         return Run(id=str(data["id"]), lineage=tuple(map(str, data["lineage"])))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (CheckpointError, KeyError, TypeError):
         return None
 
 

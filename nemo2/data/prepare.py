@@ -16,8 +16,10 @@ import numpy as np
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
+from nemo2.files import read_bounded
 
 FORMAT = 1
+_MOST_DESCRIPTION = 16 << 20
 _BATCH_CHARACTERS = 1 << 20
 
 
@@ -99,11 +101,11 @@ def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
     Token files written by other tools have no such file, and a .json of that name may be anything.
     """
     try:
-        contents = json.loads(Path(f"{prefix}.json").read_text("utf-8"))
+        contents = json.loads(read_bounded(f"{prefix}.json", at_most=_MOST_DESCRIPTION))
         described = PreparedData(prefix=str(prefix), **contents)
         if described.format == FORMAT and os.path.getsize(f"{prefix}.bin") == described.bin_bytes:
             return described
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         pass
     return None
 

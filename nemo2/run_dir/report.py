@@ -5,20 +5,18 @@ Made from the files of the run directory alone, so it can be made again, and whi
 from a network and no script runs.
 """
 
-import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-
 from nemo2.checkpoint.directory import finished
-from nemo2.errors import DataError
+from nemo2.checkpoint.foreign_files import read_json, read_yaml
+from nemo2.errors import CheckpointError, DataError
 from nemo2.parallel.layout import LAYOUT_FIELDS
 from nemo2.pictures.lines import Series, line_chart
 from nemo2.pictures.page import cards, figures, page
@@ -49,8 +47,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     """The page as text."""
-    effective = _load(directory / "effective_config.yaml", yaml.safe_load)
-    environment = _load(directory / "environment.json", json.loads)
+    effective = _load(directory / "effective_config.yaml", read_yaml)
+    environment = _load(directory / "environment.json", read_json)
     sections = [
         _cards(records, effective),
         "<h2>Curves</h2>",
@@ -208,11 +206,11 @@ def _size(sizes: Iterable[int]) -> str:
     return f"{total} B"
 
 
-def _load(path: Path, parse: Any) -> dict[str, Any]:
-    """A file that may be missing or half-written: the page is made without it then."""
+def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """A file that may be missing or half-written, or somebody else's: the page is made without it then."""
     try:
-        loaded = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        loaded = read(path)
+    except CheckpointError:
         return {}
     return loaded if isinstance(loaded, dict) else {}
 
