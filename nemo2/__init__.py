@@ -5,6 +5,7 @@
 use. Models, data and recipes have theirs in ``nemo2.llm``.
 """
 
+from nemo2.deferred import install as defer_imports
 from nemo2.lazy import front_door
 from nemo2.noise import quiet_known_warnings
 
@@ -12,5 +13,6 @@ __version__ = "0.1.0"
 
 # Here, because the warnings come while Megatron-Core is imported, by whichever of our modules is first.
 quiet_known_warnings()
+defer_imports()
 
 __getattr__, __dir__, __all__ = front_door(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -25,7 +25,7 @@ class Room:
     leans_on: tuple[str, ...] | None = None
 
 
-FLOOR = ("errors", "files", "names", "lazy", "noise")
+FLOOR = ("errors", "files", "names", "lazy", "deferred", "noise")
 """Rooms that all may import."""
 
 ROOMS = (
@@ -41,6 +41,7 @@ ROOMS = (
     ),
     Room("names", "nearest known names for a typo; safe run names", ()),
     Room("lazy", "packages whose names are imported on first use", ()),
+    Room("deferred", "packages that other libraries import for what few runs use, imported at that use instead", ()),
     Room("noise", "warnings of other libraries that nobody can act on", ()),
     Room("gpus", "GPUs by name: what torch sees of their memory, capability, data-sheet rates, links", ()),
     Room(
