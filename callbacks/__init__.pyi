@@ -5,6 +5,7 @@ from nemo2.callbacks.loss_guard import LossGuard as LossGuard
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as MegatronCommOverlapCallback
 from nemo2.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor
 from nemo2.callbacks.memory_profile import MemoryProfileCallback as MemoryProfileCallback
+from nemo2.callbacks.model_transform import ModelTransform as ModelTransform
 from nemo2.callbacks.nsys import NsysCallback as NsysCallback
 from nemo2.callbacks.profiler import PytorchProfilerCallback as PytorchProfilerCallback
 from nemo2.callbacks.straggler_detection import StragglerDetectionCallback as StragglerDetectionCallback

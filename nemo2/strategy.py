@@ -48,6 +48,7 @@ from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
+from nemo2.parallel.transform import transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.settling import RunSettings, settle_run
@@ -360,6 +361,7 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
         self.setup_megatron_parallel(trainer, wrap=fitting)
         if fitting:
+            self._say_what_is_trained()
             self._take_over_backward(trainer.fit_loop.epoch_loop)
             if self._make_optimizers:
                 self.setup_optimizers(trainer)
@@ -380,6 +382,7 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
                 vp_size=self.layout.vp if self.layout.pp > 1 else None,
                 ddp_config=self.ddp_config if wrap else None,
                 device=self.root_device,
+                transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
             )
         self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._use_gloo_process_groups
         self.megatron_parallel.config.timers = _timers(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]

@@ -75,6 +75,14 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
     return loaded
 
 
+def with_empty_states(loaded: Any) -> Any:
+    """``loaded``, also on ranks where there is nothing to train and so nothing was loaded: Megatron-Core looks for it."""
+    for part in _chain(loaded):
+        if _form(part) == "plain" or "optimizer" in part:
+            _inner(part).setdefault("state", {})
+    return loaded
+
+
 def step_of(saved: Any) -> Any:
     """The updates that the optimizer had made, from the plain part of its saved state; None if it didn't count them."""
     groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]

@@ -18,6 +18,7 @@ from nemo2.config.explicit import explicit_fields
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
+from nemo2.parallel.transform import refuse_two_transforms
 from nemo2.run_dir.faults import install_fault_hook
 from nemo2.run_dir.hang import HangWatchdog
 from nemo2.run_dir.logger import NeMoLogger
@@ -68,7 +69,9 @@ def train(
 
     Args:
         tokenizer: "data", "model", a tokenizer for both, or None to leave both as they are.
-        model_transform: A function of the built model, applied once before training.
+        model_transform: A function of a module that returns a module, applied to each chunk of the model before it is wrapped
+            for training; with a second argument ``name`` to each of its modules (`nemo2.parallel.transform`). It may replace
+            modules and freeze parameters. None: the model's own, or that of the callback `ModelTransform`.
 
     The others are those of `pretrain`. Returns the run's directory.
     """
@@ -179,8 +182,7 @@ def _setup(
     _share_tokenizer(model, data, tokenizer)
     if optim is not None:
         optim.connect(model)
-    if model_transform is not None:
-        model.model_transform = model_transform  # pyright: ignore[reportAttributeAccessIssue]
+    _share_transform(model, model_transform)
     directory = log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
@@ -217,6 +219,20 @@ def _share_sequence_length(model: Any, data: Any) -> None:
             "model follows."
         )
     adjust(config, "seq_length", length, why="data.seq_length")
+
+
+def _share_transform(model: Any, model_transform: Any) -> None:
+    """Make it the model's.
+
+    Raises:
+        ConfigError: the model has another.
+    """
+    if model_transform is None:
+        return
+    own = getattr(model, "model_transform", None)
+    given = {"model_transform": model_transform, "model.model_transform": own}
+    refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
+    model.model_transform = model_transform
 
 
 def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:

@@ -232,8 +232,8 @@ class GPTModel(pl.LightningModule):
     """A GPT as Lightning and ``MegatronStrategy`` see it.
 
     The Megatron model is built in ``configure_model``, once the process groups exist; until then the object is cheap.
-    ``optim`` defaults to Adam at 1e-4. ``model_transform`` is a function of the built model, applied once by the
-    ``ModelTransform`` callback before training (PEFT uses it).
+    ``optim`` defaults to Adam at 1e-4. ``model_transform`` is a function of a module that returns a module, applied to each
+    chunk before it is wrapped (`nemo2.parallel.transform`; PEFT uses it).
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class GPTModel(pl.LightningModule):
         config: Optional[GPTConfig] = None,
         optim: Optional[OptimizerModule] = None,
         tokenizer: Optional[Any] = None,
-        model_transform: Optional[Callable[[torch.nn.Module], torch.nn.Module]] = None,
+        model_transform: Optional[Callable[..., torch.nn.Module]] = None,
     ):
         super().__init__()
         if config is None:

@@ -167,7 +167,10 @@ def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.dis
 
     A gradient may be a DTensor on any mesh, or a plain tensor, of which ``shard_group`` says over which ranks it is cut.
     """
+    parameters = list(parameters)
     squares: dict[Any, Tensor] = {}
+    if shard_group is not None and parameters:
+        squares[None] = torch.zeros((), device=parameters[0].device)  # a rank may hold nothing of what is trained
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:

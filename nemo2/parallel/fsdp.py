@@ -2,6 +2,9 @@
 """Megatron-Core's own fully sharded data parallelism around a chunk, on GPUs and on CPUs."""
 
 import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -10,11 +13,13 @@ from megatron.core.distributed import DistributedDataParallelConfig, FullySharde
 from megatron.core.distributed.fsdp.src.megatron_fsdp import MegatronFSDP as MegatronFSDP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from nemo2.backend import get_backend
 from nemo2.config.adjust import adjust
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
+from nemo2.parallel.sharded_state import added_keys
 from nemo2.parallel.stored_names import stored_names, stored_objects
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
@@ -32,17 +37,18 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         disable_bucketing: bool = False,
     ) -> None:
         _start_alike(module)
-        stored, objects = stored_names(module), stored_objects(module)
-        super().__init__(
-            config=config,
-            ddp_config=ddp_config,
-            module=module,
-            disable_bucketing=disable_bucketing,
-            device=get_backend().device,
-        )
+        stored, objects, added = stored_names(module), stored_objects(module), added_keys(module)
+        with _no_hooks_on_frozen_parameters(module):
+            super().__init__(
+                config=config,
+                ddp_config=ddp_config,
+                module=module,
+                disable_bucketing=disable_bucketing,
+                device=get_backend().device,
+            )
         self.__dict__["core"] = module
         """The chunk itself, without this wrapper's registry finding it twice."""
-        self.stored, self.objects = stored, objects
+        self.stored, self.objects, self.added = stored, objects, added
         self._first_rows: dict[str, int] | None = None
         # As a method of the instance, where Megatron-Core puts its own: that one knows no parameters that are cut already.
         self.broadcast_params = _nothing_left_to_broadcast
@@ -88,6 +94,20 @@ def _start_alike(module: nn.Module) -> None:
     for parameter in module.parameters():
         group = dense if getattr(parameter, "allreduce", True) else experts
         torch.distributed.broadcast(parameter.data, src=torch.distributed.get_global_rank(group, 0), group=group)
+
+
+@contextmanager
+def _no_hooks_on_frozen_parameters(module: nn.Module) -> Iterator[None]:
+    """Megatron-FSDP asks every parameter to tell when its gradient is there, and torch refuses to promise that of frozen ones."""
+    name = "register_post_accumulate_grad_hook"
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    for parameter in frozen:
+        setattr(parameter, name, lambda hook: RemovableHandle(OrderedDict()))
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            delattr(parameter, name)
 
 
 def _nothing_left_to_broadcast() -> None:

@@ -41,6 +41,10 @@ from nemo2.parallel.forms import with_model
 from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
+from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
+from nemo2.parallel.plain_chunk import PlainChunk
+from nemo2.parallel.sharded_state import sharded_state
+from nemo2.parallel.transform import Transform, record_of, transformed
 
 
 @dataclass
@@ -113,12 +117,15 @@ class MegatronParallel(nn.ModuleList):
         device: Where the chunks go before they are wrapped. None: where they are.
         wrap_chunk: ``(config, chunk) -> wrapped chunk`` in place of Megatron-Core's wrapping and of the precision plugin's
             conversion. The wrapped chunk is a data-parallel one by Megatron-Core's base class.
+        transform: Applied to each chunk before it is wrapped (`nemo2.parallel.transform`). None: chunks stay as they are.
     """
 
     # nn.Module calls every attribute that isn't declared a Tensor or a Module.
     loss_reduction: Optional[MegatronLossReduction]
     graphs: Optional[StepGraphs]
     """None where no CUDA graphs are asked for, or nothing is trained."""
+    parameter_counts: Optional[ParameterCounts]
+    """Of the whole model. None on meta tensors."""
     _twins: list[pl.LightningModule]
 
     def __init__(
@@ -133,6 +140,7 @@ class MegatronParallel(nn.ModuleList):
         ddp_config: Optional[DistributedDataParallelConfig] = None,
         device: Optional[torch.device] = None,
         wrap_chunk: Optional[Callable[[TransformerConfig, nn.Module], nn.Module]] = None,
+        transform: Optional[Transform] = None,
     ) -> None:
         super().__init__()
         self.callbacks = callbacks or CallbackConnector()
@@ -142,14 +150,17 @@ class MegatronParallel(nn.ModuleList):
         self.ddp_config = ddp_config
         self.wrap_chunk = wrap_chunk
         self.config = _model_config(pipeline, precision_plugin)
+        cores = [transformed(core, transform) for core in _chunks_of(pipeline, vp_size, self.config)]
+        pipeline.__dict__[_CHUNKS] = cores
         if ddp_config is not None or wrap_chunk is not None:
-            _refuse_parameters_outside(pipeline)
-        cores = _chunks_of(pipeline, vp_size, self.config)
+            _refuse_parameters_outside(pipeline, cores)
         for core in cores:
             if device is not None:
                 core.to(device)
             for parameter in core.parameters():
                 tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        self.__dict__["parameter_counts"] = count_parameters(cores, device)
+        self._refuse_to_train_nothing()
         with building_stream(self.config):
             self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
         # Kept out of torch's registry of submodules, which for a module list are its items.
@@ -393,6 +404,15 @@ class MegatronParallel(nn.ModuleList):
             config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
         )
 
+    def _refuse_to_train_nothing(self) -> None:
+        counts = self.parameter_counts
+        trains = self.ddp_config is not None or self.wrap_chunk is not None
+        if trains and counts is not None and counts.total and not counts.trained:
+            raise ConfigError(
+                f"All {counts.total:,} parameters are frozen: there is nothing to train. Leave some with requires_grad=True, "
+                "in model_transform or wherever they were frozen."
+            )
+
     def _step_graphs(self) -> Optional[StepGraphs]:
         if self.ddp_config is None or kind_of(self.config) == "none":
             return None
@@ -457,41 +477,26 @@ class MegatronParallel(nn.ModuleList):
             for chunk in self:
                 chunk.start_param_sync(force_sync=True)  # pyright: ignore[reportCallIssue]
 
-    def sharded_state_dict(self, prefix: str = "", metadata: Optional[dict] = None) -> dict[str, Any]:
+    def sharded_state_dict(self, metadata: Optional[dict] = None) -> dict[str, Any]:
         """Megatron-Core's sharded state of the chunks: one dictionary, or ``model_0``, ``model_1`` … with virtual stages.
 
         Keys inside start with ``module.``, as in NeMo 2.0's checkpoints.
         """
-        # Megatron-Core puts process groups into the metadata it is given; the caller's goes into the checkpoint.
-        states = [
-            core.sharded_state_dict(prefix=f"{prefix}module.", metadata=dict(metadata or {}))  # pyright: ignore[reportCallIssue]
-            for core in self.unwrapped
-        ]
+        states = [sharded_state(core, metadata) for core in self.unwrapped]
         if len(states) == 1:
             return states[0]
         return {f"model_{index}": state for index, state in enumerate(states)}
 
     def load_chunks_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Load what `sharded_state_dict` described, after Megatron-Core filled it in."""
+        """Load what `sharded_state_dict` described, after Megatron-Core filled it in. What a transform has added may be left
+        out, and stays as it is."""
         cores = self.unwrapped
         for index, core in enumerate(cores):
             part = state if len(cores) == 1 else state[f"model_{index}"]
-            core.load_state_dict({key.removeprefix("module."): value for key, value in part.items()}, strict=strict)
-
-
-class PlainChunk(MegatronModule):
-    """Any torch module as the one chunk of a pipeline, with what Megatron-Core asks of a model."""
-
-    def __init__(self, config: TransformerConfig, module: nn.Module) -> None:
-        super().__init__(config=config)
-        self.module = module
-        self.model_type = ModelType.encoder_or_decoder
-
-    def set_input_tensor(self, input_tensor: Any) -> None:
-        """A plain module isn't cut into stages: there is no tensor from a previous one."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+            given = {key.removeprefix("module."): value for key, value in part.items()}
+            if record_of(core) is not None:
+                given = {**core.state_dict(), **given}
+            core.load_state_dict(given, strict=strict)
 
 
 def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:
@@ -567,7 +572,17 @@ def _model_config(module: pl.LightningModule, precision_plugin: Any) -> Transfor
     return config
 
 
+_CHUNKS = "_chunks_of_this_rank"
+"""Where a LightningModule keeps its chunks: virtual stages beyond the first are built here, and transforms are applied once."""
+
+
 def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: TransformerConfig) -> list[nn.Module]:
+    """The chunks that were made of this module before, which may be trained by now, or new ones."""
+    made: list[Any] = module.__dict__.get(_CHUNKS, [])
+    if len(made) == (vp_size or 1) and _is_of(module, made[0]):
+        for chunk in made:
+            chunk.config = config
+        return made
     if vp_size is not None and vp_size > 1:
         build_chunk = getattr(module, "build_chunk", None)
         if build_chunk is None:
@@ -588,7 +603,13 @@ def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: Trans
     return wrapped
 
 
-def _refuse_parameters_outside(module: pl.LightningModule) -> None:
+def _is_of(module: pl.LightningModule, chunk: nn.Module) -> bool:
+    """Whether a chunk is still the module's, whose ``module`` may have been built anew."""
+    inside = getattr(module, "module", None)
+    return getattr(chunk, "module", None) is module if inside is None else chunk is unwrap(inside)
+
+
+def _refuse_parameters_outside(module: pl.LightningModule, chunks: list[nn.Module]) -> None:
     """Where ``self.module`` is the model, nobody would reduce, update or save what stands beside it.
 
     Raises:
@@ -597,7 +618,7 @@ def _refuse_parameters_outside(module: pl.LightningModule) -> None:
     inside = getattr(module, "module", None)
     if inside is None:
         return
-    held = {id(parameter) for parameter in inside.parameters()}
+    held = {id(parameter) for part in (inside, *chunks) for parameter in part.parameters()}
     outside = [name for name, parameter in module.named_parameters() if id(parameter) not in held]
     if outside:
         raise ConfigError(

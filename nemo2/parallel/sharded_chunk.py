@@ -65,13 +65,14 @@ def stand_ins(module: nn.Module) -> dict[str, nn.Parameter]:
     return made
 
 
-def keep_masters_in_fp32(module: nn.Module) -> None:
+def keep_masters_in_fp32(module: nn.Module, *, frozen_too: bool) -> None:
     """Parameters in fp32, as the optimizer updates them; the forward runs on copies in the precision's dtype.
 
-    Their values are unchanged: a model made in 16 bits starts where Megatron-Core's fp32 copies of it start.
+    Their values are unchanged: a model made in 16 bits starts where Megatron-Core's fp32 copies of it start. Frozen ones stay
+    as they were made, unless ``frozen_too``.
     """
     for parameter in module.parameters():
-        if parameter.is_floating_point() and parameter.requires_grad:
+        if parameter.is_floating_point() and (frozen_too or parameter.requires_grad):
             parameter.data = parameter.data.float()
 
 

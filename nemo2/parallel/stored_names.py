@@ -13,6 +13,8 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
 
+from nemo2.parallel.sharded_state import sharded_state
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRows:
@@ -39,7 +41,7 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
     What Megatron-Core stores in a form that isn't rows of the parameter keeps its own name, and so does what it doesn't
     store by itself.
     """
-    described = cast(Any, core).sharded_state_dict(prefix="module.")
+    described = sharded_state(core)
     by_tensor: dict[Any, list[StoredRows]] = {}
     for entry in _leaves(described):
         parts = list(_leaves(entry.build())) if isinstance(entry, ShardedTensorFactory) else [entry]
@@ -56,7 +58,7 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
 
 def stored_objects(core: nn.Module) -> dict[str, Any]:
     """What Megatron-Core stores of ``core`` beside tensors, and misses when it isn't there: the extra state of layers."""
-    described = cast(Any, core).sharded_state_dict(prefix="module.")
+    described = sharded_state(core)
     # As a list of one: Megatron-Core keeps several parts of an object under one name.
     return {entry.unique_key: [entry.data] for entry in _leaves(described, ShardedObject)}
 

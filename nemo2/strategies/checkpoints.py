@@ -4,7 +4,7 @@
 import importlib.metadata
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional, Union
@@ -33,12 +33,39 @@ class Checkpoints(SteppingStrategy):
     _save_optimizer: bool
 
     @abstractmethod
-    def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
+    def _read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
         """What `load_model_state_dict` takes: of a checkpoint, the model and the optimizer as asked for, and plain data.
+        ``base``: it may be of the model before its transform.
 
         Raises:
             CheckpointError: it can't be read into this model.
         """
+
+    @abstractmethod
+    def _added_keys(self) -> frozenset[str]:
+        """Under which keys is stored what ``model_transform`` has added to this rank's part of the model."""
+
+    def _lacking(self, path: Path, stored: Collection[str]) -> frozenset[str]:
+        """Of `_added_keys`, those that a checkpoint of the model before its transform doesn't have: all of them.
+
+        Raises:
+            CheckpointError: it has some of them.
+        """
+        parts: list[frozenset[str]] = [self._added_keys()] * self.world_size
+        torch.distributed.all_gather_object(parts, parts[0])
+        added = frozenset().union(*parts)
+        lacking = frozenset(key for key in added if not any(name.partition("/shard_")[0] == key for name in stored))
+        if lacking and lacking != added:
+            raise CheckpointError(
+                f"{path} has some of what model_transform adds to the model, and lacks {', '.join(sorted(lacking)[:3])}"
+                f"{' ...' if len(lacking) > 3 else ''}: it was saved with another transform. Give the transform it was saved "
+                "with, or a checkpoint of the model without any."
+            )
+        if lacking and self.is_global_zero:
+            _log.info(
+                "%s has none of what model_transform adds to the model, which starts as the transform made it.", path
+            )
+        return lacking
 
     @abstractmethod
     def _layout_record(self) -> dict[str, Any]:
@@ -124,7 +151,10 @@ class Checkpoints(SteppingStrategy):
                 f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
             )
         loaded = self._read(
-            path, optimizer=self.restore_config.load_optim_state, model=self.restore_config.load_model_state
+            path,
+            optimizer=self.restore_config.load_optim_state,
+            model=self.restore_config.load_model_state,
+            base=True,
         )
         # Neither its position in the data nor its random streams: this is another run.
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}

@@ -24,7 +24,8 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
-from nemo2.parallel.megatron_parallel import PlainChunk, unwrap
+from nemo2.parallel.megatron_parallel import unwrap
+from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy, shared_arguments
 
@@ -89,6 +90,8 @@ class FSDPStrategy(TorchShardedStrategy):
         self.mixed_precision = mixed_precision
         self._states: tuple[Any, Any] = ({}, {})
 
+    _one_dtype = True
+
     @property
     def shard_group(self) -> Any:
         return torch.distributed.group.WORLD
@@ -113,8 +116,11 @@ class FSDPStrategy(TorchShardedStrategy):
             return ModuleWrapPolicy(self.auto_wrap_policy)
         if self.auto_wrap_policy is not None:
             return self.auto_wrap_policy
-        blocks = {id(block) for block in blocks_of(model)}
-        return CustomPolicy(lambda module: id(module) in blocks)
+        blocks = blocks_of(model)
+        # One vector has one gradient: what is trained in a block of frozen parameters becomes a vector of its own.
+        apart = [module for block in blocks if _is_mixed(block) for module in block.modules() if _trains_itself(module)]
+        wanted = {id(module) for module in (*blocks, *apart)}
+        return CustomPolicy(lambda module: id(module) in wanted)
 
     def _dtypes(self) -> Optional[MixedPrecision]:
         policy = self.forward_dtypes()
@@ -158,6 +164,14 @@ class FSDPStrategy(TorchShardedStrategy):
         if optimizer:
             set_optimizer_state_dict(self._wrapped, self._sharded_optimizer.optimizer, optim_state_dict=optimizer_state)
         self._states = ({}, {})
+
+
+def _is_mixed(block: nn.Module) -> bool:
+    return len({parameter.requires_grad for parameter in block.parameters()}) > 1
+
+
+def _trains_itself(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
 def _lead_steps_through(wrapped: FullyShardedDataParallel, module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -22,10 +22,12 @@ from nemo2.checkpoint.optimizer_forms import (
     from_pieces,
     torch_optimizers,
     under_saved_names,
+    with_empty_states,
 )
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.parallel.sharded_state import added_keys
 from nemo2.strategies.checkpoints import Checkpoints, paddings
 
 _log = logging.getLogger(__name__)
@@ -125,7 +127,11 @@ class CheckpointingStrategy(Checkpoints):
             return self.checkpoint_io.read_whole(path, read)
         return read(path)
 
-    def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
+    def _added_keys(self) -> frozenset[str]:
+        assert self.megatron_parallel is not None
+        return frozenset(key for core in self.megatron_parallel.unwrapped for key in added_keys(core))
+
+    def _read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
         assert self.megatron_parallel is not None
         io: Any = self.checkpoint_io
         if not isinstance(io, MegatronCheckpointIO):
@@ -136,7 +142,8 @@ class CheckpointingStrategy(Checkpoints):
         wanted: dict[str, Any] = {}
         model_state = self.megatron_parallel.sharded_state_dict(metadata=metadata)
         if model:
-            wanted["model"] = model_state
+            lacking = self._lacking(path, read_metadata(weights_dir(path)).state_dict_metadata) if base else frozenset()
+            wanted["model"] = _without(model_state, lacking)
         copies = self._load_main_params and self.trainer.state.fn == TrainerFn.FITTING
         if (optimizer or copies) and not (manifest is not None and manifest.weights_only):
             wanted.update(self._optimizer_shards(model_state, metadata, loading=True))
@@ -202,7 +209,7 @@ class CheckpointingStrategy(Checkpoints):
         optimizers = [opt for opt in self.optimizers if isinstance(opt, MegatronOptimizer)]
         if "optimizer" in checkpoint and optimizers:
             own = [dict(group) for group in optimizers[0].param_groups]
-            optimizers[0].load_state_dict(checkpoint["optimizer"])
+            optimizers[0].load_state_dict(with_empty_states(checkpoint["optimizer"]))
             if self._load_main_params:
                 forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
                 for group, before in zip(optimizers[0].param_groups, own, strict=True):
@@ -223,3 +230,12 @@ class CheckpointingStrategy(Checkpoints):
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
             io.abandon()
+
+
+def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A sharded state without what is stored under these keys."""
+    return {
+        name: _without(value, keys) if isinstance(value, dict) else value
+        for name, value in state.items()
+        if getattr(value, "key", None) not in keys
+    }

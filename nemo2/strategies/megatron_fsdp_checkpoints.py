@@ -31,9 +31,9 @@ class MegatronFSDPCheckpoints(CheckpointingStrategy, PieceCheckpoints):
         kind = PieceCheckpoints if self.fsdp else CheckpointingStrategy
         kind.save_checkpoint(self, checkpoint, filepath, storage_options)
 
-    def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
+    def _read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
         if self.fsdp:
-            return PieceCheckpoints._read(self, path, optimizer=optimizer, model=model)
+            return PieceCheckpoints._read(self, path, optimizer=optimizer, model=model, base=base)
         manifest = read_manifest(path)
         written_by = manifest.layout.get("strategy") if manifest is not None and not manifest.weights_only else None
         own = [item for item in self.optimizers if not isinstance(item, MegatronOptimizer)]
@@ -43,7 +43,7 @@ class MegatronFSDPCheckpoints(CheckpointingStrategy, PieceCheckpoints):
                 "over under MegatronStrategy; the weights it can. Set strategy.ckpt_load_optimizer=False, or start a new run "
                 "from them with resume.restore_config."
             )
-        return super()._read(path, optimizer=optimizer, model=model)
+        return super()._read(path, optimizer=optimizer, model=model, base=base)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         kind = PieceCheckpoints if self.fsdp else CheckpointingStrategy
@@ -112,6 +112,11 @@ class MegatronFSDPCheckpoints(CheckpointingStrategy, PieceCheckpoints):
         scaler = getattr(self._megatron_optimizer.mcore_optimizer, "grad_scaler", None)
         if scaler is not None and extras.get("loss_scaler"):
             scaler.load_state_dict(extras["loss_scaler"])
+
+    def _added_keys(self) -> frozenset[str]:
+        if not self.fsdp:
+            return super()._added_keys()
+        return frozenset(key for chunk in self._chunks for key in chunk.added)
 
     def _stored_objects(self) -> dict[str, Any]:
         return {key: value for chunk in self._chunks for key, value in chunk.objects.items()}

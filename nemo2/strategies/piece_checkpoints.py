@@ -129,7 +129,7 @@ class PieceCheckpoints(Checkpoints):
         read = functools.partial(self._read, optimizer=self.trainer.state.fn == TrainerFn.FITTING)
         return self.checkpoint_io.read_whole(Path(checkpoint_path), read)
 
-    def _read(self, path: Path, *, optimizer: bool, model: bool = True) -> dict[str, Any]:
+    def _read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
         plain = self.checkpoint_io.load_plain(path)
         manifest = read_manifest(path)
         optimizer = optimizer and self._load_optimizer and not (manifest is not None and manifest.weights_only)
@@ -139,6 +139,8 @@ class PieceCheckpoints(Checkpoints):
             self._make_optimizer_state()
         pieces = self._pieces(model=model, optimizer=optimizer)
         stored = read_metadata(weights_dir(path)).state_dict_metadata
+        lacking = self._lacking(path, stored) if base else frozenset()
+        pieces = [piece for piece in pieces if piece.key not in lacking]
         if optimizer or self._load_main_params:
             pieces = into_pieces(pieces, stored.keys())
         rows = {stored[piece.key].size[0] for piece in pieces if piece.padded and piece.key in stored}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step under Lightning's loops: the schedule's forward and backward, the optimizer, what is logged."""
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Literal, Optional
@@ -20,6 +21,8 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.run_dir.progress import ProgressPrinter, make_progress
 from nemo2.strategies.world import WorldStrategy, data_parallel_size
+
+_log = logging.getLogger(__name__)
 
 
 class SteppingStrategy(WorldStrategy):
@@ -52,6 +55,11 @@ class SteppingStrategy(WorldStrategy):
     def _take_over_backward(self, loop: _TrainingEpochLoop) -> None:
         # The schedule runs forward and backward in one go: Lightning's own zero_grad would wipe the gradients out.
         loop.automatic_optimization._skip_backward = True
+
+    def _say_what_is_trained(self) -> None:
+        counts = self.megatron_parallel.parameter_counts if self.megatron_parallel is not None else None
+        if counts is not None and self.is_global_zero:
+            _log.info("%s: %s.", type(self.lightning_module).__name__, counts)
 
     def _register(self, *objects: Any) -> None:
         self.megatron_callbacks.add(*(item for item in objects if item is not None))

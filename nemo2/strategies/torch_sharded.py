@@ -32,9 +32,12 @@ from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
-from nemo2.parallel.megatron_parallel import MegatronParallel, PlainChunk, unwrap
+from nemo2.parallel.megatron_parallel import MegatronParallel, unwrap
+from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
+from nemo2.parallel.sharded_state import added_keys
 from nemo2.parallel.stored_names import StoredNames, stored_names, stored_objects
+from nemo2.parallel.transform import transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.agreement import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
 from nemo2.settle.machine import Machine
@@ -94,10 +97,14 @@ class TorchShardedStrategy(PieceCheckpoints):
         self._own_names: set[str] = set()
         self._stored: StoredNames = {}
         self._objects: dict[str, Any] = {}
+        self._added: frozenset[str] = frozenset()
         self._groups: dict[str, Any] = {}
         self._load_optimizer = ckpt_load_optimizer
         self._save_optimizer = ckpt_save_optimizer
         self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+
+    _one_dtype: bool = False
+    """Whether parameters that are sharded together must have the same dtype, frozen or not."""
 
     @abstractmethod
     def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
@@ -158,9 +165,11 @@ class TorchShardedStrategy(PieceCheckpoints):
                 callbacks=self.megatron_callbacks,
                 device=self.root_device,
                 wrap_chunk=self._wrap_chunk,
+                transform=transform_of(self.lightning_module, callbacks),
             )
             self.model = self.megatron_parallel
         if trainer.state.fn == TrainerFn.FITTING:
+            self._say_what_is_trained()
             self._take_over_backward(trainer.fit_loop.epoch_loop)
             self.setup_optimizers(trainer)
         if self.restore_config is not None and not trainer.ckpt_path:
@@ -168,8 +177,8 @@ class TorchShardedStrategy(PieceCheckpoints):
 
     def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
         self._start_alike(core)
-        keep_masters_in_fp32(core)
-        self._stored, self._objects = stored_names(core), stored_objects(core)
+        keep_masters_in_fp32(core, frozen_too=self._one_dtype)
+        self._stored, self._objects, self._added = stored_names(core), stored_objects(core), added_keys(core)
         whole = stand_ins(core) if self.shard_group is not None else None
         # A module of the user's own is cut itself: its steps call its layers directly, not through the chunk around it.
         if isinstance(core, PlainChunk):
@@ -282,6 +291,9 @@ class TorchShardedStrategy(PieceCheckpoints):
 
     def _stored_objects(self) -> dict[str, Any]:
         return self._objects
+
+    def _added_keys(self) -> frozenset[str]:
+        return self._added
 
     def _layout_record(self) -> dict[str, Any]:
         return {"strategy": type(self).__name__, "tp": self.layout.tp, "cp": self.layout.cp} | {

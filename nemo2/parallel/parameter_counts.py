@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many parameters a model has that lies on many ranks, and how many of these are trained."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional, cast
+
+import torch
+from megatron.core import parallel_state
+from torch import nn
+
+
+class ParameterCounts(NamedTuple):
+    """Of the whole model, each parameter counted once."""
+
+    total: int
+    trained: int
+
+    def __str__(self) -> str:
+        share = ", all of them trained" if self.trained == self.total else f", {self.trained:,} of them trained"
+        return f"{self.total:,} parameters{share}"
+
+
+def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]) -> Optional[ParameterCounts]:
+    """Count the parameters of all pipeline, tensor- and expert-parallel ranks. Every rank calls it.
+
+    Args:
+        chunks: Of this rank, before parameters are sharded over data-parallel ranks.
+        device: Where collectives of this world run. None: the CPU.
+
+    Returns:
+        None for a model on meta tensors, whose ranks aren't there to be asked.
+    """
+    first = {"dense": parallel_state.get_tensor_model_parallel_rank() == 0}
+    first["experts"] = parallel_state.get_expert_tensor_parallel_rank() == 0
+    counts = {kind: torch.zeros(2, dtype=torch.int64) for kind in first}
+    for parameter in (one for chunk in chunks for one in chunk.parameters()):
+        if parameter.is_meta:
+            return None
+        kind = "dense" if getattr(parameter, "allreduce", True) else "experts"
+        counted_elsewhere = not getattr(parameter, "tensor_model_parallel", False) and not first[kind]
+        # The output layer of a tied embedding is the embedding's copy on another pipeline stage.
+        if not counted_elsewhere and not getattr(parameter, "shared", False):
+            counts[kind] += torch.tensor([parameter.numel(), parameter.numel() * parameter.requires_grad])
+    groups: dict[str, Any] = {
+        "dense": parallel_state.get_model_parallel_group(),
+        "experts": parallel_state.get_expert_tensor_model_pipeline_parallel_group(),
+    }
+    total = torch.zeros(2, dtype=torch.int64)
+    for kind, count in counts.items():
+        count = count.to(device or "cpu")
+        torch.distributed.all_reduce(count, group=groups[kind])
+        total += count.cpu()
+    return ParameterCounts(*cast(list[int], total.tolist()))

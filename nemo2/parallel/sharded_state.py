@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under which name, and as which part of a whole tensor, each tensor of a chunk is stored: Megatron-Core's sharded state.
+
+Megatron-Core stacks the layers of a model in one tensor. What was there when the model was built is described by the model as it
+was built, wherever a transform has put it since; what a transform has added is stored by its full name, layer by layer.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Optional, cast
+
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from torch import nn
+
+from nemo2.parallel.transform import Transformed, record_of
+
+_EXTRA = "._extra_state"
+
+
+def sharded_state(core: nn.Module, metadata: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    """Megatron-Core's sharded state of a chunk that nothing wraps, by the names in ``core.state_dict()`` behind "module."."""
+    own, record = _described(core, metadata), record_of(core)
+    if record is None:
+        return own
+    plain, renamed = _as_built(core, record, metadata)
+    by_tensor = {id(leaf.data): leaf for leaf in plain.values() if _is_tensor(leaf)}
+    state = {}
+    for name, leaf in own.items():
+        if name in plain and plain[name].key == leaf.key:
+            state[name] = leaf
+        elif _is_tensor(leaf):
+            state[name] = by_tensor.get(id(leaf.data)) or by_layer(_cut_as_the_parameter(leaf))
+        else:
+            state[name] = plain.get(renamed.get(name, ""), leaf)
+    return state
+
+
+def added_keys(core: nn.Module) -> frozenset[str]:
+    """Under which keys is stored what a transform has added to this chunk, which nothing wraps."""
+    record = record_of(core)
+    if record is None:
+        return frozenset()
+    plain = {leaf.key for leaf in _as_built(core, record, None)[0].values()}
+    return frozenset(leaf.key for leaf in sharded_state(core).values() if leaf.key not in plain)
+
+
+def by_layer(leaf: Any) -> Any:
+    """A leaf of a sharded state that names its layer, where Megatron-Core would stack all layers in one tensor: that has to
+    be complete, and a part of a model needn't be."""
+    if isinstance(leaf, ShardedTensorFactory):
+        build, stacked_key = leaf.build_fn, leaf.key
+
+        def build_by_layer(key: str, *arguments: Any) -> Any:
+            return _mapped(by_layer, build(stacked_key, *arguments))
+
+        first = next(_tensors(leaf.build()), None)
+        return leaf if first is None else replace(leaf, key=_key_by_layer(first), build_fn=build_by_layer)
+    if not isinstance(leaf, ShardedTensor) or (key := _key_by_layer(leaf)) == leaf.key:
+        return leaf
+    return replace(
+        leaf,
+        key=key,
+        global_shape=leaf.global_shape[1:],
+        global_offset=leaf.global_offset[1:],
+        axis_fragmentations=None if leaf.axis_fragmentations is None else leaf.axis_fragmentations[1:],
+        prepend_axis_num=leaf.prepend_axis_num - 1,
+    )
+
+
+def _described(core: nn.Module, metadata: Optional[dict[str, Any]]) -> dict[str, Any]:
+    # Megatron-Core puts process groups into the metadata it is given; the caller's goes into the checkpoint.
+    return cast(Any, core).sharded_state_dict(prefix="module.", metadata=dict(metadata or {}))
+
+
+def _as_built(
+    core: nn.Module, record: Transformed, metadata: Optional[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The chunk before its transform, described with the parameters it has now, and how the extra state of its modules was
+    called there, by the names it has now."""
+    now = {id(module): path for path, module in core.named_modules()}
+    with _tree_as_built(record):
+        plain = _described(record.before, metadata)
+        before = {id(module): path for path, module in record.before.named_modules()}
+    renamed = {
+        f"module.{now[module]}{_EXTRA}": f"module.{path}{_EXTRA}" for module, path in before.items() if module in now
+    }
+    return plain, renamed
+
+
+@contextmanager
+def _tree_as_built(record: Transformed) -> Iterator[None]:
+    now = [(module, module._modules, module._parameters) for module, _, _ in record.tree]
+    for module, children, parameters in record.tree:
+        module._modules, module._parameters = children, parameters
+    try:
+        yield
+    finally:
+        for module, children, parameters in now:
+            module._modules, module._parameters = children, parameters
+
+
+def _key_by_layer(leaf: ShardedTensor) -> str:
+    head, layers, rest = leaf.key.partition("layers.")
+    stacked = leaf.prepend_axis_num and layers and not rest.split(".")[0].isdigit()
+    return f"{head}{layers}{leaf.global_offset[0]}.{rest}" if stacked else leaf.key
+
+
+def _cut_as_the_parameter(leaf: Any) -> Any:
+    """Megatron-Core takes what stands in a module of the user's own for equal on all tensor-parallel ranks; parameters know
+    better."""
+    parameter = getattr(leaf, "data", None)
+    if not (isinstance(leaf, ShardedTensor) and getattr(parameter, "tensor_model_parallel", False)):
+        return leaf
+    if getattr(parameter, "allreduce", True):
+        size = parallel_state.get_tensor_model_parallel_world_size()
+        rank = parallel_state.get_tensor_model_parallel_rank()
+    else:
+        size = parallel_state.get_expert_tensor_parallel_world_size() or 1
+        rank = parallel_state.get_expert_tensor_parallel_rank() or 0
+    axis = leaf.prepend_axis_num + cast(Any, parameter).partition_dim
+    fragments = leaf.axis_fragmentations
+    if size == 1 or fragments is None or fragments[axis] != 1 or not isinstance(leaf.replica_id, tuple):
+        return leaf
+    length = leaf.global_shape[axis]
+    return replace(
+        leaf,
+        global_shape=_at(leaf.global_shape, axis, length * size),
+        global_offset=_at(leaf.global_offset, axis, length * rank),
+        axis_fragmentations=_at(fragments, axis, size),
+        replica_id=_at(leaf.replica_id, 1, 0),  # (pipeline, tensor, data)
+    )
+
+
+def _at(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, ShardedTensor | ShardedTensorFactory)
+
+
+def _tensors(tree: Any) -> Iterator[ShardedTensor]:
+    if isinstance(tree, ShardedTensor):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(value)
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _mapped(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_mapped(function, value) for value in tree)
+    return function(tree)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's transform of a model, applied to each chunk before anything wraps it.
+
+A transform is a function of a module that returns a module. With one argument it is called with each chunk as a whole. With a
+second one called ``name`` it is called with each module of the chunk and the module's full dotted name, in which layers and
+experts have the numbers they have in the whole model, whatever this rank holds of it. Either way it may replace modules, change
+them in place and freeze parameters (``requires_grad_(False)``): frozen ones get no gradient and no optimizer state.
+
+Checkpoints keep the names: a parameter of the model as it was built is stored as if nothing had been transformed, wherever the
+transform has put it, so that checkpoints of the plain model fit. What the transform adds is stored by its full name.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+from megatron.core import parallel_state
+from megatron.core.transformer.module import MegatronModule
+from torch import nn
+
+from nemo2.errors import ConfigError
+from nemo2.parallel.plain_chunk import PlainChunk
+
+Transform = Callable[..., nn.Module]
+_RECORD = "transformed"
+
+
+@dataclass(frozen=True)
+class Transformed:
+    """What was done to a chunk."""
+
+    by: Transform
+    before: nn.Module
+    """The chunk that was transformed; mostly the chunk itself."""
+    tree: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
+    """Its modules as they were built, each with its children and its parameters."""
+
+
+def transform_of(model: Any, callbacks: Iterable[Any] = ()) -> Optional[Transform]:
+    """The transform of a run: ``model.model_transform``, or that of a callback with an attribute of this name.
+
+    Raises:
+        ConfigError: two places give different transforms.
+    """
+    found: dict[str, Transform] = {}
+    for place, owner in [("model", model), *((type(callback).__name__, callback) for callback in callbacks)]:
+        transform = getattr(owner, "model_transform", None)
+        if transform is not None:
+            found[f"{place}.model_transform"] = transform
+    refuse_two_transforms(found)
+    return next(iter(found.values()), None)
+
+
+def refuse_two_transforms(found: dict[str, Any]) -> None:
+    """``found``: transforms by the place that gives them.
+
+    Raises:
+        ConfigError: they aren't one and the same, or one can't be called.
+    """
+    for place, transform in found.items():
+        if not callable(transform):
+            raise ConfigError(f"{place}={transform!r}: must be a function of a module that returns a module.")
+    if any(transform is not next(iter(found.values())) for transform in found.values()):
+        given = " and ".join(f"{place}={_called(transform)}" for place, transform in found.items())
+        raise ConfigError(
+            f"{given}: a model is transformed once. Keep one of them, or make one function that applies both in order."
+        )
+
+
+def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
+    """``core``, a chunk that nothing wraps yet, after ``transform``. A chunk is transformed once, however often it is asked for.
+
+    Raises:
+        ConfigError: the transform returns what the schedule can't run, or another one was applied before.
+    """
+    record = record_of(core)
+    if record is not None and transform is not None:
+        refuse_two_transforms({"the model's first model_transform": record.by, "model_transform": transform})
+    if transform is None or record is not None:
+        return core
+    plain = isinstance(core, PlainChunk)
+    root = core.module if plain else core
+    tree = [(module, dict(module._modules), dict(module._parameters)) for module in core.modules()]
+    record = Transformed(by=transform, before=core, tree=tree)
+    made = walk(root, transform) if takes_names(transform) else transform(root)
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"model_transform={_called(transform)} returned {type(made).__name__} for {type(root).__name__}: it must return the "
+            "module, changed or not."
+        )
+    if made is not root and (isinstance(root, pl.LightningModule) or not (plain or isinstance(made, MegatronModule))):
+        raise ConfigError(
+            f"model_transform={_called(transform)} replaced the whole {type(root).__name__} by {type(made).__name__}, which the "
+            "pipeline can't run in its place: replace modules inside of it."
+        )
+    if plain:
+        core.module = made
+    else:
+        core = made
+    core.__dict__[_RECORD] = record
+    _let_megatron_ask(core, known={id(module) for module, _, _ in tree})
+    _let_gradients_start_behind_frozen_embeddings(core)
+    return core
+
+
+def record_of(core: nn.Module) -> Optional[Transformed]:
+    """What was done to a chunk that nothing wraps. None: nothing."""
+    return core.__dict__.get(_RECORD)
+
+
+def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
+    """``root`` with each of its modules replaced by ``function(module, name=full name)``: children before parents, the root
+    last, by the name "". What the function returns isn't walked into, and a module that stands in two places is seen once."""
+    names = full_names(root)
+    replaced: dict[int, nn.Module] = {}
+
+    def visit(module: nn.Module, path: str) -> nn.Module:
+        if id(module) not in replaced:
+            for name, child in list(module._modules.items()):
+                if child is not None:
+                    module._modules[name] = visit(child, f"{path}.{name}" if path else name)
+            made = function(module, name=names[path])
+            if not isinstance(made, nn.Module):
+                raise ConfigError(
+                    f"model_transform={_called(function)} returned {type(made).__name__} for {names[path] or 'the model'}: it "
+                    "must return the module, changed or not."
+                )
+            replaced[id(module)] = made
+        return replaced[id(module)]
+
+    return visit(root, "")
+
+
+def takes_names(transform: Transform) -> bool:
+    """Whether it is called module by module; ``model_transform(module, name)``."""
+    try:
+        return "name" in inspect.signature(transform).parameters
+    except ValueError:  # of a builtin
+        return False
+
+
+def full_names(root: nn.Module) -> dict[str, str]:
+    """The full name of each module by its path in ``root``, a chunk or a plain module, whose own path and name are ""."""
+    names = {"": ""}
+
+    def visit(module: nn.Module, path: str) -> None:
+        for name, child in module.named_children():
+            inside = f"{path}.{name}" if path else name
+            here = names[path]
+            names[inside] = f"{here}.{_number(module, name, path, child)}" if here else name
+            visit(child, inside)
+
+    visit(root, "")
+    return names
+
+
+def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
+    """What a child is called in the whole model; ``name`` is what this rank calls it."""
+    if not (isinstance(parent, nn.ModuleList) and name.isdigit()):
+        return name
+    if isinstance(number := getattr(child, "layer_number", None), int):
+        return str(number - 1)
+    if path.rpartition(".")[2] == "local_experts":
+        return str(int(name) + parallel_state.get_expert_model_parallel_rank() * len(parent))
+    return name
+
+
+def _let_megatron_ask(core: nn.Module, *, known: set[int]) -> None:
+    """Megatron-Core asks some modules how they are stored, not all that may stand in their place have an answer."""
+    for module in core.modules():
+        if id(module) not in known and not hasattr(module, "sharded_state_dict"):
+            module.__dict__["sharded_state_dict"] = MethodType(MegatronModule.sharded_state_dict, module)
+
+
+def _let_gradients_start_behind_frozen_embeddings(core: nn.Module) -> None:
+    """Recomputation runs layers again for gradients only where an input of theirs has one. Behind a frozen embedding none has,
+    and what is trained in these layers would stay as it is, in silence."""
+    embedding = getattr(core, "embedding", None)
+    recomputes = getattr(getattr(core, "config", None), "recompute_granularity", None) is not None
+    if recomputes and isinstance(embedding, nn.Module) and not any(one.requires_grad for one in embedding.parameters()):
+        embedding.register_forward_hook(
+            lambda module, inputs, output: output.requires_grad_() if output.is_leaf else output
+        )
+
+
+def _called(transform: Any) -> str:
+    return getattr(transform, "__qualname__", None) or type(transform).__name__
