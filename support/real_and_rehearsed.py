@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from support import small_runs
+from support import small_runs, transforms
 
 WORLD = 4
 DISTRIBUTED = {"use_distributed_optimizer": True}
@@ -15,9 +15,16 @@ Case = dict[str, Any]
 
 
 def case(
-    strategy: Any = None, *, optimizer: bool = True, precision: str = "bf16-mixed", ddp: Any = None, model: Any = None
+    strategy: Any = None,
+    *,
+    optimizer: bool = True,
+    precision: str = "bf16-mixed",
+    ddp: Any = None,
+    model: Any = None,
+    transform: Any = None,
 ) -> Case:
     return {
+        "transform": transform,
         "strategy": strategy or {},
         "distributed": optimizer,
         "precision": precision,
@@ -61,6 +68,10 @@ CASES: dict[str, Case] = {
     "experts 2, recomputed": case(
         {EP: 2}, model=EXPERTS | {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
     ),
+    "norms only": case(optimizer=False, transform=transforms.freeze_all_but_norms),
+    "low-rank additions, tensor 2": case(
+        {TP: 2}, transform=transforms.FreezeAndAdd("linear_qkv"), model={"num_query_groups": 4}
+    ),
     "full recomputation": case(
         model={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     ),
@@ -74,6 +85,7 @@ def _parts(case: Case, callbacks: Any = ()) -> tuple[Any, Any, Any]:
 
         ddp = {"ddp": DistributedDataParallelConfig(**DISTRIBUTED, **ddp)}
     model = small_runs.build_llama(distributed=case["distributed"], **case["model"])
+    model.model_transform = case["transform"]
     trainer = small_runs.build_trainer(
         max_steps=2,
         precision=case["precision"],
@@ -146,7 +158,7 @@ def state_of_real_rank(trainer: Any) -> dict[str, int]:
     parameters = list(parallel.parameters())
     return {
         "parameters": count(p.data for p in parameters),
-        "gradients": count(p.main_grad for p in parameters),
+        "gradients": count(p.main_grad for p in parameters if p.requires_grad),
         "main_parameters": count(p.data for o in optimizers for group in o.param_groups for p in group["params"]),
         "optimizer_states": count(
             v for o in optimizers for s in o.state.values() for v in s.values() if torch.is_tensor(v)

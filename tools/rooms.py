@@ -57,8 +57,9 @@ ROOMS = (
     ),
     Room(
         "parallel",
-        "`layout.py` (tp pp vp cp ep etp dp), `groups.py`, `megatron_parallel.py` (chunks and the step), `cuda_graphs.py` (the "
-        "step captured), `loss.py`",
+        "`layout.py` (tp pp vp cp ep etp dp), `groups.py`, `megatron_parallel.py` (chunks and the step), `transform.py` (what is "
+        "done to a chunk before it is wrapped), `sharded_state.py` (how it is stored), `cuda_graphs.py` (the step captured), "
+        "`loss.py`",
         ("backend", "config"),
     ),
     Room(
@@ -128,7 +129,10 @@ ROOMS = (
         "at, with what `settle` refuses; `nearest.py` legal layouts",
     ),
     Room("doctor", "what is installed, missing or broken, and what this machine can run", ("gpus", "backend")),
-    Room("llm", "the front door for users and the entry points `pretrain`, `validate`, `generate`"),
+    Room(
+        "llm",
+        "the front door for users and the entry points `pretrain`, `validate`, `generate`; `set_up.py` is set-up without a loop",
+    ),
     Room(
         "rehearse",
         "one rank of a job of any size, run on meta tensors with a silent process group: bytes, messages, arithmetic counted; "

@@ -12,13 +12,10 @@ import lightning.pytorch as pl
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import explicit_fields
 from nemo2.config.factories import refuse_text
-from nemo2.errors import ConfigError
+from nemo2.llm.set_up import connect_parts
 from nemo2.optim.base import OptimizerModule
-from nemo2.parallel.transform import refuse_two_transforms
 from nemo2.run_dir.faults import install_fault_hook
 from nemo2.run_dir.hang import HangWatchdog
 from nemo2.run_dir.logger import NeMoLogger
@@ -178,11 +175,7 @@ def _setup(
     """Connect the parts of a run. Nothing is computed, and no process group exists yet."""
     refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
-    _share_sequence_length(model, data)
-    _share_tokenizer(model, data, tokenizer)
-    if optim is not None:
-        optim.connect(model)
-    _share_transform(model, model_transform)
+    connect_parts(model, data, optim=optim, tokenizer=tokenizer, model_transform=model_transform)
     directory = log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
@@ -201,48 +194,3 @@ def _watch(trainer: pl.Trainer) -> None:
         if not any(isinstance(item, kind) for item in callbacks):
             # In front: Lightning keeps checkpoint callbacks at the end, which then have a step's save behind them.
             callbacks.insert(0, kind())
-
-
-def _share_sequence_length(model: Any, data: Any) -> None:
-    """One fact: the data's sequence length is the model's, unless both were set.
-
-    Raises:
-        ConfigError: both were set, and differ.
-    """
-    config: Any = getattr(model, "config", None)
-    length = getattr(data, "seq_length", None)
-    if length is None or not hasattr(config, "seq_length") or config.seq_length == length:
-        return
-    if "seq_length" in explicit_fields(config):
-        raise ConfigError(
-            f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}: set it on the data only, and the "
-            "model follows."
-        )
-    adjust(config, "seq_length", length, why="data.seq_length")
-
-
-def _share_transform(model: Any, model_transform: Any) -> None:
-    """Make it the model's.
-
-    Raises:
-        ConfigError: the model has another.
-    """
-    if model_transform is None:
-        return
-    own = getattr(model, "model_transform", None)
-    given = {"model_transform": model_transform, "model.model_transform": own}
-    refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
-    model.model_transform = model_transform
-
-
-def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
-    if tokenizer is None:
-        return
-    if tokenizer == "data":
-        model.tokenizer = getattr(data, "tokenizer", None)
-    elif tokenizer == "model":
-        data.tokenizer = getattr(model, "tokenizer", None)
-    elif isinstance(tokenizer, str):
-        raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
-    else:
-        model.tokenizer = data.tokenizer = tokenizer

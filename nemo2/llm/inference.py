@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import TrainerFn
 
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import LAST_SUFFIX, finished, read_manifest
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import CheckpointError
+from nemo2.llm.set_up import set_up
 from nemo2.models.generate import Generation, generate
 from nemo2.strategy import MegatronStrategy
 from nemo2.trainer import Trainer
@@ -33,31 +33,30 @@ def generate_from_checkpoint(
 ) -> list[Generation]:
     """See `nemo2.llm.generate`."""
     checkpoint = find_checkpoint(Path(path))
-    model = load_model(checkpoint, trainer=trainer)
-    results = generate(
-        model,
-        model.tokenizer,
-        list(prompts),
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=random_seed,
-        max_sequence_length=model.config.seq_length,
+    model = model_of(checkpoint)
+    trainer = trainer or Trainer(
+        strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )
-    if output_path is not None and model.trainer.is_global_zero:
+    with set_up(trainer, model, checkpoint=checkpoint):
+        results = generate(
+            model,
+            model.tokenizer,
+            list(prompts),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=random_seed,
+            max_sequence_length=model.config.seq_length,
+        )
+    if output_path is not None and trainer.is_global_zero:
         lines = "".join(json.dumps(asdict(result)) + "\n" for result in results)
         Path(output_path).write_text(lines)
     return results
 
 
-def load_model(checkpoint: Path, *, trainer: Optional[pl.Trainer] = None) -> Any:
-    """The model of a checkpoint with its tokenizer, built, loaded and in evaluation mode.
-
-    Args:
-        checkpoint: A finished checkpoint.
-        trainer: Its strategy says how the model is cut. None: not at all, one process.
-    """
+def model_of(checkpoint: Path) -> Any:
+    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built."""
     model = load_context(checkpoint, "model")
     model.tokenizer = load_context(checkpoint, "tokenizer")
     data = load_context(checkpoint, "data", build=False)
@@ -65,20 +64,7 @@ def load_model(checkpoint: Path, *, trainer: Optional[pl.Trainer] = None) -> Any
         model.config.seq_length = data.seq_length
     # Userbuffers have the size of a training micro-batch, and prompts have any.
     model.config.tp_comm_overlap = False
-    trainer = trainer or Trainer(
-        strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
-    )
-    strategy: Any = trainer.strategy
-    # What Trainer.validate does up to its first batch, without data.
-    trainer.state.fn = TrainerFn.PREDICTING
-    strategy._lightning_module = model
-    model.trainer = trainer
-    strategy.connect(model)
-    strategy.setup_environment()
-    model.configure_model()
-    strategy.setup(trainer)
-    strategy.load_model_state_dict(strategy.load_checkpoint(checkpoint))
-    return model.eval()
+    return model
 
 
 def find_checkpoint(path: Path) -> Path:

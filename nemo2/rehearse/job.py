@@ -13,6 +13,7 @@ from typing import Any, Optional
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH
+from nemo2.llm.set_up import connect_parts
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.rehearse.advice import smallest_change
@@ -103,10 +104,15 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
 
     def parts() -> tuple[Any, Any, Any]:
         call = fdl.build(recipe).keywords
-        model, optimizer = call["model"], call.get("optim")
-        if optimizer is not None:
-            optimizer.connect(model)
-        return model, call["data"], call["trainer"]
+        model, data = call["model"], call["data"]
+        connect_parts(
+            model,
+            data,
+            optim=call.get("optim"),
+            tokenizer=call.get("tokenizer", "data"),
+            model_transform=call.get("model_transform"),
+        )
+        return model, data, call["trainer"]
 
     patches = te_kernels() if kernels == "te" else plain_kernels()
     return run_rank(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemo2.backend.patching import Patch
+from nemo2.llm.set_up import set_up
 from nemo2.parallel.groups import destroy_model_parallel
 from nemo2.rehearse.adam import transformer_engine_stub
 from nemo2.rehearse.meta_backend import META, rehearsing
@@ -93,9 +94,9 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
 
     stop = listen(hear)
     try:
-        with tracker, _schedule_events(events, strategy, tracker):
+        with tracker, _schedule_events(events, strategy, tracker), contextlib.ExitStack() as torn_down:
             with tracker.part("build"):
-                _set_up(model, data, trainer, rank=rank, world_size=world_size)
+                torn_down.enter_context(_set_up(model, data, trainer, rank=rank, world_size=world_size))
             parallel = strategy.megatron_parallel
             for chunk in parallel.unwrapped:
                 if hasattr(chunk, "output_layer"):
@@ -145,31 +146,16 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
     )
 
 
-def _set_up(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int) -> None:
-    """What `Trainer.fit` does before its loops, in its order; nothing is written to disk."""
-    from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-
-    from nemo2.llm.api import _share_sequence_length, _share_tokenizer
-
+def _set_up(
+    model: Any, data: Any, trainer: Any, *, rank: int, world_size: int
+) -> contextlib.AbstractContextManager[Any]:
+    """The rank as `set_up` makes it, on meta tensors; nothing is written to disk."""
     strategy = trainer.strategy
-    _share_sequence_length(model, data)
-    _share_tokenizer(model, data, "data")
-    trainer.state.fn, trainer.training = TrainerFn.FITTING, True
-    trainer.state.stage = RunningStage.TRAINING
     strategy.replace_progress_bar = False
-    model.trainer = trainer
-    strategy.connect(model)
-    strategy.data_sampler = strategy.data_sampler or getattr(data, "data_sampler", None)
     strategy.cluster_environment = _Environment(rank, world_size, trainer.num_devices)
     strategy._use_gloo_process_groups = strategy._groups["create_gloo_process_groups"] = False
-    strategy.setup_environment()
-    strategy.parallel_devices = [META] * trainer.num_devices
-    for callback in trainer.callbacks:
-        if not isinstance(callback, (Checkpoint, ProgressBar)):
-            callback.setup(trainer, model, "fit")
-    model.setup("fit")
-    model.configure_model()
-    strategy.setup(trainer)
+    heard = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
+    return set_up(trainer, model, data, stage="fit", callbacks=heard, device=META)
 
 
 def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import small_runs
 import torch
-import transforms
 from torch import nn
+
+from support import small_runs, transforms
 
 STEPS = 3
 DEEP = {"num_layers": 4, "num_query_groups": 4}
@@ -244,7 +244,7 @@ def freeze(module: nn.Module) -> nn.Module:
 
 def refusals() -> dict[str, str]:
     from nemo2.callbacks import ModelTransform
-    from nemo2.llm import api
+    from nemo2.llm.set_up import connect_parts
 
     def told(**parts: Any) -> str:
         small_runs.release()
@@ -252,7 +252,7 @@ def refusals() -> dict[str, str]:
         model.model_transform = parts.get("of_model")
         try:
             if "given" in parts:
-                api._share_transform(model, parts["given"])
+                connect_parts(model, small_runs.TokenData(), model_transform=parts["given"])
             small_runs.fit(model, max_steps=1, callbacks=parts.get("callbacks", ()))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
