@@ -52,6 +52,7 @@ from nemo2.parallel.transform import transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.settling import RunSettings, settle_run
+from nemo2.strategies.live_settings import LiveSettings
 from nemo2.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
     ddp_config_of,
@@ -65,10 +66,11 @@ _log = logging.getLogger(__name__)
 
 
 @configurable(ddp_config="ddp")
-class MegatronStrategy(MegatronFSDPCheckpoints):
+class MegatronStrategy(LiveSettings, MegatronFSDPCheckpoints):
     """Train with Megatron-Core's parallelisms under Lightning.
 
-    Parameters are NeMo 2.0's; the sizes have the defaults "not cut". ``ddp_config`` is a second spelling of ``ddp``.
+    Parameters are NeMo 2.0's; the sizes have the defaults "not cut". ``ddp_config`` is a second spelling of ``ddp``. They can
+    be read as attributes, and sizes and what checkpoints hold be set until the strategy is connected to a model.
 
     Args:
         tensor_model_parallel_size, pipeline_model_parallel_size, context_parallel_size, expert_model_parallel_size: Ranks
@@ -88,6 +90,7 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         nccl_communicator_config_path: YAML with NCCL settings per group, for Megatron-Core.
         use_sharp: Let the switch reduce for the data-parallel groups.
         use_gloo_process_groups: Also make gloo groups, for the optimizer's checkpoints.
+        gradient_as_bucket_view: True: Megatron-Core's gradients are views of its buffers.
         data_sampler: Cuts batches. None: the data module's ``data_sampler``.
         parallel_devices, cluster_environment, checkpoint_io: As Lightning's DDPStrategy.
         find_unused_parameters: Has no meaning for Megatron-Core's gradient buffers: False.
@@ -174,6 +177,7 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         nccl_communicator_config_path: Optional[str] = None,
         pipeline_model_parallel_layout: Optional[Union[str, list]] = None,
         use_gloo_process_groups: bool = True,
+        gradient_as_bucket_view: bool = True,
     ) -> None:
         refuse_what_is_gone(
             moe_extended_tp=moe_extended_tp,
@@ -181,6 +185,7 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             encoder_pipeline_model_parallel_size=encoder_pipeline_model_parallel_size,
             lazy_init=lazy_init,
             find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
         )
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
@@ -252,7 +257,6 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
             "order": "tp-cp-ep-pp-dp" if use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
             "create_gloo_process_groups": use_gloo_process_groups,
         }
-        self.use_te_rng_tracker = use_te_rng_tracker
         self._use_gloo_process_groups = use_gloo_process_groups
         self._make_optimizers = setup_optimizers
         self._make_groups = init_model_parallel
@@ -312,7 +316,6 @@ class MegatronStrategy(MegatronFSDPCheckpoints):
         settled = settle_run(run, Machine.here())
         settled.apply(run)
         announce(settled.machine_decides)
-        self.use_te_rng_tracker = self.parallelism.use_te_rng_tracker
         self._captures = kind_of(getattr(model, "config", None)) != "none"
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)

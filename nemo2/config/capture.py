@@ -78,6 +78,20 @@ def captured_arguments(obj: object) -> dict[str, Any] | None:
     return dict(record.arguments)
 
 
+def is_being_made(obj: object) -> bool:
+    """Whether the constructor of a configurable object is still running, those of subclasses included."""
+    record = getattr(obj, "__dict__", {}).get(_RECORD)
+    return record is not None and record.arguments is None
+
+
+def recapture(obj: object, name: str, value: Any) -> None:
+    """Take an argument that the class lets be set after construction for one that the object was made with."""
+    record = obj.__dict__.get(_RECORD)
+    if record is not None and record.arguments is not None:
+        obj.__dict__[_RECORD] = changed = _Record(record.made_at)
+        changed.close(obj, record.arguments | {name: value})
+
+
 def made_at(obj: object) -> tuple[str, int] | None:
     """File and line that constructed a captured object, or None for any other."""
     record = getattr(obj, "__dict__", {}).get(_RECORD)

@@ -59,7 +59,13 @@ def refuse_what_is_gone(**arguments: Any) -> None:
         "encoder_pipeline_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
         "lazy_init": "models are built once, in their place; leave it unset",
         "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter, used or not; leave it unset",
+        "gradient_as_bucket_view": "Megatron-Core's gradients are views of its buffers; leave it unset",
     }
-    problems = [f"strategy.{name}={arguments[name]!r}: {reason}." for name, reason in why.items() if arguments[name]]
+    harmless = {"gradient_as_bucket_view": True}
+    problems = [
+        f"strategy.{name}={arguments[name]!r}: {reason}."
+        for name, reason in why.items()
+        if bool(arguments[name]) != harmless.get(name, False)
+    ]
     if problems:
         raise ConfigError(" ".join(problems))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live strategy's arguments as its attributes: read at any time, written until it is connected to a model.
+
+NeMo's scripts read ``trainer.strategy.tensor_model_parallel_size`` and set sizes on a strategy that they have made. What was read
+when the model was connected can't be changed afterwards, and a name that means nothing is refused: it would be kept and
+never looked at.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from nemo2.config.aliases import parameter_names
+from nemo2.config.capture import captured_arguments, is_being_made, recapture, unknown_name
+from nemo2.config.explicit import note_explicit_fields
+from nemo2.errors import ConfigError
+from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
+
+_KEPT_AS: Mapping[str, str] = {
+    "ckpt_load_optimizer": "_load_optimizer",
+    "ckpt_save_optimizer": "_save_optimizer",
+    "ckpt_load_main_params": "_load_main_params",
+    "ckpt_load_strictness": "_strictness",
+    "ckpt_parallel_save_optim": "_fully_reshardable",
+    "ckpt_async_save": "async_save",
+    "ddp": "ddp_config",
+    "use_gloo_process_groups": "_use_gloo_process_groups",
+    "megatron_log_level": "_megatron_log_level",
+}
+"""Arguments that are kept under another name, and nowhere else."""
+_WRITABLE = frozenset(_KEPT_AS) - {"ddp", "ckpt_async_save", "use_gloo_process_groups"}
+_SIZES = frozenset(ParallelismConfig.__annotations__) - {"pipeline_model_parallel_comm_backend"}
+
+
+class LiveSettings:
+    """For strategies with a ``parallelism``, a ``layout`` and captured arguments."""
+
+    parallelism: ParallelismConfig
+    layout: Layout
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "parallelism" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "pipeline_dtype":
+            return self.parallelism.pipeline_dtype or _dtype_of(self)
+        if name in _SIZES:
+            return getattr(self.parallelism, name)
+        if name in _KEPT_AS:
+            return self.__dict__[_KEPT_AS[name]]
+        if name in parameter_names(type(self)):
+            return (captured_arguments(self) or {}).get(name, _default(type(self), name))
+        raise unknown_name(type(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        made = "parallelism" in self.__dict__ and not is_being_made(self)
+        own = name.startswith("_") or name in self.__dict__ or _declared(type(self), name)
+        if not made or (own and name not in _SIZES):
+            object.__setattr__(self, name, value)
+            return
+        if name not in parameter_names(type(self)):
+            raise unknown_name(type(self), name)
+        if self.__dict__.get("_lightning_module") is not None:
+            raise ConfigError(
+                f"strategy.{name}={value!r}: the strategy is connected to its model, which was laid out by "
+                f"{name}={getattr(self, name)!r}. Set it before the trainer runs, or give it to {type(self).__name__}(...)."
+            )
+        if name in _SIZES:
+            self._resize(name, value)
+        elif name in _WRITABLE:
+            self.__dict__[_KEPT_AS[name]] = value
+        else:
+            raise ConfigError(
+                f"strategy.{name}={value!r}: it is read when the strategy is made. Give it to {type(self).__name__}(...)."
+            )
+        recapture(self, name, value)
+
+    def _resize(self, name: str, value: Any) -> None:
+        sizes = {short: getattr(self.parallelism, full) for short, full in LAYOUT_FIELDS.items()}
+        short = next((short for short, full in LAYOUT_FIELDS.items() if full == name), None)
+        if short is not None:
+            self.layout = Layout(**(sizes | {short: value}))
+        setattr(self.parallelism, name, value)
+        if name == "pipeline_dtype":
+            note_explicit_fields(self.parallelism, {name: value})
+
+    @property
+    def use_te_rng_tracker(self) -> bool:
+        """Whether random streams are Transformer Engine's; CUDA graphs turn it on."""
+        return self.parallelism.use_te_rng_tracker
+
+    @property
+    def current_epoch_step(self) -> int:
+        """Optimizer steps done in the present epoch; 0 before the strategy has a trainer."""
+        if "trainer" not in self.__dict__:
+            return 0
+        loop: Any = self.__dict__["trainer"].fit_loop.epoch_loop
+        return max(
+            loop.automatic_optimization.optim_progress.optimizer.step.current.completed,
+            loop.manual_optimization.optim_step_progress.current.completed,
+        )
+
+
+def _dtype_of(strategy: Any) -> Any:
+    """What the precision plugin lets stages send each other; None where it doesn't say."""
+    return getattr(getattr(strategy.precision_plugin, "dtype_config", None), "pipeline_dtype", None)
+
+
+def _default(cls: type, name: str) -> Any:
+    return inspect.signature(cls).parameters[name].default
+
+
+def _declared(cls: type, name: str) -> bool:
+    return hasattr(cls, name) or any(name in getattr(base, "__annotations__", {}) for base in cls.__mro__)
