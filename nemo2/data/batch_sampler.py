@@ -11,11 +11,11 @@ at a time, and the union over ranks is the global batch. Source: Megatron-LM ``M
 rule; the grouping by step is ours.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Literal, Optional
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Optional
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.errors import DataError
@@ -119,8 +119,8 @@ class StepBatchSampler(Sampler[list[int]]):
 class EvalBatchSampler(Sampler[list[int]]):
     """Shares of full global batches from sample 0 on, every time it is iterated: validation, test and prediction.
 
-    The samples after the last whole global batch are left out, because every rank must run the same micro-batches;
-    choose a global batch size that divides the split where each sample matters.
+    Every rank must run the same micro-batches. So with ``drop_last`` the samples after the last whole global batch are left out,
+    and without it indices from ``total_samples`` on fill that batch: the dataset gives padding for these (`PaddedDataset`).
 
     Raises:
         DataError: nothing would be left to run.
@@ -134,9 +134,10 @@ class EvalBatchSampler(Sampler[list[int]]):
         micro_batch_size: int,
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
+        drop_last: bool = True,
     ) -> None:
         BatchSizeSchedule(global_batch_size).check(micro_batch_size, data_parallel_size)
-        if total_samples < global_batch_size:
+        if total_samples < (global_batch_size if drop_last else 1):
             raise DataError(
                 f"The dataset holds {total_samples} samples, less than one global batch of {global_batch_size}, so "
                 "nothing would be evaluated. Use more data for this split, a shorter seq_length, or a smaller "
@@ -144,6 +145,7 @@ class EvalBatchSampler(Sampler[list[int]]):
             )
         self.total_samples = total_samples
         self.global_batch_size = global_batch_size
+        self.drop_last = drop_last
         self.share = share_of(global_batch_size, micro_batch_size, data_parallel_rank, data_parallel_size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -151,7 +153,34 @@ class EvalBatchSampler(Sampler[list[int]]):
             yield (self.share + step * self.global_batch_size).tolist()
 
     def __len__(self) -> int:
-        return self.total_samples // self.global_batch_size
+        whole, rest = divmod(self.total_samples, self.global_batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+
+class PaddedDataset(Dataset[Any]):
+    """A dataset that also answers for indices beyond its end: with its first sample, none of whose tokens count.
+
+    Raises:
+        DataError: when asked for such a sample, and samples have no ``loss_mask`` to say so.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if index < len(self.dataset):
+            return self.dataset[index]
+        sample = self.dataset[0]
+        if not isinstance(sample, Mapping) or sample.get("loss_mask") is None:
+            raise DataError(
+                f"The {len(self.dataset)} samples leave the last global batch short, val_drop_last=False keeps it, and these "
+                "samples have no 'loss_mask' that would leave its padding out. Return one from the dataset, or set "
+                "val_drop_last=True."
+            )
+        return {**sample, "loss_mask": sample["loss_mask"] * 0}
 
 
 def share_of(batch: int, micro_batch_size: int, rank: int, ranks: int) -> np.ndarray:

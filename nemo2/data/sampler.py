@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 
 from nemo2.config.capture import configurable
-from nemo2.data.batch_sampler import EvalBatchSampler, StepBatchSampler
+from nemo2.data.batch_sampler import EvalBatchSampler, PaddedDataset, StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule, setup_microbatch_calculator
 from nemo2.errors import ConfigError
 
@@ -128,7 +128,11 @@ class MegatronDataSampler(DataSampler):
         )
 
     def transform_dataloader(
-        self, dataloader: DataLoader, consumed_samples: int = 0, mode: Optional[str] = None
+        self,
+        dataloader: DataLoader,
+        consumed_samples: int = 0,
+        mode: Optional[str] = None,
+        drop_last: bool = True,
     ) -> DataLoader:
         """A loader over the same dataset whose items are steps.
 
@@ -142,6 +146,8 @@ class MegatronDataSampler(DataSampler):
             consumed_samples: Where training stands. 0: where this sampler already stands (0, or a restored position).
             mode: "train", "validation", "test", "predict". None: the loader's own ``mode``, else "train". Only training
                 moves on through the dataset and ramps up; the others begin at sample 0, with full global batches.
+            drop_last: Leave out the samples after the last whole global batch. False: that batch is filled with samples whose
+                loss mask is empty. Training always leaves them to its next pass.
         """
         mode = mode or getattr(dataloader, "mode", "train")
         if mode not in _MODES:
@@ -169,8 +175,9 @@ class MegatronDataSampler(DataSampler):
                 micro_batch_size=self.micro_batch_size,
                 data_parallel_rank=rank,
                 data_parallel_size=size,
+                drop_last=drop_last,
             )
-        return _rebuilt(dataloader, sampler, mode)
+        return _rebuilt(dataloader, sampler, mode, padded=mode != "train" and not drop_last)
 
     def compute_consumed_samples(self, steps_since_resume: int = 0) -> int:
         """Samples consumed once `steps_since_resume` more steps than at ``init_global_step`` are done."""
@@ -229,9 +236,9 @@ def _replaceable(dataloader: Any) -> bool:
     return isinstance(dataloader.sampler, (SequentialSampler, RandomSampler, DistributedSampler))
 
 
-def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str) -> StepDataLoader:
+def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str, *, padded: bool) -> StepDataLoader:
     arguments: dict[str, Any] = {
-        "dataset": dataloader.dataset,
+        "dataset": PaddedDataset(dataloader.dataset) if padded else dataloader.dataset,
         "batch_sampler": batch_sampler,
         "num_workers": dataloader.num_workers,
         "collate_fn": dataloader.collate_fn,

@@ -26,6 +26,9 @@ class MegatronLossReduction(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs) if args or kwargs else self
 
+    weight: Optional[Tensor] = None
+    """What the value that `reduce` gave last is a mean over: by it, validation weighs its global batches. None: all alike."""
+
     def setup(self, batch: Any) -> None:
         """Called before ``forward`` with the same micro-batch; for state that both need. Default: nothing."""
 
@@ -49,8 +52,8 @@ class MaskedTokenLossReduction(MegatronLossReduction):
 
     Args:
         validation_step: The reduction of a validation step.
-        val_drop_last: Kept for NeMo's signature. Padded validation samples carry a zero mask, so they never count and
-            there is nothing to drop.
+        val_drop_last: In validation and tests, leave out the samples after the last whole global batch. False: they count like
+            all others, in a batch that is filled with samples whose mask is empty.
         per_token: The model's ``calculate_per_token_loss``: Megatron-Core divides once, at the end of the step.
     """
 
@@ -77,6 +80,7 @@ class MaskedTokenLossReduction(MegatronLossReduction):
     def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Tensor:
         total = torch.stack([report[self.REPORT] for report in losses_reduced_per_micro_batch]).sum(dim=0)
         _all_reduce_over_data_and_context(total)
+        self.weight = total[1]
         return total[0] / total[1].clamp(min=1)
 
 

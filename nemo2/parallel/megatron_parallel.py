@@ -127,6 +127,8 @@ class MegatronParallel(nn.ModuleList):
     parameter_counts: Optional[ParameterCounts]
     """Of the whole model. None on meta tensors."""
     _twins: list[pl.LightningModule]
+    weight: Optional[Tensor]
+    """What the last step's reduced loss is a mean over (`MegatronLossReduction.weight`), on every pipeline stage."""
 
     def __init__(
         self,
@@ -165,6 +167,7 @@ class MegatronParallel(nn.ModuleList):
             self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
         # Kept out of torch's registry of submodules, which for a module list are its items.
         self.__dict__["loss_reduction"] = loss_reduction
+        self.__dict__["weight"] = None
         self.__dict__["graphs"] = self._step_graphs()
         self.__dict__["_twins"] = _twins(pipeline, list(self), cores)
         if ddp_config is not None:
@@ -354,19 +357,20 @@ class MegatronParallel(nn.ModuleList):
     def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Any:
         if isinstance(loss_reduction, OutputCollection):
             return loss_reduction.reduce(outputs)
-        group: Any = parallel_state.get_pipeline_model_parallel_group()
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             reduced = loss_reduction.reduce(outputs)
+            self.__dict__["weight"] = loss_reduction.weight
             return None if reduced is None else reduced.detach()
-        device = next(self.parameters()).device
+        told = torch.zeros(2, dtype=torch.float32, device=next(self.parameters()).device)
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             reduced = loss_reduction.reduce(outputs)
             assert reduced is not None, "a model cut into stages has a loss"
-            reduced = reduced.detach().float().reshape(())
-        else:
-            reduced = torch.zeros((), dtype=torch.float32, device=device)
-        torch.distributed.broadcast(reduced, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-        return reduced
+            weight = loss_reduction.weight if loss_reduction.weight is not None else torch.ones_like(reduced)
+            told = torch.stack([reduced.detach().float().reshape(()), weight.float().reshape(())])
+        group: Any = parallel_state.get_pipeline_model_parallel_group()
+        torch.distributed.broadcast(told, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+        self.__dict__["weight"] = told[1]
+        return told[0]
 
     # ------------------------------------------------------------------------------------------------------ the chunks
 

@@ -98,10 +98,19 @@ class LoggedStepProgress(ProgressBar, ABC):
             for name, value in metrics.items()
             if name not in ("epoch", "step") and isinstance(value, int | float)
         }
-        if any(name.startswith("val") for name in shown) and "reduced_train_loss" not in shown:
-            self.show_validation(step=step, metrics=shown)
+        stage = self._evaluated(shown)
+        if stage is not None:
+            self.show_validation(step=step, metrics=shown, stage=stage)
         elif shown:
             self.show_training(step=step, metrics=shown)
+
+    def _evaluated(self, metrics: Mapping[str, float]) -> Optional[str]:
+        """ "Validation" or "Test" for what one of these logged; None for training's."""
+        if "reduced_train_loss" in metrics:
+            return None
+        if self._trainer is not None and self._trainer.testing:
+            return "Test"
+        return "Validation" if any(name.startswith("val") for name in metrics) else None
 
     @abstractmethod
     def begin(self, *, total: Optional[int], completed: int) -> None:
@@ -116,8 +125,8 @@ class LoggedStepProgress(ProgressBar, ABC):
         """The values of the logged step number ``step``, counted from zero."""
 
     @abstractmethod
-    def show_validation(self, *, step: int, metrics: dict[str, float]) -> None:
-        """The values of a validation that followed step number ``step``."""
+    def show_validation(self, *, step: int, metrics: dict[str, float], stage: str = "Validation") -> None:
+        """The values of a validation, or of a test, that followed step number ``step``."""
 
 
 @configurable
@@ -171,8 +180,8 @@ class ProgressPrinter(LoggedStepProgress):
         self._sums, self._count = {}, 0
         self._print("Training", step, averages)
 
-    def show_validation(self, *, step: int, metrics: dict[str, float]) -> None:
-        self._print("Validation", step, metrics)
+    def show_validation(self, *, step: int, metrics: dict[str, float], stage: str = "Validation") -> None:
+        self._print(stage, step, metrics)
 
     def _value(self, name: str, values: list[float]) -> float:
         if name in self.skip_accumulate_metrics or name in _NEVER_AVERAGED:
@@ -208,7 +217,7 @@ class MegatronProgressBar(LoggedStepProgress):
     def show_training(self, *, step: int, metrics: dict[str, float]) -> None:
         self._bar.update(completed=step + 1, metrics=metrics)
 
-    def show_validation(self, *, step: int, metrics: dict[str, float]) -> None:
+    def show_validation(self, *, step: int, metrics: dict[str, float], stage: str = "Validation") -> None:
         self._bar.update(completed=step + 1, metrics=metrics)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -20,6 +20,7 @@ ORDER = (
     "global_step",
     "reduced_train_loss",
     "val_loss",
+    "test_loss",
     "grad_norm",
     "consumed_samples",
     "train_step_timing in s",
@@ -28,7 +29,9 @@ ORDER = (
 )
 """What is printed first, in this order; every other metric follows by name."""
 
-_LINE = re.compile(r"^(?P<stage>Training|Validation) epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<last>\d+|\?)")
+_LINE = re.compile(
+    r"^(?P<stage>Training|Validation|Test) epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<last>\d+|\?)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class ProgressLine:
 
 
 def format_line(stage: str, *, epoch: int, step: int, last_step: int | None, metrics: Mapping[str, float]) -> str:
-    """The line for ``metrics``; ``stage`` is "Training" or "Validation"."""
+    """The line for ``metrics``; ``stage`` is "Training", "Validation" or "Test"."""
     last = "?" if last_step is None else last_step
     known = [name for name in ORDER if name in metrics]
     names = known + sorted(name for name in metrics if name not in ORDER)

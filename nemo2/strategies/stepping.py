@@ -159,7 +159,7 @@ class SteppingStrategy(WorldStrategy):
 
     def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
         """Reduced loss of one global batch, None if the module's step returns none; logged as ``val_loss``, the mean over
-        batches."""
+        batches by what each is a mean over: a batch that is half padding counts half."""
         assert self.megatron_parallel is not None and self.lightning_module is not None
         loss = self.megatron_parallel.validation_step(
             batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
@@ -174,7 +174,7 @@ class SteppingStrategy(WorldStrategy):
         return loss
 
     def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], **options: Any) -> None:
-        """The mean over batches under ``name``, if there is one and the module's own step hasn't logged it: Lightning
+        """The weighted mean over batches under ``name``, if there is one and the module's own step hasn't logged it: Lightning
         refuses a second."""
         assert self.lightning_module is not None
         if loss is None:
@@ -183,7 +183,9 @@ class SteppingStrategy(WorldStrategy):
         if name not in self._own_names and key in (self.trainer._results or {}):
             return
         self._own_names.add(name)
-        self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=1, **options)
+        weight = self.megatron_parallel.weight if self.megatron_parallel is not None else None
+        weight = 1 if weight is None else int(weight)
+        self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=weight, **options)
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """What the module's ``predict_step`` (or ``forward_step``) gave: tensors of several micro-batches concatenated, others

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ground a strategy stands on: the world of ranks, Megatron-Core's groups, random streams, and each rank's data."""
 
+import inspect
 import logging
 import os
 from datetime import timedelta
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
+from nemo2.parallel.forms import with_model
 from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
 from nemo2.parallel.layout import Layout
 from nemo2.precision import MegatronMixedPrecision
@@ -105,12 +107,25 @@ class WorldStrategy(DDPStrategy):
             _warn_of_equal_data(dataloader, self.trainer)
             return _with_own_generator(dataloader)
         stage = str(getattr(self.trainer.state.stage, "value", "") or "")
-        mode = {"train": "train", "validate": "validation", "sanity_check": "validation", "test": "test"}.get(
-            stage, "train"
-        )
+        mode = {
+            "train": "train",
+            "validate": "validation",
+            "sanity_check": "validation",
+            "test": "test",
+            "predict": "predict",
+        }.get(stage, "train")
         mode = getattr(dataloader, "mode", mode)
-        loader = self.data_sampler.transform_dataloader(dataloader, consumed_samples=self.consumed_samples, mode=mode)
+        # Said by the reduction that weighs what is kept; samplers of the user's own that know no other way aren't asked.
+        kept = {} if self._drops_last(mode) else {"drop_last": False}
+        loader = self.data_sampler.transform_dataloader(
+            dataloader, consumed_samples=self.consumed_samples, mode=mode, **kept
+        )
         return _with_own_generator(loader)
+
+    def _drops_last(self, mode: str) -> bool:
+        reduction = getattr(self.lightning_module, f"{mode}_loss_reduction", None)
+        reduction = with_model(reduction, self.lightning_module)() if inspect.ismethod(reduction) else reduction
+        return mode not in ("validation", "test") or getattr(reduction, "val_drop_last", True)
 
     @property
     def consumed_samples(self) -> int:

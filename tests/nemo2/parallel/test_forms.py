@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from nemo2 import llm
 from nemo2.errors import ConfigError
 from nemo2.parallel.forms import with_model
 from nemo2.parallel.loss import MegatronLossReduction
+from support import small_runs
 
 
 class WithModel(llm.LlamaModel):

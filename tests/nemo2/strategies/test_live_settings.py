@@ -5,12 +5,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from support import small_runs
 import torch
 
 import nemo2 as nl
 from nemo2.config.tree import as_config
 from nemo2.errors import ConfigError, UnknownNameError
+from support import small_runs
 
 
 def test_arguments_are_readable_under_their_names() -> None:
