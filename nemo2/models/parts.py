@@ -275,16 +275,11 @@ class Experts(Part):
                 Linear("fc1_latent_proj", self.hidden, self.latent, "whole", bias=self.bias),
                 Linear("fc2_latent_proj", self.latent, self.hidden, "whole", bias=self.bias),
             )
-        beside = () if self.shared is None else self.shared.linears
-        return (
-            *around,
-            *self.routed,
-            *(dataclasses.replace(linear, name=f"{self.shared_name}.{linear.name}") for linear in beside),
-        )
-
-    @property
-    def shared_name(self) -> str:
-        return "" if self.shared is None else self.shared.name
+        beside: tuple[Linear, ...] = ()
+        if self.shared is not None:
+            name = self.shared.name
+            beside = tuple(dataclasses.replace(linear, name=f"{name}.{linear.name}") for linear in self.shared.linears)
+        return (*around, *self.routed, *beside)
 
     def products(self, keys: float) -> float:
         """As every part's; the router's, below a thousandth, are left out by convention (`nemo2.models.flops`)."""

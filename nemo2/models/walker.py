@@ -119,11 +119,6 @@ def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
     return main, tuple(part for part in further if part)
 
 
-def has_experts(config: Any) -> list[bool]:
-    """Which layers hold experts, by Megatron-Core's ``moe_layer_freq``: every n-th, or a pattern of zeros and ones."""
-    return _Reader(config).has_experts()
-
-
 class _Reader:
     """A config, and the parts that its fields describe."""
 
