@@ -144,15 +144,9 @@ class Facts:
 
     @property
     def distributed_optimizer(self) -> bool:
-        """Whether the optimizer's state is sharded: the optimizer's switch, or the gradient buffers' where only that is set."""
-        optimizer = getattr(getattr(self.recipe, "optim", None), "config", None)
-        strategy = self.parts.get("trainer.strategy")
-        if strategy is None or optimizer is None:
-            return bool(getattr(optimizer, "use_distributed_optimizer", False))
-        on_optimizer = "use_distributed_optimizer" in getattr(optimizer, "__arguments__", {})
-        if "use_distributed_optimizer" in strategy.explicit_ddp_fields and not on_optimizer:
-            return bool(strategy.ddp_config.use_distributed_optimizer)
-        return bool(optimizer.use_distributed_optimizer)
+        """Whether the optimizer's state is sharded."""
+        settled, value = self.settled.value("optim.config", "use_distributed_optimizer")
+        return bool(value if settled else self.of_optimizer("use_distributed_optimizer"))
 
     @cached_property
     def settled(self) -> "Settled":

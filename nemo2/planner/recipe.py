@@ -228,21 +228,14 @@ def _state_bytes(facts: Facts) -> int:
 
 
 def _overlaps(facts: Facts, *, tp: int) -> dict[str, Any]:
-    """Which communication runs beside computation: by the overlap callback's rules, or what the configurations say."""
-    decided: dict[str, Any] = {}
-    if facts.sizes:
-        found = facts.settled
-        decided = {name: decision.value for name, decision in found.decisions.items()}
-        for path, name in (
-            ("trainer.strategy.ddp", "overlap_grad_reduce"),
-            ("trainer.strategy.ddp", "overlap_param_gather"),
-            ("model.config", "tp_comm_overlap"),
-        ):
-            decided.setdefault(name, found.value(path, name)[1])
-    overlapped, _ = facts.messages()
+    """Which communication runs beside computation, as the run settles it; torch overlaps what it shards by itself."""
+
+    def on(path: str, name: str) -> bool:
+        return bool(facts.settled.value(path, name)[1])
+
     return {
-        "overlap_grad": bool(decided.get("overlap_grad_reduce", not facts.sizes)),
-        "overlap_param": bool(decided.get("overlap_param_gather", not facts.sizes)),
-        "overlap_tp": tp > 1 and bool(decided.get("tp_comm_overlap")),
-        "overlap_pp": bool(decided.get("overlap_p2p_comm", overlapped)),
+        "overlap_grad": not facts.sizes or on("trainer.strategy.ddp", "overlap_grad_reduce"),
+        "overlap_param": not facts.sizes or on("trainer.strategy.ddp", "overlap_param_gather"),
+        "overlap_tp": tp > 1 and on("model.config", "tp_comm_overlap"),
+        "overlap_pp": on("model.config", "overlap_p2p_comm"),
     }
