@@ -5,7 +5,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Gpus
+from nemo2.cli.sources import Gpus, spread
 
 EXAMPLE = "Example: nemo2 explain llama3_8b overlap_param_gather strategy.ddp_config.overlap_grad_sync=False"
 
@@ -41,7 +41,7 @@ def explain(
     from nemo2.settle.machine import HERE, Machine
     from nemo2.settle.settling import settle
 
-    recipe = _recipe(name, overrides, performance=performance)
+    recipe = spread(_recipe(name, overrides, performance=performance), gpus)
     effective = settle(recipe, Machine.named(gpus or HERE))
     found = explain_field(recipe, effective, fields[0]) if fields else explain_all(recipe, effective)
     print("\n\n".join(map(str, found)) if fields else "\n".join(one.line() for one in found))

@@ -53,14 +53,27 @@ def on_machine(recipe: Any, gpus: Optional[str]) -> Any:
     Raises:
         ConfigError: as `machine_of`; GPUs that are no whole nodes.
     """
-    machine = machine_of(gpus)
-    if machine.count is not None:
-        from nemo2.settle.world import on
-
-        recipe = on(recipe, machine)
+    recipe = spread(recipe, gpus)
     if getattr(recipe, "trainer", None) is not None:
-        print(where(recipe, machine), file=sys.stderr)
+        print(where(recipe, machine_of(gpus)), file=sys.stderr)
     return recipe
+
+
+def spread(recipe: Any, gpus: Optional[str]) -> Any:
+    """The recipe with the nodes and devices that so many GPUs are; itself where ``--gpus`` names no number of them.
+
+    Raises:
+        ConfigError: as `machine_of`; GPUs that are no whole nodes.
+    """
+    machine = machine_of(gpus)
+    if machine.count is None:
+        return recipe
+    from fiddle import history
+
+    from nemo2.settle.world import on
+
+    with history.custom_location(lambda: history.Location(f"--gpus {gpus}", 1, None)):
+        return on(recipe, machine)
 
 
 def configured(name: str, overrides: list[str]) -> Any:

@@ -153,6 +153,8 @@ def _who(file: str, line: int) -> str:
     """ "recipes/llama3_8b.py:9", said with what kind of place it is."""
     if file == "command line":
         return f"command line, change {line}"
+    if file.startswith("--gpus"):
+        return f"command line, {file}"
     path = Path(file).resolve()
     for folder in _FOLDERS:
         if path.is_relative_to(folder):

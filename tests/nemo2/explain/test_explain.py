@@ -221,3 +221,12 @@ def test_graphs_and_what_follows_from_them_are_explained_for_a_gpu(change: str, 
     assert "graph" in adjustments(objects["trainer.strategy"])["use_te_rng_tracker"][-1].why
     here = settle(recipe, Machine.here()).objects["model.config"]
     assert here.cuda_graph_impl == "none"
+
+
+def test_so_many_gpus_are_a_layer_of_nodes_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "llama3_8b", "trainer.num_nodes", "--gpus", "H100x64"]) == 0
+    told = capsys.readouterr().out
+    assert "trainer.num_nodes = 8" in told and "command line, --gpus H100x64" in told
+    assert "On 64 ranks of H100, CP 2" in told
+    assert main(["explain", "llama3_8b", "trainer.num_nodes"]) == 0
+    assert "On 8 ranks of this machine's" in capsys.readouterr().out
