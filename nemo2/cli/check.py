@@ -82,6 +82,7 @@ def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True
         "devices": facts.devices,
         "layout": facts.layout.describe(facts.world_size),
         "machine": machine.describe(),
+        "installed": {"python": machine.python, "megatron-core": machine.megatron_core},
         "rules": len(RULES),
         "problems": [{"rule": one.rule, "topic": one.topic, "message": one.message} for one in problems],
         "nearest_layouts": [

@@ -42,7 +42,7 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
     """
     facts = read_facts(recipe, machine=Machine.named(chip.name))
     if facts.config is None:
-        why = " ".join(facts.parts.refused("megatron-core-agrees")) or "its configuration cannot be built"
+        why = " ".join(facts.settled.refused("megatron-core-agrees")) or "its configuration cannot be built"
         raise ConfigError(f"nemo2 plan needs the sizes of the model: {why}")
     missing = [name for name in ("seq_length", "global_batch_size", "micro_batch_size") if getattr(facts, name) is None]
     if missing:

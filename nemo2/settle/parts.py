@@ -68,10 +68,6 @@ class Parts:
     precision_at: str = "trainer.plugins"
     """Where among the plugins the precision is."""
 
-    def refused(self, rule: str) -> list[str]:
-        """What the rule of this name has to tell."""
-        return list(dict.fromkeys(refusal.told for refusal in self.refusals if refusal.rule == rule))
-
     def get(self, path: str) -> Any:
         """None where it could not be built, or isn't there."""
         return self.objects.get(path)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optional packages: what a run on this machine asks for, and this machine hasn't got."""
 
+import copy
 from collections.abc import Iterator
 
 from nemo2.backend.extras import has, why_missing
@@ -74,6 +75,8 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
     config, has_te = facts.sized_config, facts.machine.transformer_engine is not None
     if has_te or config is None or hasattr(facts.model, "mamba_stack_spec"):
         return
+    config = copy.copy(config)
+    config.cp_comm_type = None  # and these have rules of their own
     told = [
         *layers.mla_needs_sequence_parallel(config),
         *layers.experts_cut_only_where_shared(config),
@@ -81,7 +84,7 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
         *layers.whole_bias_on_one_rank(config),
     ]
     for problem in layers.layer_problems(config):
-        if problem not in told and "cp_comm_type" not in problem:  # those have rules of their own
+        if problem not in told:
             yield f"model.config: {problem}"
 
 

@@ -36,7 +36,7 @@ def _text(facts: Facts) -> Iterator[str]:
 )
 def _strategy(facts: Facts) -> Iterator[str]:
     if facts.sizes:
-        yield from facts.parts.refused("strategy-has-what-it-is-asked")
+        yield from facts.settled.refused("strategy-has-what-it-is-asked")
 
 
 @SETTINGS.rule(
@@ -47,7 +47,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
     mended="trainer.plugins.precision=bf16-mixed",
 )
 def _precision(facts: Facts) -> Iterator[str]:
-    yield from facts.parts.refused("precision-is-known")
+    yield from facts.settled.refused("precision-is-known")
 
 
 @SETTINGS.rule(
@@ -58,7 +58,7 @@ def _precision(facts: Facts) -> Iterator[str]:
     mended="optim.lr_scheduler.warmup_steps=0",
 )
 def _schedule(facts: Facts) -> Iterator[str]:
-    yield from facts.parts.refused("schedule-is-one-curve")
+    yield from facts.settled.refused("schedule-is-one-curve")
 
 
 @SETTINGS.rule(
@@ -69,7 +69,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
     mended="log.ckpt.save_top_k=-1",
 )
 def _checkpoints(facts: Facts) -> Iterator[str]:
-    yield from facts.parts.refused("checkpoints-are-kept-as-asked")
+    yield from facts.settled.refused("checkpoints-are-kept-as-asked")
 
 
 @SETTINGS.rule(
@@ -80,7 +80,7 @@ def _checkpoints(facts: Facts) -> Iterator[str]:
     mended="data.num_workers=0",
 )
 def _data(facts: Facts) -> Iterator[str]:
-    yield from facts.parts.refused("data-module-accepts-its-arguments")
+    yield from facts.settled.refused("data-module-accepts-its-arguments")
 
 
 @SETTINGS.rule(
