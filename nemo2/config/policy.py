@@ -39,6 +39,7 @@ DEFAULT_ALLOWED = (
 """Module prefixes whose names a recipe may hold."""
 
 _LEFT_OUT = (
+    "megatron.core.models.audio",  # loads whatever files it is told to
     "megatron.core.models.huggingface",  # downloads and builds whatever a name on the hub stands for
     "megatron.core.tokenizers",
     "megatron.core.export",
@@ -154,7 +155,7 @@ class RecipePolicy(serialization.PyrefPolicy):
             self._check_argument(path, value, argument)
             if isinstance(value, fdl.Buildable):
                 if id(value) not in seen:
-                    self._check_target(path, value.__fn_or_cls__)
+                    self._check_target(path, value)
                     arguments = reversed(value.__arguments__.items())
                     pending.extend((f"{path}.{name}".removeprefix("."), item, str(name)) for name, item in arguments)
             elif isinstance(value, Mapping | list | tuple | set | frozenset):
@@ -184,6 +185,9 @@ class RecipePolicy(serialization.PyrefPolicy):
         module, name = _name_of(value)
         if covers(self.trusted, module, name) or wire.constant_name(value) is not None:
             return True
+        if isinstance(value, types.MethodType):  # a class's own way to make itself, as 0.19's specs have it
+            owner = value.__self__
+            return isinstance(owner, type) and covers(_LAYERS, module, name) and self.may_be_handed_over(owner)
         if not isinstance(value, type):
             is_function = isinstance(value, types.FunctionType) and value.__qualname__ == value.__name__
             return is_function and covers(_FUNCTIONS, module, name) and not covers(_RESOLVERS, module, name)
@@ -205,7 +209,12 @@ class RecipePolicy(serialization.PyrefPolicy):
         is_function = not isinstance(target, type) and is_configurable(target)
         return is_function and not covers(self.trusted, *_name_of(target))
 
-    def _check_target(self, path: str, target: Any) -> None:
+    def _check_target(self, path: str, node: fdl.Buildable) -> None:
+        target = node.__fn_or_cls__
+        # From 0.19 on Megatron-Core's specs hold functions of its own with arguments bound: handed over, not called.
+        is_function = isinstance(target, types.FunctionType | types.MethodType)
+        if isinstance(node, fdl.Partial) and is_function and self.may_be_handed_over(target):
+            return
         if not self.may_be_called(target) or (path and self._is_entry_point(target)):
             raise self.refusal(*_name_of(target), f"{path or 'the recipe'} would call it, and it isn't made for that")
 

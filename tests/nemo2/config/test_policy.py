@@ -97,8 +97,9 @@ def test_specs_that_name_layers_are_read_as_objects_and_as_text():
     assert back == recipe
     assert import_module(back.transformer_layer_spec.submodules.mlp.module) is MLP
     whole = in_a_recipe(None)
-    whole.transformer_layer_spec = get_gpt_layer_local_spec(num_experts=4, moe_grouped_gemm=False)
-    assert from_json(to_json(whole)) == whole
+    for options in ({}, {"num_experts": 4, "moe_grouped_gemm": False}, {"multi_latent_attention": True}):
+        whole.transformer_layer_spec = get_gpt_layer_local_spec(**options)
+        assert from_json(to_json(whole)) == whole
 
 
 def test_a_users_own_layers_are_read_where_they_are_trusted():
@@ -160,6 +161,14 @@ def test_functions_and_classes_that_are_no_part_of_a_model_cannot_be_handed_to_i
     )
     with pytest.raises(SecurityError, match=name.rpartition(".")[2]):
         from_json(text)
+
+
+def test_functions_of_layers_are_handed_over_with_arguments_bound_and_others_are_not():
+    bound = in_a_recipe(Partial(get_bias_dropout_add, training=True))
+    assert from_json(to_json(bound)) == bound
+    for refused in (Config(get_bias_dropout_add, True, True), Partial(import_module, ("os", "system"))):
+        with pytest.raises(SecurityError, match="would call it"):
+            from_json(to_json(in_a_recipe(refused)))
 
 
 def test_an_entry_point_is_called_at_the_root_only():
