@@ -18,6 +18,14 @@ _table: dict[str, dict[str, str]] = {
         "overlap_param_sync": "overlap_param_gather",
     },
 }
+DECIDED_ELSEWHERE: dict[tuple[str, str], str] = {
+    (
+        "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig",
+        "grad_reduce_in_fp32",
+    ): "trainer.plugins.grad_reduce_in_fp32",
+}
+"""Fields whose default is another part's value: by class and field, the path of that part from the recipe's root."""
+
 _resolved: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
 
 
@@ -58,6 +66,12 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     with contextlib.suppress(TypeError):  # not weakly referable: computed each time
         _resolved[target] = found
     return dict(found)
+
+
+def decided_elsewhere(target: Any, name: str) -> str | None:
+    """The path, from the recipe's root, of what a field has the value of where it isn't set; None: its class's default."""
+    owners = target.__mro__ if isinstance(target, type) else (target,)
+    return next((path for owner in owners if (path := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
 
 
 def parameter_names(target: Callable[..., Any]) -> list[str]:

@@ -7,7 +7,8 @@ takes these. What they add:
 - an alias reads and sets the parameter it stands for, wherever that is in the tree (`recipe.strategy`);
 - an unknown name is refused where it is written, with the nearest names;
 - `isinstance(config, Target)` is True for a Config of `Target`, so that one expression filters configs and objects;
-- an unset parameter reads as its effective default, and editing a mutable default counts as setting it;
+- an unset parameter reads as its effective default, which another part of the recipe may decide
+  (`nemo2.config.aliases.DECIDED_ELSEWHERE`), and editing a mutable default counts as setting it;
 - live objects become configs when the tree is traversed, and build to themselves as long as nothing was edited;
 - what fiddle can't write as JSON (paths, time spans, dtypes, torch's built-in functions) is written all the same.
 """
@@ -20,6 +21,7 @@ import os
 import re
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, Optional, TypeVar
 
@@ -30,7 +32,7 @@ from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
-from nemo2.config.aliases import aliases_of
+from nemo2.config.aliases import aliases_of, decided_elsewhere
 from nemo2.config.capture import made_at, two_spellings, unknown_name
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError, UnknownNameError
@@ -91,10 +93,14 @@ class _Node:
             owner, real = alias_owner(self, name, alias)
             return getattr(owner, real)
         if name in self.__arguments__:
-            return self.__arguments__[name]
+            return _read_through(self, self.__arguments__[name])
+        if (path := decided_elsewhere(self.__fn_or_cls__, name)) is not None:
+            decided = _read_from_root(self, path)
+            if decided is not _UNKNOWN:
+                return decided
         found, default = self._effective_default(name)
         if found:
-            return default
+            return _read_through(self, default)
         raise _unreadable(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -148,7 +154,7 @@ class _Node:
         settle(self)
         refuse_changed_objects(self)
         state = super().__getstate__()
-        return {key: value for key, value in state.items() if key not in ("_origin", "_defaults")}  # pyright: ignore
+        return {key: value for key, value in state.items() if key not in ("_origin", "_defaults", "_read_from")}  # pyright: ignore
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # pickle's own way compares the type with __class__, which is the target's.
@@ -428,6 +434,30 @@ def _places(node: Any, names: Iterable[str]) -> dict[str, str]:
         if location is not None and not _MACHINERY.search(location.filename):
             places[name] = f"{location.filename}:{location.line_number}"
     return places
+
+
+_UNKNOWN = object()
+
+
+def _read_through(parent: Any, value: Any) -> Any:
+    """``value``, which remembers, if it is a node, through which other it was read: values may be decided further up."""
+    if isinstance(value, _Node):
+        object.__setattr__(value, "_read_from", weakref.ref(parent))
+    return value
+
+
+def _read_from_root(node: Any, path: str) -> Any:
+    """What stands at ``path`` of the recipe that ``node`` was reached through; `_UNKNOWN` where it has no such part."""
+    root = node
+    while (parent := root.__dict__.get("_read_from", lambda: None)()) is not None:
+        root = parent
+    value = root
+    for step in path.split("."):
+        try:
+            value = getattr(value, step) if isinstance(value, _Node) and value is not node else _UNKNOWN
+        except AttributeError:
+            return _UNKNOWN
+    return value
 
 
 def _target_name(node: Any) -> str:

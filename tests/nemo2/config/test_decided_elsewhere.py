@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A field that another part of the recipe decides reads as what runs."""
+
+import copy
+import pickle
+from typing import Any
+
+import fiddle as fdl
+import pytest
+from megatron.core.distributed import DistributedDataParallelConfig
+
+from nemo2.config import Config, flatten
+from nemo2.recipes import llama3_8b, llama_tiny
+from nemo2.recipes.precision import mixed_precision
+from support import small_runs
+
+PLUGINS = ("bf16_mixed", "fp16_mixed", "fp32")
+
+
+def run_with_each_plugin() -> dict[str, bool]:
+    """Of the live strategy, after training."""
+    return {
+        name: small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=1,
+            precision=fdl.build(getattr(mixed_precision, name)()),
+            inspect=lambda trainer: trainer.strategy.ddp_config.grad_reduce_in_fp32,
+        )["inspected"]
+        for name in PLUGINS
+    }
+
+
+def test_the_tree_says_what_a_run_does(run_on_ranks: Any) -> None:
+    [ran] = run_on_ranks(run_with_each_plugin, 1)
+    recipe = llama_tiny.pretrain_recipe()
+    for name in PLUGINS:
+        recipe.trainer.plugins = getattr(mixed_precision, name)()
+        assert recipe.strategy.ddp_config.grad_reduce_in_fp32 is ran[name], name
+    assert len(set(ran.values())) == 2
+
+
+def test_copies_follow_their_own_precision_and_what_is_set_stays() -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    before = flatten(recipe)
+    kept = recipe.strategy.ddp_config
+    assert kept.grad_reduce_in_fp32 is True
+    other = copy.deepcopy(recipe)
+    other.trainer.plugins.grad_reduce_in_fp32 = False
+    assert (recipe.strategy.ddp.grad_reduce_in_fp32, other.strategy.ddp.grad_reduce_in_fp32) == (True, False)
+    assert pickle.loads(pickle.dumps(other)).trainer.strategy.ddp.grad_reduce_in_fp32 is False
+    assert flatten(recipe) == before, "reading sets nothing"
+    recipe.strategy.ddp.grad_reduce_in_fp32 = False
+    assert kept.grad_reduce_in_fp32 is False
+
+
+@pytest.mark.parametrize("plugins", [None, []])
+def test_without_a_precision_it_is_the_class_default(plugins: Any) -> None:
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.trainer.plugins = plugins
+    default = DistributedDataParallelConfig().grad_reduce_in_fp32
+    assert recipe.strategy.ddp_config.grad_reduce_in_fp32 is default
+    assert Config(DistributedDataParallelConfig).grad_reduce_in_fp32 is default
