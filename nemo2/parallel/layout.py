@@ -157,15 +157,21 @@ class Layout:
 
     def describe(self, world_size: Optional[int] = None) -> str:
         """One line, e.g. ``TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8``, sizes of one left out."""
-        parts = [f"TP {self.tp}" + (" (SP)" if self.sp else "")] if self.tp > 1 else []
-        if self.pp > 1:
-            parts.append(f"PP {self.pp}" + (f" x VP {self.vp}" if self.vp and self.vp > 1 else ""))
-        parts += [f"{label} {size}" for label, size in (("CP", self.cp), ("EP", self.ep)) if size > 1]
-        if self.ep > 1 and self.etp is not None and self.etp != self.tp:
-            parts.append(f"ETP {self.etp}")
+        suffix = {"tp": " (SP)" if self.sp else "", "pp": f" x VP {self.vp}" if (self.vp or 1) > 1 else ""}
+        parts = [
+            f"{size.label} {getattr(self, size.short)}{suffix.get(size.short, '')}"
+            for size in SIZES
+            if self._cuts(size)
+        ]
         if world_size is not None and world_size % self.model_parallel_size == 0:
             parts.append(f"DP {world_size // self.model_parallel_size}")
         return " · ".join(parts) or "one rank"
+
+    def _cuts(self, size: Size) -> bool:
+        """Whether a size is one to tell of: it makes groups of several ranks, and other experts than the dense layers' cut."""
+        if size.short == "etp":
+            return self.ep > 1 and self.etp not in (None, self.tp)
+        return size.group is not None and getattr(self, size.short) > 1
 
 
 @dataclass

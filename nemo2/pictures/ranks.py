@@ -14,25 +14,20 @@ from functools import cached_property
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.parallel.layout import Layout
+from nemo2.parallel.layout import SIZES, Layout
 
 Groups = tuple[tuple[int, ...], ...]
 
-GROUP_NAMES = {
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "pp": "pipeline parallel",
-    "dp": "data parallel",
-    "dp_cp": "data and context parallel",
-    "etp": "expert tensor parallel",
-    "ep": "expert parallel",
-    "expert_dp": "expert data parallel",
-}
-"""Kinds of groups by our short names. ``dp_cp`` is where dense gradients are reduced and the distributed optimizer's states
-are cut; ``expert_dp`` is the same for the experts' weights."""
-
 _DENSE = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "dp_cp": "dp-cp"}
 _EXPERT = {"etp": "tp", "ep": "ep", "expert_dp": "dp"}
+_WORDS = {size.short: size.group for size in SIZES if size.group is not None} | {
+    "dp": "data parallel",
+    "dp_cp": "data and context parallel",
+    "expert_dp": "expert data parallel",
+}
+GROUP_NAMES = {kind: _WORDS[kind] for kind in (*_DENSE, *_EXPERT)}
+"""Kinds of groups by our short names. ``dp_cp`` is where dense gradients are reduced and the distributed optimizer's states
+are sharded; ``expert_dp`` is the same for the experts' weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
