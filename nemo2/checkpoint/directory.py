@@ -128,6 +128,8 @@ def clean_up(directory: Path) -> list[Path]:
     ]
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
+    for path in directory.glob(".run-*"):  # see `lineage.begin`
+        path.unlink(missing_ok=True)
     return leftovers
 
 

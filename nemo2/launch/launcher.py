@@ -26,11 +26,13 @@ from nemo2.errors import EXIT_PREEMPTED, ConfigError, RuntimeFault
 from nemo2.launch.environment import set_variables
 from nemo2.launch.failure import RankFailure, explain_failure
 from nemo2.launch.local import (
+    LAUNCHER_FILE,
     child_processes,
     rank_variables,
     remove_quietly,
     split_secrets,
     stop_processes,
+    sweep_staging,
 )
 from nemo2.launch.stream import RunDisplay
 from nemo2.names import safe_name
@@ -124,6 +126,10 @@ def launch(
     experiment_id = f"{title}_{time.time_ns()}"
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
+    staging.chmod(0o700)  # it holds what the user has set
+    if not detach:
+        (staging / LAUNCHER_FILE).write_text(name_of_this_process(), encoding="utf-8")
+    sweep_staging(staging.parent)
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
     if local and not detach:
         executor.env_vars[LAUNCHER_VARIABLE] = name_of_this_process()
@@ -170,6 +176,7 @@ def launch(
         remove_quietly(staging)
         return RunResult(status="succeeded", exit_code=0, **result)
     failure = explain_failure(fault_dir=staging / "faults", log_dir=log_dir)
+    remove_quietly(staging)
     if raise_on_failure:
         raise failure
     state: Status = "cancelled" if status == "CANCELLED" else "failed"

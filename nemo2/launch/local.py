@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nemo2.launch.import_path import path_variables
 from nemo2.run_dir.environment import is_secret_name
+from nemo2.run_dir.orphans import lives
 
 if TYPE_CHECKING:
     import psutil
@@ -23,6 +24,9 @@ _KNOWN_WARNINGS = (
     "ignore:Apex is not installed:UserWarning",
 )
 
+LAUNCHER_FILE = "launcher"
+"""In a launch's folder: which process it is."""
+_STAGING_SECONDS = 86400.0
 _STOP_SECONDS = 45.0
 """torchrun gives its ranks 30 s to end after a SIGTERM."""
 
@@ -113,6 +117,22 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
     finally:  # also on a second Ctrl-C
         for process in everyone.values():
             _quietly(process.kill)
+
+
+def sweep_staging(folder: Path) -> list[Path]:
+    """Delete what launches have left in ``folder`` that were killed; returns what was deleted. One that doesn't say whose it
+    is, or that was handed to a cluster, goes after a day."""
+    removed = []
+    for staging in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+        try:
+            launcher = (staging / LAUNCHER_FILE).read_text(encoding="utf-8")
+            over = not lives(launcher)
+        except OSError:
+            over = time.time() - staging.stat().st_mtime > _STAGING_SECONDS
+        if over:
+            remove_quietly(staging)
+            removed.append(staging)
+    return removed
 
 
 def remove_quietly(directory: Path) -> None:

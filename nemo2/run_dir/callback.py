@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.errors import RuntimeFault
-from nemo2.run_dir.directory import RunDirectory
+from nemo2.run_dir.directory import RunDirectory, writing_to
 from nemo2.run_dir.effective import EFFECTIVE_FILE, write_effective_config
 from nemo2.run_dir.faults import record_fault
 from nemo2.run_dir.log_files import remove_log_file
@@ -53,7 +53,8 @@ class RunDirectoryCallback(Callback):
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.metrics.resume_at(trainer.global_step)
+        with writing_to(self.directory.log_dir):
+            self.metrics.resume_at(trainer.global_step)
         if isinstance(getattr(trainer.strategy, "consumed_samples", None), int):
             self.metrics.counters = lambda: {"consumed_samples": trainer.strategy.consumed_samples}
         if trainer.is_global_zero and trainer.ckpt_path:

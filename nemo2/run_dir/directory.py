@@ -7,8 +7,11 @@ name different directories, so one rank's answer is used by all.
 
 import json
 import os
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -162,6 +165,23 @@ def create_directory(directory: Path, *, field: str) -> None:
             f"{links[0]} is a link to {os.readlink(links[0])}: a run would write through it. Remove it, or choose another "
             f"{field}."
         )
+
+
+@contextmanager
+def writing_to(directory: Path) -> Iterator[None]:
+    """Around what writes a run's files at its start.
+
+    Raises:
+        ConfigError: a disk that is full or can't be written, in our words.
+    """
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(directory).free if directory.is_dir() else 0
+        raise ConfigError(
+            f"The run can't write its files to {directory} ({error.strerror or error}; {free / 1e9:.2f} GB are free there). "
+            "Nothing was lost. Make room, or set log.log_dir to another disk, and run the same command again."
+        ) from error
 
 
 def timestamp() -> str:

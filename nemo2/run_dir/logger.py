@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.run_dir.callback import RunDirectoryCallback
-from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory, meeting_of
+from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory, meeting_of, writing_to
 from nemo2.run_dir.environment import write_environment
 from nemo2.run_dir.log_files import add_log_file
 from nemo2.run_dir.metrics import JSONLLogger
@@ -123,9 +123,10 @@ class NeMoLogger:
             meeting=meeting_of(trainer),
         )
         create_directory(directory.log_dir, field="log.explicit_log_dir" if self.explicit_log_dir else "log.log_dir")
-        if trainer.is_global_zero:
-            self._write_files(directory, trainer=trainer, files=files, task_config=task_config)
-        self._add_log_file(directory, trainer)
+        with writing_to(directory.log_dir):
+            if trainer.is_global_zero:
+                self._write_files(directory, trainer=trainer, files=files, task_config=task_config)
+            self._add_log_file(directory, trainer)
         metrics = self._install_loggers(directory, trainer)
         self._install_checkpoint(directory, trainer)
         self._install_callback(directory, trainer, metrics)

@@ -55,10 +55,11 @@ def _watch(lost: Callable[[], bool]) -> None:
 
 
 def _lost(parent: int, launcher: Optional[str]) -> bool:
-    return os.getppid() != parent or (launcher is not None and not _lives(launcher))
+    return os.getppid() != parent or (launcher is not None and not lives(launcher))
 
 
-def _lives(name: str) -> bool:
+def lives(name: str) -> bool:
+    """Whether the process of this name, as `name_of_this_process` gave it, is still there."""
     pid, _, started = name.partition(" ")
     try:
         os.kill(int(pid), 0)

@@ -179,6 +179,17 @@ def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(
     assert trainer.callbacks == callbacks and trainer.loggers == []
 
 
+def test_a_start_on_a_full_disk_says_so_and_what_to_do(tmp_path, monkeypatch):
+    from nemo2.run_dir import logger as module
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_environment", full)
+    with pytest.raises(ConfigError, match=r"No space left on device; [\d.]+ GB are free.*same command again"):
+        NeMoLogger(log_dir=str(tmp_path)).setup(trainer_in(tmp_path))
+
+
 def test_both_rank_0_switches_contradict_each_other():
     with pytest.raises(ConfigError, match="log_local_rank_0_only and log.log_global_rank_0_only"):
         NeMoLogger(log_local_rank_0_only=True, log_global_rank_0_only=True)

@@ -81,7 +81,22 @@ def test_a_launcher_that_ended_before_the_rank_began_is_noticed_and_so_is_anothe
 def test_a_process_that_nobody_launched_is_left_alone(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert orphans.end_with_parents() is False
-    assert orphans._lives(orphans.name_of_this_process())
+    assert orphans.lives(orphans.name_of_this_process())
+
+
+def test_what_killed_launches_left_is_swept_and_what_is_in_use_stays(tmp_path):
+    from nemo2.launch.local import LAUNCHER_FILE, sweep_staging
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name, launcher in {"mine": orphans.name_of_this_process(), "killed": f"{ended.pid} 5", "unsaid": None}.items():
+        (tmp_path / name).mkdir()
+        if launcher is not None:
+            (tmp_path / name / LAUNCHER_FILE).write_text(launcher)
+    assert sweep_staging(tmp_path) == [tmp_path / "killed"]
+    os.utime(tmp_path / "unsaid", (1, 1))
+    assert sweep_staging(tmp_path) == [tmp_path / "unsaid"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_closed_terminal_ends_the_ranks_unless_it_was_to_be_ignored():
