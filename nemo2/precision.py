@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precision as one value: it sets the model's, the gradient buffers' and the optimizer's dtypes together.
 
-`MegatronMixedPrecision` is a Lightning precision plugin. Before anything is built the strategy lays its fields over those
+`MegatronMixedPrecision` is a Lightning `MixedPrecision` plugin. Before anything is built the strategy lays its fields over those
 of the same name in the model, optimizer and DDP configurations. What the user set in one of them explicitly stays, and holds for
 the others too; where that contradicts what the user set here, or in another, it is an error that names both.
 """
@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple, Optional, Union
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from nemo2.backend import get_backend
 from nemo2.backend.extras import has, have_te, why_missing
 from nemo2.config.adjust import adjust, adjusting, adjustments
 from nemo2.config.capture import configurable
@@ -85,7 +86,7 @@ class DtypeConfig:
 
 
 @configurable
-class MegatronMixedPrecision(Precision):
+class MegatronMixedPrecision(MixedPrecision):
     """Mixed precision as Megatron-Core does it: parameters and arithmetic in 16 bit (or fp8 inside matrix products), the
     optimizer's own copy in fp32.
 
@@ -142,7 +143,7 @@ class MegatronMixedPrecision(Precision):
         fp16_hysteresis: int = 2,
         reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     ) -> None:
-        super().__init__()
+        super(MixedPrecision, self).__init__()  # its own would make a gradient scaler
         name = _SPELLINGS.get(str(precision), str(precision))
         if name not in _PRECISIONS:
             raise ConfigError(
@@ -217,6 +218,24 @@ class MegatronMixedPrecision(Precision):
             for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
         },
     }
+
+    # Of Lightning's plugin it is the kind, for who asks; torch's autocast and gradient scaler stay out: the model is converted as
+    # a whole, and Megatron-Core's optimizer scales the loss.
+    scaler = None
+    pre_backward = Precision.pre_backward
+    forward_context = Precision.forward_context  # pyright: ignore[reportAssignmentType]
+    state_dict = Precision.state_dict
+    load_state_dict = Precision.load_state_dict
+
+    @property
+    def device(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The kind of device that torch's autocast would be for."""
+        return get_backend().name
+
+    def autocast_context_manager(self) -> torch.autocast:
+        """As ``autocast_enabled`` says, which is not on by default."""
+        config = self.dtype_config
+        return torch.autocast(self.device, dtype=config.autocast_dtype, enabled=config.autocast_enabled)
 
     def apply_to(self, config: Any, *, path: str) -> dict[str, tuple[Any, Any]]:
         """`apply_to_all` of one configuration."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
@@ -33,6 +34,23 @@ def test_precision_sets_model_optimizer_and_buffers_together(spelling):
     plugin.apply_to(optimizer, path="optim.config")
     assert (optimizer.bf16, optimizer.fp16, optimizer.params_dtype) == (True, False, torch.bfloat16)
     assert buffers.grad_reduce_in_fp32
+
+
+@pytest.mark.parametrize("spelling", ["32", "bf16-mixed", "16-mixed"])
+def test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler(spelling: str) -> None:
+    plugin = MegatronMixedPrecision(spelling)
+    assert isinstance(plugin, MixedPrecision)
+    inherited = {name for name, value in vars(MixedPrecision).items() if callable(value)} - vars(
+        MegatronMixedPrecision
+    ).keys()
+    assert inherited <= {"__init__"}
+    with plugin.forward_context():
+        assert not torch.is_autocast_enabled("cpu")
+    with plugin.autocast_context_manager():
+        assert not torch.is_autocast_enabled("cpu")
+    assert plugin.scaler is None and MegatronMixedPrecision.pre_backward is Precision.pre_backward
+    assert plugin.state_dict() == {}
+    plugin.load_state_dict({"scale": 1.0})
 
 
 def test_an_explicit_setting_wins_over_the_plugins_default():

@@ -15,13 +15,14 @@ RECIPE, STEPS = "llama3_70b", 1
 
 
 def main(results: Path, work: Path) -> None:
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "nemo2")]
+    sys.path.insert(0, str(Path(__file__).parent))
     import stand_in
 
     stand_in.install()
     _as_on_a_gpu()
-    import small_runs
     import torch
+
+    from support import small_runs
 
     small_runs.quiet()
     torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=_RANK, world_size=2)
@@ -93,9 +94,9 @@ def _recipe(directory: Path, *, overlap: bool = True) -> Any:
 
 def _fit(directory: Path, *, overlap: bool = True, te: bool = True, steps: int = STEPS, resume: bool = False) -> Any:
     import fiddle as fdl
-    import small_runs
 
     from nemo2 import AutoResume
+    from support import small_runs
 
     _TE["on"] = te
     recipe = _recipe(directory, overlap=overlap)
