@@ -12,7 +12,15 @@ from nemo2.config.explicit import explicit_values, where_set
 from nemo2.config.walk import class_of
 from nemo2.overlap.facts import facts_of_run, settings_of_run
 from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
-from nemo2.overlap.settings import CALLBACK, DDP_FIELDS, MODEL_FIELDS, OPTIMIZER_FIELDS, Decision, Setting
+from nemo2.overlap.settings import (
+    CALLBACK,
+    DDP_FIELDS,
+    MODEL_FIELDS,
+    OPTIMIZER_FIELDS,
+    SWITCH_FIELDS,
+    Decision,
+    Setting,
+)
 from nemo2.parallel.layout import Layout
 
 
@@ -55,7 +63,9 @@ def overlap(
     if say is not None:
         for setting, used in ineffective(decisions, given):
             say("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
-    for target, names in zip(configs.values(), (MODEL_FIELDS, OPTIMIZER_FIELDS, DDP_FIELDS), strict=True):
+    for target, names in zip(
+        configs.values(), ((*MODEL_FIELDS, *SWITCH_FIELDS), OPTIMIZER_FIELDS, DDP_FIELDS), strict=True
+    ):
         for name in names:
             if name in decisions and hasattr(target, name):
                 adjust(target, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")

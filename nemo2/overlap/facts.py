@@ -11,6 +11,7 @@ from nemo2.overlap.settings import (
     DDP_FIELDS,
     MODEL_FIELDS,
     OPTIMIZER_FIELDS,
+    SWITCH_FIELDS,
     OverlapFacts,
     Setting,
 )
@@ -69,7 +70,7 @@ def settings_of_run(
     for target, owner, names in (
         (ddp_config, "strategy.ddp_config", (*DDP_FIELDS, "num_buckets", *switch)),
         (optimizer_config, "optim.config", (*OPTIMIZER_FIELDS, *switch)),
-        (model_config, "model.config", MODEL_FIELDS),
+        (model_config, "model.config", (*MODEL_FIELDS, *SWITCH_FIELDS)),
     ):
         found += _settings(target, owner, names)
     return found

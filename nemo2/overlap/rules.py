@@ -20,6 +20,8 @@ from typing import Any, Optional
 from nemo2.errors import ConfigError
 from nemo2.overlap.presets import choose_userbuffers
 from nemo2.overlap.settings import Decision, OverlapFacts, Setting, Settings
+from nemo2.overlap.tp_switches import SWITCHES, switches_of, unswitchable
+from nemo2.overlap.tp_switches import contradictions as switch_contradictions
 
 DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
 """Elements per bucket of the gradient reduction: large enough to fill the links, small enough to start early."""
@@ -153,6 +155,18 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
     value, reason = choose_userbuffers(facts, None if asked is None else asked.value)
     by_user = asked is not None and asked.value not in (None, "auto")
     decided["tp_comm_overlap_cfg"] = Decision(value, reason, by_user)
+    _switches(value, decided)
+
+
+def _switches(settings: Any, decided: Decisions) -> None:
+    """Megatron-Core's switches follow from the settings; what somebody set may turn more off, and no more on."""
+    set_by_hand = {name: decided[name].value for name in SWITCHES if name in decided}
+    problems = [*unswitchable(settings), *switch_contradictions(settings, set_by_hand)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    for name, value in switches_of(settings).items():
+        gemms = ", ".join(SWITCHES[name])
+        decided.setdefault(name, Decision(value, f"tp_comm_overlap_cfg says so of {gemms}"))
 
 
 def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
+from nemo2.overlap.tp_switches import SWITCHES
+
 CALLBACK = "MegatronCommOverlapCallback"
 
 MODEL_FIELDS = (
@@ -20,6 +22,8 @@ DDP_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather
 OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
 CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
 """Every argument of the callback, once."""
+SWITCH_FIELDS = tuple(SWITCHES)
+"""Of the model's configuration, and no arguments of the callback: they follow from ``tp_comm_overlap_cfg``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ _Settings = Optional[Union[TPOverlapCfg, dict[str, Any]]]
 @configurable
 @dataclasses.dataclass
 class TransformerLayerTPOverlapCfg:
-    """Settings per GEMM. None leaves a GEMM to Transformer Engine's defaults.
+    """Settings per GEMM. None: its exchange isn't overlapped (`nemo2.overlap.tp_switches` says what can be off alone).
 
     Raises:
         ConfigError: a method that a GEMM can't take, sizes that are no positive numbers; all of them at once.
@@ -153,6 +153,12 @@ def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
         if second.get(gemm, {}).get("method", "bulk") != "bulk":
             del second[gemm]["method"]
     return [settings, second]
+
+
+def given_settings(settings: Any) -> dict[str, Optional[dict[str, Any]]]:
+    """Settings by GEMM, None for those that are off; what a dict leaves out, and everything of None, is Transformer Engine's."""
+    given = {} if settings is None else _fields(settings) or {}
+    return {gemm: None if value is None else _fields(value) or {} for gemm, value in given.items()}
 
 
 _NAME = "MegatronCommOverlapCallback.tp_comm_overlap_cfg"

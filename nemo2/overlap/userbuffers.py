@@ -14,7 +14,9 @@ from typing import Any, Optional
 from torch import nn
 
 from nemo2.errors import ConfigError
+from nemo2.overlap.presets import preset
 from nemo2.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
+from nemo2.overlap.tp_switches import SWITCHES, contradictions
 
 _running: Optional[dict[str, Any]] = None
 """What `start_userbuffers` was last asked for; None where nothing runs."""
@@ -104,7 +106,13 @@ def _buffer_sets(config: Any) -> dict[str, Any]:
     from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
 
     quantized = config.fp8 is not None or getattr(config, "fp4", None) is not None
-    settings = userbuffer_settings(config.tp_comm_overlap_cfg, quantized=quantized)
+    asked = config.tp_comm_overlap_cfg
+    if isinstance(asked, str):  # set on the model, with no callback to look it up
+        asked = None if asked == "default" else preset(asked)
+    problems = contradictions(asked, {name: getattr(config, name) for name in SWITCHES})
+    if problems:
+        raise ConfigError("\n".join(problems))
+    settings = userbuffer_settings(asked, quantized=quantized)
     both = quantized and _some_layers_in_16_bits(config)
     # Transformer Engine 2.8 replaced the flag by a list with one mode per set, and warns of the flag.
     if "quantization_modes" not in inspect.signature(base.initialize_ub).parameters:

@@ -227,8 +227,9 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str)
 class _Norm(_Module):
     kind = "RMSNorm"
 
-    def __init__(self, hidden_size: int, eps: float, **given: Any) -> None:
+    def __init__(self, normalized_shape: Any = None, eps: float = 1e-5, hidden_size: Any = None, **given: Any) -> None:
         super().__init__()
+        hidden_size = hidden_size or normalized_shape
         self.eps, self.shift = eps, float(given.get("zero_centered_gamma", False))
         self.weight = nn.Parameter(torch.full((hidden_size,), 1 - self.shift, dtype=given["params_dtype"]))
         self.weight.sequence_parallel = given["sequence_parallel"]  # pyright: ignore

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Userbuffers against what each version of Transformer Engine checks: tests/transformer_engine, measured by tools/te_facts.py."""
 
+import copy
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,8 @@ from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.overlap import userbuffers
 from nemo2.overlap.presets import PRESETS, preset
+from nemo2.overlap.tp_overlap_cfg import userbuffer_settings
+from nemo2.overlap.tp_switches import switches_of
 from nemo2.overlap.userbuffers import start_userbuffers, stop_userbuffers, without_userbuffers
 
 ROOT = Path(__file__).parents[3]
@@ -36,9 +40,12 @@ stand_in = _module("stand_in")
 SAMPLER = SimpleNamespace(seq_len=8192, micro_batch_size=1)
 
 
+# Made before the stand-in is there: what a configuration asks about this machine is remembered.
+MODEL = LlamaConfig(num_layers=2, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=64)
+
+
 def a_config(**changes: Any) -> Any:
-    sizes = {"num_layers": 2, "hidden_size": 8192, "num_attention_heads": 64, "ffn_hidden_size": 64}
-    config = LlamaConfig(**sizes)
+    config = copy.copy(MODEL)
     settled = {
         "tp_comm_overlap": True,
         "tensor_model_parallel_size": 4,
@@ -136,8 +143,36 @@ def test_the_newest_version_resumes_and_generates(runs: dict[str, Any]) -> None:
 def test_every_preset_starts_in_every_version(version: Any, name: str) -> None:
     row = PRESETS[name]
     fp8 = "hybrid" if row.dtype == "fp8" else None
-    start_userbuffers(a_config(tp_comm_overlap_cfg=preset(name), fp8=fp8, hidden_size=row.hidden_size), SAMPLER)
-    assert {gemm for gemm, _ in version.buffers} >= {"qkv_fprop", "fc2_fprop"}
+    settings, switched = preset(name), switches_of(preset(name))
+    start_userbuffers(a_config(tp_comm_overlap_cfg=settings, fp8=fp8, **switched), SAMPLER)
+    asked = layers_ask(version, switched)
+    # Of the two dgrads of the LoRA presets one scatters, and what keeps the other in bulk turns its fprop off.
+    assert asked == set(userbuffer_settings(settings) or ()) - ({"qkv_fprop"} if row.fc1_dgrad else set())
+    with pytest.raises(AssertionError) if row.fc1_dgrad else nullcontext():
+        layers_ask(version, switches_of(None))
+
+
+def layers_ask(version: Any, switched: dict[str, bool]) -> set[str]:
+    """Which buffers the four linear layers look for in a step, with these switches of Megatron-Core's; each is of their kind."""
+    version.log.clear()
+    mode = next(mode for _, mode in version.buffers)
+    for layer in ("qkv", "proj", "fc1", "fc2"):
+        flags = {"ub_overlap_ag": switched["tp_comm_overlap_ag"], "ub_overlap_rs": switched["tp_comm_overlap_rs"]}
+        cut, cls = ("row", "Linear") if layer in ("proj", "fc2") else ("column", "LayerNormLinear")
+        if cut == "column":
+            scattered = switched["tp_comm_overlap_rs_dgrad"]
+            flags = {"ub_overlap_ag": flags["ub_overlap_ag"], "ub_overlap_rs_dgrad": scattered}
+            if switched[f"tp_comm_overlap_disable_{layer}"]:
+                flags = dict.fromkeys(flags, False)
+            flags |= {f"ub_bulk_{part}": switched[f"tp_comm_bulk_{part}"] for part in ("dgrad", "wgrad")}
+        on = version.switches(cls, cut, {"sequence_parallel": True, "ub_name": layer, **flags})
+        for switch in [name for name, value in on.items() if value]:
+            for suffix in version.buffers_of("linear" if cls == "Linear" else "layernorm_linear", switch):
+                version.buffers.setdefault(
+                    (f"{layer}{suffix}", stand_in.Mode.NONE), version.buffers[f"{layer}{suffix}", mode]
+                )
+                version.ask(f"{layer}{suffix}", scatter=switch == "ub_overlap_rs_dgrad", tokens=8192)
+    return {line[1] for line in version.log if line[0] == "ask"}
 
 
 def test_the_shape_is_that_of_a_micro_batch_on_this_rank(version: Any) -> None:
@@ -171,7 +206,7 @@ def test_there_is_a_set_of_buffers_for_each_dtype_of_layers(version: Any, change
 def test_a_scattered_dgrad_goes_with_layers_in_16_bits(version: Any, name: str) -> None:
     """Transformer Engine fails in `list.remove` where the second set of buffers says the method again."""
     both = {"fp8": "hybrid", "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1}
-    config = a_config(tp_comm_overlap_cfg=preset(name), **both)
+    config = a_config(tp_comm_overlap_cfg=preset(name), **both, **switches_of(preset(name)))
     if version.table["userbuffers"]["two_modes"] is None:  # one set of buffers is all it has
         with pytest.raises(ConfigError, match=r"2\.8 or newer"):
             start_userbuffers(config, SAMPLER)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's switches of tensor-parallel overlap, which follow from the settings per GEMM.
+
+Transformer Engine makes a buffer for every GEMM, set or not; a layer uses it where a switch of the model's configuration says so.
+A switch turns several GEMMs:
+
+| switch of ``model.config`` | GEMMs |
+|---|---|
+| ``tp_comm_overlap_ag`` | all that wait for a gather: qkv_fprop, fc1_fprop, proj_dgrad, fc2_dgrad |
+| ``tp_comm_overlap_rs`` | proj_fprop, fc2_fprop, whose output is scattered |
+| ``tp_comm_bulk_dgrad`` | qkv_dgrad, fc1_dgrad: beside them the layer's input is gathered again |
+| ``tp_comm_bulk_wgrad`` | qkv_wgrad, fc1_wgrad: beside them the input's gradient is scattered |
+| ``tp_comm_overlap_rs_dgrad`` | qkv_dgrad, fc1_dgrad scatter their own output, in place of both bulk exchanges |
+| ``tp_comm_overlap_disable_qkv`` | neither qkv_fprop's gather nor a scatter of qkv_dgrad |
+| ``tp_comm_overlap_disable_fc1`` | the same of fc1 |
+
+Source: TELayerNormColumnParallelLinear and TELinear of megatron/core/extensions/transformer_engine.py, and what Transformer
+Engine makes of their arguments (tests/transformer_engine).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nemo2.overlap.tp_overlap_cfg import GATHERS, SCATTERS, given_settings
+
+SWITCHES: dict[str, tuple[str, ...]] = {
+    "tp_comm_overlap_ag": GATHERS,
+    "tp_comm_overlap_rs": SCATTERS,
+    "tp_comm_bulk_dgrad": ("qkv_dgrad", "fc1_dgrad"),
+    "tp_comm_bulk_wgrad": ("qkv_wgrad", "fc1_wgrad"),
+    "tp_comm_overlap_rs_dgrad": ("qkv_dgrad", "fc1_dgrad"),
+    "tp_comm_overlap_disable_qkv": ("qkv_fprop", "qkv_dgrad"),
+    "tp_comm_overlap_disable_fc1": ("fc1_fprop", "fc1_dgrad"),
+}
+"""The switches, and the GEMMs each turns."""
+_COLUMN = ("qkv", "fc1")
+_CFG = "MegatronCommOverlapCallback.tp_comm_overlap_cfg"
+
+
+def switches_of(settings: Any) -> dict[str, bool]:
+    """What each switch has to be for userbuffer settings; see `unswitchable` for those that no switches can bring about.
+
+    ``settings`` as for `userbuffer_settings`: a GEMM that is None is off, one that a dict leaves out is as Transformer Engine
+    does it. None: all of them are.
+    """
+    asked = _Asked(settings)
+    in_bulk = [layer for layer in _COLUMN if layer not in asked.scattered]
+    gathered = any(map(asked.on, GATHERS))
+    return {
+        "tp_comm_overlap_ag": gathered,
+        "tp_comm_overlap_rs": any(map(asked.on, SCATTERS)),
+        "tp_comm_bulk_dgrad": any(asked.on(f"{layer}_dgrad") for layer in in_bulk),
+        "tp_comm_bulk_wgrad": any(asked.on(f"{layer}_wgrad") for layer in in_bulk),
+        "tp_comm_overlap_rs_dgrad": bool(asked.scattered),
+        **{
+            # The second: of two dgrads one scatters, and this alone keeps the other in bulk.
+            f"tp_comm_overlap_disable_{layer}": (gathered and not asked.on(f"{layer}_fprop"))
+            or (layer in in_bulk and bool(asked.scattered))
+            for layer in _COLUMN
+        },
+    }
+
+
+def unswitchable(settings: Any) -> list[str]:
+    """Settings that would need a switch of their own, a sentence each."""
+    asked = _Asked(settings)
+    in_bulk = [layer for layer in _COLUMN if layer not in asked.scattered]
+    found = []
+    for gemms, switch in (
+        (("proj_dgrad", "fc2_dgrad"), "tp_comm_overlap_ag"),
+        (SCATTERS, "tp_comm_overlap_rs"),
+        ([f"{layer}_dgrad" for layer in in_bulk], "tp_comm_bulk_dgrad"),
+        ([f"{layer}_wgrad" for layer in in_bulk], "tp_comm_bulk_wgrad"),
+    ):
+        off = [gemm for gemm in gemms if not asked.on(gemm)]
+        if off and len(off) < len(gemms):
+            on = next(gemm for gemm in gemms if asked.on(gemm))
+            found.append(
+                f"{_CFG}.{off[0]}=None turns it off, and {on} is on: one switch, model.config.{switch}, turns both. Set both, or "
+                "neither."
+            )
+    switched = switches_of(settings)
+    if switched["tp_comm_overlap_ag"] and not asked.on("proj_dgrad") and not asked.on("fc2_dgrad"):
+        on = next(gemm for gemm in GATHERS if asked.on(gemm))
+        found.append(
+            f"{_CFG}.proj_dgrad=None and fc2_dgrad=None turn them off, and {on} is on: one switch, "
+            "model.config.tp_comm_overlap_ag, turns all of them. Set both, or turn qkv_fprop and fc1_fprop off too."
+        )
+    for layer in asked.scattered:
+        if switched["tp_comm_overlap_ag"] and not asked.on(f"{layer}_fprop"):
+            found.append(
+                f"{_CFG}.{layer}_fprop=None turns it off, and {layer}_dgrad scatters: model.config.tp_comm_overlap_disable_"
+                f"{layer} turns both off. Set {layer}_fprop, or {layer}_dgrad to a BulkOverlapCfg."
+            )
+    return found
+
+
+def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
+    """Switches that make a layer use a buffer in another way than it was made for, a sentence each.
+
+    A switch that turns more off than the settings do is none of them.
+    """
+    found = []
+    for name, wanted in switches_of(settings).items():
+        value = switched.get(name, wanted)
+        harmless = value is (name.startswith("tp_comm_overlap_disable"))
+        if value == wanted or (harmless and name != "tp_comm_overlap_rs_dgrad"):
+            continue
+        gemms = " and ".join(SWITCHES[name])
+        found.append(
+            f"model.config.{name}={value} contradicts tp_comm_overlap_cfg, whose settings of {gemms} make it {wanted}: leave the "
+            f"switch unset, and set {gemms} on MegatronCommOverlapCallback.tp_comm_overlap_cfg."
+        )
+    return found
+
+
+class _Asked:
+    """Userbuffer settings, asked by GEMM."""
+
+    def __init__(self, settings: Any) -> None:
+        self._given = given_settings(settings)
+        self.scattered = [
+            layer for layer in _COLUMN if (self._given.get(f"{layer}_dgrad") or {}).get("method", "bulk") != "bulk"
+        ]
+        """Layers whose dgrad scatters its own output."""
+
+    def on(self, gemm: str) -> bool:
+        return gemm not in self._given or self._given[gemm] is not None
