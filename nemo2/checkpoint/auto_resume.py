@@ -61,6 +61,8 @@ class AutoResume:
     """Resume a checkpoint at or beyond ``trainer.max_steps`` all the same."""
     resume_ignore_no_checkpoint: bool = False
     """Start from the beginning where ``resume_if_exists`` finds nothing. False: that is an error."""
+    accept_changes: bool = False
+    """Go on although the recipe has changed in a way that doesn't fit the checkpoint, another vocabulary for example."""
 
     def setup(
         self,

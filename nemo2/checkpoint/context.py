@@ -5,6 +5,7 @@ One JSON file per part, in the format of recipes: no pickle, and reading constru
 that a tokenizer needs travel along in ``context/tokenizer``.
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -90,7 +91,17 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     return fiddle.build(config) if build else config
 
 
-def _parts(trainer: Any) -> dict[str, Any]:
+def described_parts(trainer: Any) -> dict[Part, Any]:
+    """What `write_context` would write for ``trainer``, as configs, by part; those that can't be described are left out."""
+    found: dict[Part, Any] = {}
+    for part, obj in _parts(trainer).items():
+        if obj is not None:
+            with contextlib.suppress(Exception):  # whatever a user's class raises
+                found[part] = _described(obj, without=("optim", "tokenizer"))
+    return found
+
+
+def _parts(trainer: Any) -> dict[Part, Any]:
     module, data = trainer.lightning_module, trainer.datamodule
     tokenizer = getattr(module, "tokenizer", None) or getattr(data, "tokenizer", None)
     return {"model": module, "tokenizer": tokenizer, "data": data, "optim": getattr(module, "optim", None)}

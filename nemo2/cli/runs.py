@@ -22,6 +22,12 @@ RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; 
 Directory = Annotated[Optional[Path], typer.Option("--dir", help="The folder that holds runs; sets log.log_dir.")]
 Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Check everything, print what would run, start nothing.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once submitted, on executors that can.")]
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes", help="Go on from a checkpoint that the recipe no longer fits (resume.accept_changes)."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
 
 
@@ -41,10 +47,13 @@ def pretrain(
     directory: Directory = None,
     dryrun: Dryrun = False,
     detach: Detach = False,
+    accept_changes: AcceptChanges = False,
     yes: Yes = False,
 ) -> None:
     """Pre-train a recipe, with your changes applied."""
     recipe = _with_log(configured(name, overrides or []), name=run_name or name_of_run(name), directory=directory)
+    if accept_changes:
+        recipe.resume.accept_changes = True
     _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
 
 

@@ -21,6 +21,7 @@ from nemo2.run_dir.hang import HangWatchdog
 from nemo2.run_dir.logger import NeMoLogger
 from nemo2.run_dir.orphans import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
+from nemo2.run_dir.resumed import ResumedRecipe
 
 install_fault_hook()
 end_with_parents()
@@ -183,7 +184,10 @@ def _setup(
     if training:
         _watch(trainer)
     if resume is not None:
-        resume.setup(trainer, model, training=training, directory=directory.checkpoints)
+        checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints)
+        if training and checkpoint is not None:
+            told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
+            trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.changes import settings_of
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
 from nemo2.checkpoint.random_state import load_random_state
@@ -118,6 +119,7 @@ class Checkpoints(SteppingStrategy):
             layout=self._layout_record(),
             metrics=options.get("metrics") or {},
             weights_only=weights_only,
+            settings=settings_of(self.trainer),
             versions=versions(),
             **(options.get("run") or {}),
         )

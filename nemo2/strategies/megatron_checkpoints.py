@@ -31,6 +31,8 @@ from nemo2.parallel.sharded_state import added_keys
 from nemo2.strategies.checkpoints import Checkpoints, paddings
 
 _log = logging.getLogger(__name__)
+_RECIPE_SETTINGS = {"betas", "eps", "weight_decay"}
+"""Of an optimizer's groups: the recipe of the run that goes on decides them, and not the checkpoint."""
 _FORM = "optimizer_of_another_form"
 _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 """Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
@@ -212,8 +214,11 @@ class CheckpointingStrategy(Checkpoints):
             optimizers[0].load_state_dict(with_empty_states(checkpoint["optimizer"]))
             if self._load_main_params:
                 forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
-                for group, before in zip(optimizers[0].param_groups, own, strict=True):
-                    group.update({name: value for name, value in before.items() if name not in ("params", "step")})
+            for group, before in zip(optimizers[0].param_groups, own, strict=True):
+                kept = (
+                    before.keys() - {"params", "step"} if self._load_main_params else before.keys() & _RECIPE_SETTINGS
+                )
+                group.update({name: before[name] for name in kept})
         elif optimizers:
             optimizers[0].reload_model_params()
         self._take_up_position(checkpoint)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has changed in a recipe since it wrote the checkpoint that it goes on from.
+
+The checkpoint's ``context/`` describes model, data, optimizer and tokenizer as they were, its manifest the precision, the
+seed and the vocabulary. Each difference is of one of three kinds. *Harmless*: how fast it goes, or where things lie. *Changes
+the result*: training goes on, and not as it would have. *Doesn't fit*: the weights would be cut, filled up with zeros, or
+mean something else; refused unless the user accepts it.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo2.checkpoint.context import TOKENIZER_FILES, described_parts, load_context
+from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
+from nemo2.config.show import TARGET, diff
+
+_SHAPES = re.compile(
+    r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
+    r"|moe_layer_freq|gated_linear_unit|add_bias_linear|add_qkv_bias|normalization|qk_layernorm|position_embedding_type"
+    r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
+    r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+))$"
+    rf"|{TARGET}$"
+)
+"""Fields of a model that decide which parameters it has, and how large they are; a class is one, too."""
+_HARMLESS = re.compile(
+    r"recompute_|fusion|overlap|attention_backend|transformer_impl|cuda_graph|offload|num_workers|pin_memory|persistent_workers"
+    r"|prefetch|index_mapping_dir|mmap_bin_files|num_dataset_builder_threads|init_method|perform_initialization"
+    r"|use_cpu_initialization|deallocate_|distribute_saved|make_vocab_size_divisible_by|token_dispatcher|nccl_|wgrad_deferral"
+    r"|barrier_with|batch_p2p|log_|timers|max_steps$"
+)
+_DECIDED_ELSEWHERE = re.compile(
+    r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$|tokenizer\.path$"
+)
+"""By the layout, which may change freely, by the precision, or by the files that travel along."""
+
+
+@dataclass(kw_only=True)
+class Changes:
+    """A line for each field that differs, by kind."""
+
+    harmless: list[str] = field(default_factory=list)
+    result: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.harmless or self.result or self.unfit)
+
+    def lines(self) -> Iterator[str]:
+        """What there is to say, the worst first."""
+        for kind, found in (
+            ("doesn't fit the checkpoint", self.unfit),
+            ("changes the result", self.result),
+            ("harmless", self.harmless),
+        ):
+            yield from (f"{kind}: {line}" for line in found)
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """What of a run no part of ``context/`` says; plain JSON, for the manifest."""
+    module = trainer.lightning_module
+    tokenizer = getattr(module, "tokenizer", None) or getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
+    return {
+        "precision": str(getattr(trainer.strategy.precision_plugin, "precision", "")),
+        "seed": os.environ.get("PL_GLOBAL_SEED"),
+        "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
+        "max_steps": trainer.max_steps,
+    }
+
+
+def changes_since(checkpoint: Path, trainer: Any) -> Changes:
+    """How the run of ``trainer``, whose model is set up, differs from the run that wrote ``checkpoint``.
+
+    Parts that the checkpoint doesn't describe, and those of classes that aren't known here, can't be compared.
+    """
+    found = Changes()
+    manifest = read_manifest(checkpoint)
+    before = manifest.settings if manifest is not None else {}
+    for name, value in settings_of(trainer).items():
+        if name in before and before[name] != value:
+            _sort(found, "tokenizer" if name == "tokenizer_vocab_size" else "trainer", name, before[name], value)
+    for part, config in described_parts(trainer).items():
+        try:
+            differing = diff(load_context(checkpoint, part, build=False), config)
+        except Exception:  # no description, or one of classes that aren't here: a comparison is no reason not to train
+            continue
+        for change in differing:
+            if not _DECIDED_ELSEWHERE.search(f"{part}.{change.path}"):
+                _sort(found, part, change.path, change.old, change.new)
+        if part == "tokenizer":
+            _compare_files(found, checkpoint / CONTEXT_PATH / TOKENIZER_FILES, getattr(config, "path", None))
+    return found
+
+
+def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
+    line = f"{part}.{path}: {old} -> {new}"
+    if part == "tokenizer" or (part == "model" and _SHAPES.search(path)):
+        found.unfit.append(line)
+    elif _HARMLESS.search(path):
+        found.harmless.append(line)
+    else:
+        found.result.append(line)
+
+
+def _compare_files(found: Changes, kept: Path, path: Any) -> None:
+    """The files of a tokenizer, which may lie elsewhere now, with those that travelled along."""
+    if path is None or not kept.is_dir():
+        return
+    source = Path(str(path)).expanduser()
+    for file in sorted(item for item in kept.iterdir() if item.is_file()):
+        now = source if source.is_file() else source / file.name
+        if not now.is_file():
+            found.unfit.append(f"tokenizer: {file.name} isn't in {source} any more")
+        elif sha256(now) != sha256(file):
+            found.unfit.append(f"tokenizer: {now} isn't the file that the checkpoint was trained with")

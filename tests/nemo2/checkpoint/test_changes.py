@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that goes on with another recipe than its checkpoint's is told what has changed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import small_runs
+
+
+def parts(directory: str, *, max_steps: int = 4, model: Any = None, data: Any = None, optim: Any = None, **resume: Any):
+    from nemo2.checkpoint.auto_resume import AutoResume
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.optim.megatron import MegatronOptimizerModule
+    from nemo2.run_dir.logger import NeMoLogger
+
+    built = small_runs.build_llama(**{"vocab_size": None, **(model or {})})
+    if optim:
+        built.optim = MegatronOptimizerModule(dataclasses.replace(built.optim.config, **optim))
+    given = {
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "num_train_samples": 64,
+        "num_val_samples": 16,
+        "num_workers": 0,
+    }
+    return {
+        "model": built,
+        "data": MockDataModule(seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), **given | (data or {})),
+        "trainer": small_runs.build_trainer(max_steps=max_steps),
+        "log": NeMoLogger(
+            name="tiny", log_dir=directory, use_datetime_version=False,
+            ckpt=ModelCheckpoint(every_n_train_steps=2, save_optim_on_train_end=True, save_top_k=-1, verbose=False),
+        ),
+        "resume": AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, **resume),
+    }  # fmt: skip
+
+
+def resumed_with_changes(directory: str) -> dict[str, Any]:
+    from nemo2.errors import CheckpointError
+    from nemo2.llm.api import pretrain
+
+    small_runs.quiet()
+    run = Path(pretrain(**parts(directory, max_steps=2)))
+    found: dict[str, Any] = {}
+    changed = {
+        "nothing": {},
+        "batch and seed of the data": {"data": {"global_batch_size": 16, "seed": 99}},
+        "rotary base": {"model": {"rotary_base": 500}},
+        "optimizer": {"optim": {"adam_beta1": 0.5, "adam_eps": 1e-6}},
+        "recomputation": {"model": {"recompute_granularity": "selective"}},
+    }
+    for number, (name, options) in enumerate(changed.items()):
+        small_runs.release()
+        given = parts(directory, max_steps=3 + number, **options)
+        pretrain(**given)
+        found[name] = json.loads((run / "changes.json").read_text())
+        if name == "optimizer":
+            groups = given["trainer"].strategy.optimizers[0].param_groups
+            found["betas"] = {(group["betas"][0], group["eps"]) for group in groups}
+    small_runs.release()
+    with pytest.raises(CheckpointError) as caught:
+        pretrain(**parts(directory, max_steps=20, model={"vocab_size": 1024}))
+    found["vocabulary"] = str(caught.value)
+    return found
+
+
+def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_on_ranks, tmp_path):
+    found = run_on_ranks(resumed_with_changes, 1, str(tmp_path), timeout=180)[0]
+    assert found["nothing"]["unfit"] == found["nothing"]["result"] == [], "the same recipe is no change"
+    data = found["batch and seed of the data"]
+    assert sorted(line.partition(":")[0] for line in data["result"]) == ["data.global_batch_size", "data.seed"]
+    assert any("rotary_base" in line and "-> 500" in line for line in found["rotary base"]["result"])
+    assert any("adam_beta1: 0.9 -> 0.5" in line for line in found["optimizer"]["result"])
+    assert found["betas"] == {(0.5, 1e-6)}, "what the recipe says takes effect"
+    recompute = found["recomputation"]
+    assert any("recompute_granularity" in line for line in recompute["harmless"])
+    assert not any("recompute" in line for line in recompute["result"])
+    assert "vocab_size" in found["vocabulary"] and "resume.accept_changes=True" in found["vocabulary"]
+
+
+def test_another_tokenizer_of_the_same_size_is_noticed_by_its_files(tmp_path):
+    from nemo2.checkpoint.changes import Changes, _compare_files
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "vocab.json").write_text("a")
+    (tmp_path / "vocab.json").write_text("a")
+    same, other, gone = Changes(), Changes(), Changes()
+    _compare_files(same, kept, tmp_path)
+    (tmp_path / "vocab.json").write_text("b")
+    _compare_files(other, kept, tmp_path)
+    _compare_files(gone, kept, tmp_path / "nowhere")
+    assert not same and "isn't the file" in other.unfit[0] and "isn't in" in gone.unfit[0]
