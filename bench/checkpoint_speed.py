@@ -90,7 +90,9 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
             io.verify = verify
             io._verified.clear()
             name = "load, hashes compared" if verify else "load"
-            timed(name, lambda target=target: strategy.load_model_state_dict(strategy._read(target, optimizer=True)))
+            timed(
+                name, lambda target=target: strategy.load_model_state_dict(strategy.form.read(target, optimizer=True))
+            )
         for path in (raw, plain):
             path.unlink()
         shutil.rmtree(target)

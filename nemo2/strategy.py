@@ -11,7 +11,7 @@ What happens, in Lightning's order:
     save / load          sharded state through `MegatronCheckpointIO`
 
 This file holds what is the strategy's own, its arguments and the building; `nemo2.strategies` holds the rest: `world` (ranks,
-groups, data), `stepping` (steps, metrics), `megatron_checkpoints`, and `megatron_config` (its arguments). What is written into
+groups, data), `stepping` (steps, metrics), `checkpoints`, and `megatron_config` (its arguments). What is written into
 which configuration is `nemo2.settle`'s.
 """
 
@@ -30,6 +30,9 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.forms.form import Part
+from nemo2.checkpoint.forms.megatron import MegatronForm
+from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.adjust import adjusting
@@ -52,6 +55,7 @@ from nemo2.parallel.transform import transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.settling import RunSettings, settle_run
+from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.live_settings import LiveSettings
 from nemo2.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
@@ -59,14 +63,13 @@ from nemo2.strategies.megatron_config import (
     one_number_of_instances,
     refuse_what_is_gone,
 )
-from nemo2.strategies.megatron_fsdp_checkpoints import MegatronFSDPCheckpoints
 from nemo2.strategies.world import collective_timeout
 
 _log = logging.getLogger(__name__)
 
 
 @configurable(ddp_config="ddp")
-class MegatronStrategy(LiveSettings, MegatronFSDPCheckpoints):
+class MegatronStrategy(LiveSettings, Checkpoints):
     """Train with Megatron-Core's parallelisms under Lightning.
 
     Parameters are NeMo 2.0's; the sizes have the defaults "not cut". ``ddp_config`` is a second spelling of ``ddp``. They can
@@ -107,6 +110,8 @@ class MegatronStrategy(LiveSettings, MegatronFSDPCheckpoints):
         ckpt_load_directly_on_device: Kept for NeMo's signature.
         ckpt_load_strictness: Megatron-Core's ``StrictHandling`` by name; it calls "unexpected" what the model has and the
             checkpoint doesn't. None: that is an error, and what the checkpoint has beyond the model is ignored.
+        ckpt_save_part: Save a part of the model only: "trained" parameters, or those whose full name a function takes. The rest
+            comes from the checkpoint that the run began with (``restore_config``), on resuming too. None: all of it.
         restore_config: Weights to start from, when no checkpoint is resumed.
         setup_optimizers: False: no optimizer is made (the module does its own updates).
         init_model_parallel: False: somebody else has made Megatron-Core's groups.
@@ -178,6 +183,7 @@ class MegatronStrategy(LiveSettings, MegatronFSDPCheckpoints):
         pipeline_model_parallel_layout: Optional[Union[str, list]] = None,
         use_gloo_process_groups: bool = True,
         gradient_as_bucket_view: bool = True,
+        ckpt_save_part: Optional[Part] = None,
     ) -> None:
         refuse_what_is_gone(
             moe_extended_tp=moe_extended_tp,
@@ -260,12 +266,20 @@ class MegatronStrategy(LiveSettings, MegatronFSDPCheckpoints):
         self._use_gloo_process_groups = use_gloo_process_groups
         self._make_optimizers = setup_optimizers
         self._make_groups = init_model_parallel
-        self._load_optimizer = ckpt_load_optimizer
-        self._save_optimizer = ckpt_save_optimizer
-        self._load_main_params = ckpt_load_main_params
-        self._strictness = ckpt_load_strictness
+        forms: dict[str, Any] = {
+            "load_optimizer": ckpt_load_optimizer,
+            "save_optimizer": ckpt_save_optimizer,
+            "load_main_params": ckpt_load_main_params,
+            "part": ckpt_save_part,
+        }
+        self.form = (
+            MegatronFSDPForm(self, **forms)
+            if fsdp
+            else MegatronForm(
+                self, strictness=ckpt_load_strictness, fully_reshardable=ckpt_parallel_save_optim, **forms
+            )
+        )
         self._megatron_log_level = megatron_log_level
-        self._fully_reshardable = ckpt_parallel_save_optim
         if fsdp and checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
             raise ConfigError(
                 f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: parameters that are cut "

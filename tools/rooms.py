@@ -99,7 +99,8 @@ ROOMS = (
         "checkpoint",
         "checkpoint IO under a watch (`writing.py`, `background.py` with its `writer_process.py`, and `reading.py`, which puts "
         "tensors where they belong while their files are "
-        "hashed), the directory's lock, `context/`, `ModelCheckpoint`, `AutoResume`; optimizer states of another form; what is "
+        "hashed), the directory's lock, `context/`, `ModelCheckpoint`, `AutoResume`; `forms/` of a model and its optimizer; "
+        "what is "
         "read from others (`untrusted`, `identify`, `nemo_context`)",
         ("backend", "config", "parallel", "precision", "optim", "data", "models"),
     ),
@@ -118,8 +119,8 @@ ROOMS = (
     ),
     Room(
         "strategies",
-        "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_checkpoints.py`, `megatron_config.py`; "
-        "`fsdp2.py`, `fsdp.py` on `torch_sharded.py`, and `piece_checkpoints.py`, which all sharded models have",
+        "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_config.py`; `fsdp2.py`, `fsdp.py` on "
+        "`torch_sharded.py`",
     ),
     Room("strategy", "`MegatronStrategy`: Lightning's hooks mapped onto the above"),
     Room("trainer", "`Trainer`: NeMo's arguments, one strategy and one precision"),

@@ -51,6 +51,8 @@ class Manifest:
     metrics: dict[str, float] = field(default_factory=dict)
     """Scalars at the time, e.g. ``val_loss``: retention ranks by them."""
     weights_only: bool = False
+    part_of: Optional[str] = None
+    """The checkpoint with the rest of the model, of which this one holds a part only. None: it holds all of it."""
     run: str = ""
     """Id of the run that saved it, see `lineage`; "" in a checkpoint of a version that gave none."""
     lineage: list[str] = field(default_factory=list)

@@ -83,6 +83,22 @@ def with_empty_states(loaded: Any) -> Any:
     return loaded
 
 
+def with_step_of_all(state: Any) -> Any:
+    """``state``, of this rank's optimizer, also where the rank has nothing to train and so counts no updates: what isn't cut over
+    ranks is stored as one rank has it. Every rank calls it."""
+    steps: list[Any] = [step_of(state)] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(steps, steps[0])
+    step = max((one for one in steps if one is not None), key=int, default=None)  # as it was: torch counts in a tensor
+    for part in _chain(state) if step is not None and step_of(state) is None else ():
+        inner = _inner(part)
+        if _form(part) == "distributed":
+            for group in inner["param_groups"]:
+                group.setdefault("step", step)
+        else:
+            inner.setdefault("state", {})["common_step"] = step
+    return state
+
+
 def step_of(saved: Any) -> Any:
     """The updates that the optimizer had made, from the plain part of its saved state; None if it didn't count them."""
     groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]

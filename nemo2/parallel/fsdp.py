@@ -19,8 +19,7 @@ from nemo2.backend import get_backend
 from nemo2.config.adjust import adjust
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
-from nemo2.parallel.sharded_state import added_keys
-from nemo2.parallel.stored_names import stored_names, stored_objects
+from nemo2.parallel.stored_names import stored_chunk
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 """What is cut: the optimizer's state (ZeRO-1), gradients as well (ZeRO-2), parameters as well (ZeRO-3)."""
@@ -37,7 +36,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         disable_bucketing: bool = False,
     ) -> None:
         _start_alike(module)
-        stored, objects, added = stored_names(module), stored_objects(module), added_keys(module)
+        described = stored_chunk(module)
         with _no_hooks_on_frozen_parameters(module):
             super().__init__(
                 config=config,
@@ -48,7 +47,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
             )
         self.__dict__["core"] = module
         """The chunk itself, without this wrapper's registry finding it twice."""
-        self.stored, self.objects, self.added = stored, objects, added
+        self.described = described
         self._first_rows: dict[str, int] | None = None
         # As a method of the instance, where Megatron-Core puts its own: that one knows no parameters that are cut already.
         self.broadcast_params = _nothing_left_to_broadcast
@@ -59,7 +58,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         Every rank calls it the first time: how Megatron-FSDP has cut the rows is asked of the ranks that share them.
         """
         held = {
-            name if name in self.stored else name.removeprefix("module."): parameter
+            name if name in self.described.stored else name.removeprefix("module."): parameter
             for name, parameter in cast(Any, self.param_and_grad_buffer).optimizer_named_parameters
         }
         if self._first_rows is None:

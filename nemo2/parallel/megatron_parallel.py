@@ -44,7 +44,7 @@ from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarL
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
 from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_state import sharded_state
-from nemo2.parallel.transform import Transform, record_of, transformed
+from nemo2.parallel.transform import Transform, transformed
 
 
 @dataclass
@@ -492,15 +492,13 @@ class MegatronParallel(nn.ModuleList):
         return {f"model_{index}": state for index, state in enumerate(states)}
 
     def load_chunks_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Load what `sharded_state_dict` described, after Megatron-Core filled it in. What a transform has added may be left
-        out, and stays as it is."""
+        """Load what `sharded_state_dict` described, after Megatron-Core filled it in. What isn't in it stays as it
+        is: that it should be was seen when it was read."""
         cores = self.unwrapped
         for index, core in enumerate(cores):
             part = state if len(cores) == 1 else state[f"model_{index}"]
             given = {key.removeprefix("module."): value for key, value in part.items()}
-            if record_of(core) is not None:
-                given = {**core.state_dict(), **given}
-            core.load_state_dict(given, strict=strict)
+            core.load_state_dict({**core.state_dict(), **given}, strict=strict)
 
 
 def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:

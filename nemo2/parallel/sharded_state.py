@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import nn
 
-from nemo2.parallel.transform import Transformed, record_of
+from nemo2.parallel.transform import Transformed, full_parameter_names, record_of
 
 _EXTRA = "._extra_state"
 
@@ -44,6 +44,16 @@ def added_keys(core: nn.Module) -> frozenset[str]:
         return frozenset()
     plain = {leaf.key for leaf in _as_built(core, record, None)[0].values()}
     return frozenset(leaf.key for leaf in sharded_state(core).values() if leaf.key not in plain)
+
+
+def part_of(core: nn.Module, state: dict[str, Any], keep: Callable[[str, bool], bool]) -> dict[str, Any]:
+    """Of the sharded ``state`` of a chunk the tensors that ``keep(full name, whether it is trained)`` takes, layer by layer."""
+    names = full_parameter_names(core)
+    return {
+        name: by_layer(leaf)
+        for name, leaf in state.items()
+        if _is_tensor(leaf) and keep(names[name.removeprefix("module.")], bool(leaf.data.requires_grad))
+    }
 
 
 def by_layer(leaf: Any) -> Any:
@@ -101,10 +111,14 @@ def _tree_as_built(record: Transformed) -> Iterator[None]:
             module._modules, module._parameters = children, parameters
 
 
+def key_by_layer(key: str, offset: tuple[int, ...], stacked: bool) -> str:
+    """The key with the number of the layer, where layers are ``stacked`` under it along the first axis."""
+    head, layers, rest = key.partition("layers.")
+    return f"{head}{layers}{offset[0]}.{rest}" if stacked and layers and not rest.split(".")[0].isdigit() else key
+
+
 def _key_by_layer(leaf: ShardedTensor) -> str:
-    head, layers, rest = leaf.key.partition("layers.")
-    stacked = leaf.prepend_axis_num and layers and not rest.split(".")[0].isdigit()
-    return f"{head}{layers}{leaf.global_offset[0]}.{rest}" if stacked else leaf.key
+    return key_by_layer(leaf.key, leaf.global_offset, bool(leaf.prepend_axis_num))
 
 
 def _cut_as_the_parameter(leaf: Any) -> Any:

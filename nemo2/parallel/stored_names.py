@@ -6,14 +6,15 @@ that stores its parameters the same way can be read by `MegatronStrategy` under 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
 
-from nemo2.parallel.sharded_state import sharded_state
+from nemo2.parallel.sharded_state import added_keys, key_by_layer, sharded_state
+from nemo2.parallel.transform import full_parameter_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,36 @@ class StoredRows:
     stop: int
     offset: tuple[int, ...]
     global_shape: tuple[int, ...]
+    dims: int
+    """Dimensions of the parameter; the stored tensor may have more."""
     padded: bool = False
     """The rows are a vocabulary's, filled up to a number that suits the tensor-parallel ranks."""
 
 
-StoredNames = Mapping[str, list[StoredRows]]
+@dataclass(frozen=True, kw_only=True)
+class StoredChunk:
+    """How a chunk is stored; asked before its parameters are sharded."""
+
+    stored: dict[str, list[StoredRows]]
+    """Where each parameter and persistent buffer is, by its name in the chunk."""
+    objects: dict[str, Any]
+    """What Megatron-Core stores beside tensors, and misses when it isn't there: the extra state of layers."""
+    added: frozenset[str]
+    """Under which keys is stored what a transform has added."""
+    full_names: dict[str, str]
+    """The names in the whole model, by those in the chunk."""
+    trained: frozenset[str]
+    """Of the names in the chunk, those of parameters that aren't frozen."""
+
+
+def stored_chunk(core: nn.Module) -> StoredChunk:
+    return StoredChunk(
+        stored=stored_names(core),
+        objects=stored_objects(core),
+        added=added_keys(core),
+        full_names=full_parameter_names(core),
+        trained=frozenset(name for name, parameter in core.named_parameters() if parameter.requires_grad),
+    )
 
 
 def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
@@ -56,8 +82,17 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
     }
 
 
+def rows_by_layer(rows: list[StoredRows]) -> list[StoredRows]:
+    """The same rows where each layer is stored by itself, as those of a part of a model are."""
+    found = []
+    for row in rows:
+        key = key_by_layer(row.key, row.offset, len(row.global_shape) > row.dims)
+        stacked = int(key != row.key)
+        found.append(replace(row, key=key, offset=row.offset[stacked:], global_shape=row.global_shape[stacked:]))
+    return found
+
+
 def stored_objects(core: nn.Module) -> dict[str, Any]:
-    """What Megatron-Core stores of ``core`` beside tensors, and misses when it isn't there: the extra state of layers."""
     described = sharded_state(core)
     # As a list of one: Megatron-Core keeps several parts of an object under one name.
     return {entry.unique_key: [entry.data] for entry in _leaves(described, ShardedObject)}
@@ -66,7 +101,12 @@ def stored_objects(core: nn.Module) -> dict[str, Any]:
 def _own_name(name: str, value: Tensor) -> StoredRows:
     rows = value.shape[0] if value.dim() else 1
     return StoredRows(
-        key=f"module.{name}", start=0, stop=rows, offset=(0,) * value.dim(), global_shape=tuple(value.shape)
+        key=f"module.{name}",
+        start=0,
+        stop=rows,
+        offset=(0,) * value.dim(),
+        global_shape=tuple(value.shape),
+        dims=value.dim(),
     )
 
 
@@ -85,6 +125,7 @@ def _rows(part: ShardedTensor, whole: Tensor) -> StoredRows | None:
         stop=start + (data.shape[0] if data.dim() else 1),
         offset=tuple(part.global_offset),
         global_shape=tuple(part.global_shape),
+        dims=data.dim(),
         padded=part.allow_shape_mismatch,
     )
 

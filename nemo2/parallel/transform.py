@@ -157,6 +157,20 @@ def full_names(root: nn.Module) -> dict[str, str]:
     return names
 
 
+def full_parameter_names(core: nn.Module) -> dict[str, str]:
+    """The full name of each entry of ``core.state_dict()`` by its key there."""
+    plain = isinstance(core, PlainChunk)
+    names = full_names(core.module if plain else core)
+    found = {}
+    for key in core.state_dict(keep_vars=True):
+        path, _, last = (key.removeprefix("module.") if plain else key).rpartition(".")
+        known = path
+        while known not in names:  # a module that calls its parts otherwise in its state
+            known = known.rpartition(".")[0]
+        found[key] = ".".join(part for part in (names[known], path.removeprefix(known).lstrip("."), last) if part)
+    return found
+
+
 def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
     """What a child is called in the whole model; ``name`` is what this rank calls it."""
     if not (isinstance(parent, nn.ModuleList) and name.isdigit()):

@@ -3,10 +3,7 @@
 
     world                     processes, Megatron-Core's groups, random streams, loaders
     stepping                  one step under Lightning's loops
-    checkpoints               what saving and loading has in common
-    megatron_checkpoints      Megatron-Core's format                         -> MegatronStrategy
-    piece_checkpoints         rows of parameters that are cut                -> MegatronStrategy(fsdp="megatron"), FSDP
-    megatron_fsdp_checkpoints which of the two `MegatronStrategy` writes
+    checkpoints               Lightning's hooks for saving and loading; `nemo2.checkpoint.forms` knows the forms
     megatron_config           what `MegatronStrategy` makes of its arguments
     torch_sharded             models that torch shards: `fsdp` and `fsdp2` say how
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What saving and loading has in common under all strategies, whatever the files look like."""
+"""Lightning's hooks for checkpoints under all strategies; in which form they are written is the strategy's `form`."""
 
+import functools
 import importlib.metadata
 import logging
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Optional, Union
 
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -17,73 +17,79 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import settings_of
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
+from nemo2.checkpoint.forms.form import Form
+from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.random_state import load_random_state
-from nemo2.data.tokenizer import get_vocab_size
-from nemo2.errors import CheckpointError, RuntimeFault
+from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
 
 _log = logging.getLogger(__name__)
-_USUAL_SIZES = [2**power for power in range(7)]
 
 
 class Checkpoints(SteppingStrategy):
-    """Sharded state is read after the model has been cut. Made to be subclassed, by what knows a format."""
+    """Saves and loads through ``form`` and the checkpoint IO. Sharded state is read after the model has been cut. Made to be
+    subclassed."""
 
     restore_config: Optional[RestoreConfig]
-    _load_optimizer: bool
-    _save_optimizer: bool
+    form: Form
 
-    @abstractmethod
-    def _read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
-        """What `load_model_state_dict` takes: of a checkpoint, the model and the optimizer as asked for, and plain data.
-        ``base``: it may be of the model before its transform.
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        assert self._checkpoint_io is not None
+        return self._checkpoint_io
 
-        Raises:
-            CheckpointError: it can't be read into this model.
-        """
-
-    @abstractmethod
-    def _added_keys(self) -> frozenset[str]:
-        """Under which keys is stored what ``model_transform`` has added to this rank's part of the model."""
-
-    def _lacking(self, path: Path, stored: Collection[str]) -> frozenset[str]:
-        """Of `_added_keys`, those that a checkpoint of the model before its transform doesn't have: all of them.
-
-        Raises:
-            CheckpointError: it has some of them.
-        """
-        parts: list[frozenset[str]] = [self._added_keys()] * self.world_size
-        torch.distributed.all_gather_object(parts, parts[0])
-        added = frozenset().union(*parts)
-        lacking = frozenset(key for key in added if not any(name.partition("/shard_")[0] == key for name in stored))
-        if lacking and lacking != added:
-            raise CheckpointError(
-                f"{path} has some of what model_transform adds to the model, and lacks {', '.join(sorted(lacking)[:3])}"
-                f"{' ...' if len(lacking) > 3 else ''}: it was saved with another transform. Give the transform it was saved "
-                "with, or a checkpoint of the model without any."
-            )
-        if lacking and self.is_global_zero:
-            _log.info(
-                "%s has none of what model_transform adds to the model, which starts as the transform made it.", path
-            )
-        return lacking
-
-    @abstractmethod
-    def _layout_record(self) -> dict[str, Any]:
-        """What the manifest says of the ranks."""
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """State is loaded into chunks that are built, wrapped and cut."""
         return True
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Publish a background save that has finished meanwhile."""
+        io = self.checkpoint_io
+        if isinstance(io, MegatronCheckpointIO) and io.async_save:
+            io.maybe_finalize_save_checkpoint(blocking=False)
+
+    def on_train_start(self) -> None:
+        """Weights are loaded.
+
+        Raises:
+            ConfigError: a part of the model is to be saved, and nothing tells where the rest would come from.
+        """
+        super().on_train_start()
+        part = self.form.part
+        if part is not None and not self.form.base:
+            raise ConfigError(
+                f"strategy.ckpt_save_part={part!r}: the rest of the model would be in no checkpoint that this run knows. Set "
+                "resume.restore_config.path to the checkpoint to begin with, or leave ckpt_save_part unset."
+            )
+
+    # ------------------------------------------------------------------------------------------------------ saving
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Lightning's own dump stays free of tensors; `save_checkpoint` adds the sharded ones."""
         return {}
 
-    def _position(self) -> dict[str, int]:
-        """Where training stands in its data."""
-        return {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return self.form.optimizer_state(optimizer)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Union[str, Path], storage_options: Optional[dict[str, Any]] = None
+    ) -> None:
+        """Save Lightning's ``checkpoint`` with what this rank has of the model and the optimizer. Every rank calls it.
+
+        ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
+        """
+        self._refuse_what_is_not_finite(self.form.parameters(), filepath)
+        with_optimizer = "optimizer_states" in checkpoint
+        state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key != "state_dict"}
+        state |= self.form.state(optimizer=with_optimizer)
+        state["nemo2"] = {"consumed_samples": self.consumed_samples, "global_step": self.trainer.global_step}
+        options = self._storage_options(storage_options, weights_only=not (with_optimizer and self.form.save_optimizer))
+        self.checkpoint_io.save_checkpoint(state, ckpt_to_dir(filepath), storage_options=options)
 
     def _refuse_what_is_not_finite(self, tensors: Iterable[Tensor], filepath: Union[str, Path]) -> None:
         """Parameters that aren't numbers make no checkpoint: retention would drop good ones for them.
@@ -116,10 +122,11 @@ class Checkpoints(SteppingStrategy):
         manifest = Manifest(
             step=self.trainer.global_step,
             consumed_samples=self.consumed_samples,
-            layout=self._layout_record(),
+            layout=self.form.layout_record(),
             metrics=options.get("metrics") or {},
             weights_only=weights_only,
             settings=settings_of(self.trainer),
+            part_of=None if self.form.part is None else str(self.form.base),
             versions=versions(),
             **(options.get("run") or {}),
         )
@@ -128,7 +135,40 @@ class Checkpoints(SteppingStrategy):
             "manifest": manifest,
             "write_context": (lambda path: write_context(path, self.trainer)) if with_context else None,
             "published": options.get("published"),
+            **self.form.storage_options(),
         }
+
+    # ------------------------------------------------------------------------------------------------------ loading
+
+    def load_checkpoint(self, checkpoint_path: Union[str, Path], weights_only: Optional[bool] = None) -> dict[str, Any]:
+        """Read a checkpoint into this rank's cut of the model and, when fitting, of the optimizer.
+
+        A damaged one that `AutoResume` found, rather than was given, is passed over for the one before it.
+
+        Raises:
+            CheckpointError: it can't be read, or holds no optimizer state that this strategy can take over.
+        """
+        path = Path(checkpoint_path)
+        io = self.checkpoint_io
+        if not isinstance(io, MegatronCheckpointIO):
+            return io.load_checkpoint(path)
+        return io.read_whole(path, functools.partial(self.form.read, optimizer=self._fits))
+
+    @property
+    def _fits(self) -> bool:
+        return self.trainer.state.fn == TrainerFn.FITTING
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load chunks, optimizer, random streams and the position in the data from what `load_checkpoint` read."""
+        self.form.take(checkpoint, strict=strict)
+        self._take_up_position(checkpoint)
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return self.form.lightning_loads_optimizer
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        self.form.load_optimizer_states(checkpoint["optimizer_states"])
 
     def _take_up_position(self, checkpoint: Mapping[str, Any]) -> None:
         """When fitting: the random streams and the position in the data, where ``checkpoint`` has them."""
@@ -152,7 +192,7 @@ class Checkpoints(SteppingStrategy):
             raise CheckpointError(
                 f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
             )
-        loaded = self._read(
+        loaded = self.form.read(
             path,
             optimizer=self.restore_config.load_optim_state,
             model=self.restore_config.load_model_state,
@@ -178,16 +218,12 @@ class Checkpoints(SteppingStrategy):
         assert self.accelerator is not None
         self.accelerator.teardown()
 
-
-def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
-    """How many rows the vocabulary of ``module`` may have in a checkpoint, where they are filled up to a number that suits the
-    tensor-parallel size; empty where the number is a setting. Without a manifest the usual sizes are thought of."""
-    config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
-    unit = getattr(config, "make_vocab_size_divisible_by", None)
-    if tokenizer is None or unit is None or getattr(config, "vocab_size", None) is not None:
-        return set()
-    sizes = _USUAL_SIZES if manifest is None else [manifest.layout.get("tp", 1)]
-    return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}
+    def on_exception(self, exception: BaseException) -> None:
+        """Give background saves up: finishing them takes all ranks, and this one may be the only one that failed. What they
+        have written carries no checkpoint's name."""
+        io = self.checkpoint_io
+        if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
+            io.abandon()
 
 
 def versions() -> dict[str, str]:

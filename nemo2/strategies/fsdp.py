@@ -10,22 +10,16 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.forms.flat import FlatForm
+from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
-from nemo2.parallel.megatron_parallel import unwrap
-from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy, shared_arguments
 
@@ -45,7 +39,8 @@ class FSDPStrategy(TorchShardedStrategy):
         cpu_offload: Keep shards on the CPU between steps.
         mixed_precision: torch's; None: what the precision plugin says.
         data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
-            ckpt_load_optimizer, ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
+            ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As
+            `MegatronStrategy`'s.
 
     Raises:
         ConfigError: a value that can't work.
@@ -68,6 +63,7 @@ class FSDPStrategy(TorchShardedStrategy):
         restore_config: Optional[RestoreConfig] = None,
         replace_progress_bar: bool = True,
         progress_interval: int = 1,
+        ckpt_save_part: Optional[Part] = None,
     ) -> None:
         problems = []
         if state_dict_type != "sharded":
@@ -88,8 +84,8 @@ class FSDPStrategy(TorchShardedStrategy):
         self.sharding_strategy = sharding_strategy
         self.cpu_offload = cpu_offload
         self.mixed_precision = mixed_precision
-        self._states: tuple[Any, Any] = ({}, {})
 
+    form_of_checkpoints = FlatForm
     _one_dtype = True
 
     @property
@@ -127,43 +123,6 @@ class FSDPStrategy(TorchShardedStrategy):
         if policy.param_dtype is None:
             return None
         return MixedPrecision(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
-
-    # ------------------------------------------------------------------------------------------------------ checkpoints
-
-    @property
-    def _wrapped(self) -> nn.Module:
-        assert self.megatron_parallel is not None
-        inside: Any = self.megatron_parallel.module.module
-        return inside.module if isinstance(inside, PlainChunk) else inside
-
-    def _prefix(self) -> str:
-        """Of the names in the chunk, in front of the names in the wrapped module."""
-        assert self.megatron_parallel is not None
-        return "module." if isinstance(unwrap(self.megatron_parallel.module), PlainChunk) else ""
-
-    def _model_state(self) -> dict[str, Any]:
-        state = get_model_state_dict(self._wrapped)
-        self._states = (state, self._states[1])
-        return self._named(state)
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        state = get_optimizer_state_dict(self._wrapped, self._sharded_optimizer.optimizer)
-        self._states = (self._states[0], state)
-        return self._named(state["state"])
-
-    def _named(self, state: Any) -> dict[str, Any]:
-        prefix = self._prefix()
-        named = {prefix + name: value for name, value in state.items()}
-        return {name: (self._stored[name], value, None) for name, value in named.items() if name in self._stored}
-
-    def _take_up(self, *, model: bool, optimizer: bool) -> None:
-        """Torch describes its flat parameters by copies: those that were read go back."""
-        model_state, optimizer_state = self._states
-        if model:
-            set_model_state_dict(self._wrapped, model_state)
-        if optimizer:
-            set_optimizer_state_dict(self._wrapped, self._sharded_optimizer.optimizer, optim_state_dict=optimizer_state)
-        self._states = ({}, {})
 
 
 def _is_mixed(block: nn.Module) -> bool:

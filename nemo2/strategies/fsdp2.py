@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
@@ -75,7 +76,8 @@ class FSDP2Strategy(TorchShardedStrategy):
         use_hf_tp_plan: With ``tensor_parallel_size`` above 1, take the plan a Hugging Face model brings.
         custom_tp_plan: The plan, by module name, as torch's ``parallelize_module`` takes it. None: the model's own.
         data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
-            ckpt_load_optimizer, ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
+            ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As
+            `MegatronStrategy`'s.
 
     Raises:
         ConfigError: a size that can't work, or contradicts the world.
@@ -102,6 +104,7 @@ class FSDP2Strategy(TorchShardedStrategy):
         ckpt_save_optimizer: bool = True,
         replace_progress_bar: bool = True,
         progress_interval: int = 1,
+        ckpt_save_part: Optional[Part] = None,
     ) -> None:
         tp = 1 if tensor_parallel_size == "auto" else tensor_parallel_size
         problems = [

@@ -17,11 +17,12 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 
 _KEPT_AS: Mapping[str, str] = {
-    "ckpt_load_optimizer": "_load_optimizer",
-    "ckpt_save_optimizer": "_save_optimizer",
-    "ckpt_load_main_params": "_load_main_params",
-    "ckpt_load_strictness": "_strictness",
-    "ckpt_parallel_save_optim": "_fully_reshardable",
+    "ckpt_load_optimizer": "form.load_optimizer",
+    "ckpt_save_optimizer": "form.save_optimizer",
+    "ckpt_load_main_params": "form.load_main_params",
+    "ckpt_load_strictness": "form.strictness",
+    "ckpt_parallel_save_optim": "form.fully_reshardable",
+    "ckpt_save_part": "form.part",
     "ckpt_async_save": "async_save",
     "ddp": "ddp_config",
     "use_gloo_process_groups": "_use_gloo_process_groups",
@@ -46,7 +47,8 @@ class LiveSettings:
         if name in _SIZES:
             return getattr(self.parallelism, name)
         if name in _KEPT_AS:
-            return self.__dict__[_KEPT_AS[name]]
+            owner, attribute = _place(self, name)
+            return owner.__dict__.get(attribute, _default(type(self), name))
         if name in parameter_names(type(self)):
             return (captured_arguments(self) or {}).get(name, _default(type(self), name))
         raise unknown_name(type(self), name)
@@ -67,7 +69,8 @@ class LiveSettings:
         if name in _SIZES:
             self._resize(name, value)
         elif name in _WRITABLE:
-            self.__dict__[_KEPT_AS[name]] = value
+            owner, attribute = _place(self, name)
+            owner.__dict__[attribute] = value
         else:
             raise ConfigError(
                 f"strategy.{name}={value!r}: it is read when the strategy is made. Give it to {type(self).__name__}(...)."
@@ -98,6 +101,12 @@ class LiveSettings:
             loop.automatic_optimization.optim_progress.optimizer.step.current.completed,
             loop.manual_optimization.optim_step_progress.current.completed,
         )
+
+
+def _place(strategy: Any, name: str) -> tuple[Any, str]:
+    """The object that keeps an argument, the strategy or the form of its checkpoints, and its name there."""
+    owner, _, attribute = _KEPT_AS[name].rpartition(".")
+    return (strategy.__dict__[owner] if owner else strategy), attribute
 
 
 def _dtype_of(strategy: Any) -> Any:

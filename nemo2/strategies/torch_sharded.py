@@ -22,7 +22,8 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
+from nemo2.checkpoint.forms.dtensors import DTensorForm
+from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.explicit import at
 from nemo2.config.machine_settings import adjust_to, announce
@@ -32,29 +33,28 @@ from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
-from nemo2.parallel.megatron_parallel import MegatronParallel, unwrap
+from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
-from nemo2.parallel.sharded_state import added_keys
-from nemo2.parallel.stored_names import StoredNames, stored_names, stored_objects
+from nemo2.parallel.stored_names import stored_chunk
 from nemo2.parallel.transform import transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.agreement import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
 from nemo2.settle.machine import Machine
-from nemo2.strategies.piece_checkpoints import PieceCheckpoints
+from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.world import collective_timeout
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
 """What a user's module may do with its layers outside of its ``forward``."""
 
 
-class TorchShardedStrategy(PieceCheckpoints):
+class TorchShardedStrategy(Checkpoints):
     """Made to be subclassed: `shard` cuts the model.
 
     Args:
         layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
         data_sampler, parallel_devices, cluster_environment, checkpoint_io, restore_config, ckpt_load_optimizer,
-            ckpt_save_optimizer, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
+            ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
         process_group_backend: None: NCCL on GPUs, else gloo.
     """
 
@@ -73,6 +73,7 @@ class TorchShardedStrategy(PieceCheckpoints):
         restore_config: Optional[RestoreConfig],
         ckpt_load_optimizer: bool,
         ckpt_save_optimizer: bool,
+        ckpt_save_part: Optional[Part],
         replace_progress_bar: bool,
         progress_interval: int,
     ) -> None:
@@ -95,14 +96,14 @@ class TorchShardedStrategy(PieceCheckpoints):
         self.megatron_parallel: Optional[MegatronParallel] = None
         self.megatron_callbacks = CallbackConnector()
         self._own_names: set[str] = set()
-        self._stored: StoredNames = {}
-        self._objects: dict[str, Any] = {}
-        self._added: frozenset[str] = frozenset()
         self._groups: dict[str, Any] = {}
-        self._load_optimizer = ckpt_load_optimizer
-        self._save_optimizer = ckpt_save_optimizer
+        self.form = self.form_of_checkpoints(
+            self, load_optimizer=ckpt_load_optimizer, save_optimizer=ckpt_save_optimizer, part=ckpt_save_part
+        )
         self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
 
+    form: DTensorForm
+    form_of_checkpoints: ClassVar[type[DTensorForm]] = DTensorForm
     _one_dtype: bool = False
     """Whether parameters that are sharded together must have the same dtype, frozen or not."""
 
@@ -178,7 +179,7 @@ class TorchShardedStrategy(PieceCheckpoints):
     def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
         self._start_alike(core)
         keep_masters_in_fp32(core, frozen_too=self._one_dtype)
-        self._stored, self._objects, self._added = stored_names(core), stored_objects(core), added_keys(core)
+        self.form.chunk = stored_chunk(core)
         whole = stand_ins(core) if self.shard_group is not None else None
         # A module of the user's own is cut itself: its steps call its layers directly, not through the chunk around it.
         if isinstance(core, PlainChunk):
@@ -254,51 +255,7 @@ class TorchShardedStrategy(PieceCheckpoints):
             )
         if not isinstance(self.optimizers[0], ShardedOptimizer):
             self.optimizers = [ShardedOptimizer(self.optimizers[0], shard_group=self.shard_group)]
-        config.grad_scale_func = self._sharded_optimizer.scale_loss
-
-    @property
-    def _sharded_optimizer(self) -> ShardedOptimizer:
-        optimizer = self.optimizers[0]
-        assert isinstance(optimizer, ShardedOptimizer)
-        return optimizer
-
-    def _model_state(self) -> dict[str, Any]:
-        assert self.megatron_parallel is not None
-        state = unwrap(self.megatron_parallel.module).state_dict(keep_vars=True)
-        return {name: (self._stored[name], state[name], None) for name in self._stored}
-
-    def _optimizer_state(self) -> dict[str, Any]:
-        held = self._sharded_optimizer.optimizer.state
-        return {
-            name: (stored, held[value], None)
-            for name, (stored, value, _) in self._model_state().items()
-            if value in held
-        }
-
-    def _make_optimizer_state(self) -> None:
-        self._sharded_optimizer.make_state()
-
-    def _optimizer_extras(self) -> dict[str, Any]:
-        scaler = self._sharded_optimizer.scaler
-        steps = steps_done([self._sharded_optimizer.optimizer])
-        return {"step": steps, "loss_scaler": scaler.state_dict() if scaler is not None else {}}
-
-    def _load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
-        set_steps([self._sharded_optimizer.optimizer], extras.get("step"))
-        scaler = self._sharded_optimizer.scaler
-        if scaler is not None and extras.get("loss_scaler"):
-            scaler.load_state_dict(extras["loss_scaler"])
-
-    def _stored_objects(self) -> dict[str, Any]:
-        return self._objects
-
-    def _added_keys(self) -> frozenset[str]:
-        return self._added
-
-    def _layout_record(self) -> dict[str, Any]:
-        return {"strategy": type(self).__name__, "tp": self.layout.tp, "cp": self.layout.cp} | {
-            "world_size": self.num_nodes * self.num_processes
-        }
+        config.grad_scale_func = self.form.optimizer.scale_loss
 
 
 def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

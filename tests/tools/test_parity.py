@@ -125,7 +125,11 @@ def test_sums_in_another_order_are_the_same_but_for_rounding(run_on_ranks: Any) 
 class OfAdam:
     """A rank that holds rows 1 and 2 of the second of two layers stacked under one name."""
 
-    def _pieces(self, *, model: bool, optimizer: bool) -> list[Piece]:
+    @property
+    def form(self) -> "OfAdam":
+        return self
+
+    def pieces(self, *, model: bool, optimizer: bool) -> list[Piece]:
         assert optimizer and not model
         rows = torch.tensor([[[0.1, 0.2], [0.3, 0.4]]])
         second = torch.full((1, 2, 2), 9.0)

@@ -25,7 +25,7 @@ def holds_gradients(strategy: Any) -> bool:
 
 def first_moments(strategy: Any) -> list[StoredPiece]:
     """This rank's rows of Adam's first moment. Every rank calls it."""
-    return [piece for piece in strategy._pieces(model=False, optimizer=True) if piece.key.startswith(KEY)]
+    return [piece for piece in strategy.form.pieces(model=False, optimizer=True) if piece.key.startswith(KEY)]
 
 
 def clipped(norm: float, limit: float) -> float:

@@ -143,7 +143,7 @@ def fitted(module: Any, strategy: Any, data: Any = None) -> dict[str, Tensor]:
     trainer.fit(module, data or Examples())
     named = dict(module.named_parameters())
     if isinstance(trainer.strategy, TorchShardedStrategy):
-        named = {name: value for name, (_, value, _) in trainer.strategy._model_state().items()}
+        named = {name: held.value for name, held in trainer.strategy.form.model_state().items()}
     found = {name.rpartition("module.")[2].removeprefix("net."): whole(value) for name, value in named.items()}
     small_runs.release()
     return found

@@ -44,7 +44,7 @@ def test_arguments_are_readable_under_their_names() -> None:
 def test_what_is_set_before_the_run_is_part_of_it_and_of_its_config() -> None:
     strategy = nl.MegatronStrategy()
     strategy.tensor_model_parallel_size, strategy.sequence_parallel, strategy.ckpt_load_optimizer = 2, True, False
-    assert (strategy.layout.tp, strategy.layout.sp, strategy._load_optimizer) == (2, True, False)
+    assert (strategy.layout.tp, strategy.layout.sp, strategy.form.load_optimizer) == (2, True, False)
     config = as_config(strategy)
     assert (config.tensor_model_parallel_size, config.sequence_parallel, config.ckpt_load_optimizer) == (2, True, False)
     with pytest.raises(ConfigError, match="must be a whole number of at least 1"):

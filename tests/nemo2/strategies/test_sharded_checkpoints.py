@@ -37,7 +37,7 @@ class Spoil(pl.Callback):
         if self.gradients or trainer.global_step != 2:
             return
         # Every rank has to ask. What FSDPStrategy gives are copies, what Megatron-FSDP has as parameters are.
-        pieces = [piece.tensor for piece in trainer.strategy._pieces(optimizer=False)]
+        pieces = [piece.tensor for piece in trainer.strategy.form.pieces(optimizer=False)]
         parameters = (getattr(value, "_local_tensor", value).detach() for value in trainer.model.parameters())
         if trainer.global_rank == 1:
             for tensor in (pieces[0], next(value for value in parameters if value.numel())):

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a strategy asks of the form of its checkpoints."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, Optional, Protocol, Union
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.directory import Manifest, read_manifest
+from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.data.tokenizer import get_vocab_size
+from nemo2.errors import CheckpointError
+from nemo2.parallel.layout import Layout
+from nemo2.parallel.megatron_parallel import MegatronParallel
+
+_log = logging.getLogger(__name__)
+_USUAL_SIZES = [2**power for power in range(7)]
+
+
+Part = Union[Literal["trained"], Callable[[str], bool]]
+
+
+class Owner(Protocol):
+    """What a form needs to know of the strategy that has it."""
+
+    layout: Layout
+    restore_config: Optional[RestoreConfig]
+    trainer: pl.Trainer
+    optimizers: list[Any]
+    megatron_parallel: Optional[MegatronParallel]
+
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_processes(self) -> int: ...
+    @property
+    def checkpoint_io(self) -> Any: ...
+    @property
+    def lightning_module(self) -> Optional[pl.LightningModule]: ...
+    @property
+    def is_global_zero(self) -> bool: ...
+    @property
+    def world_size(self) -> int: ...
+
+
+class Form(ABC):
+    """Made to be subclassed.
+
+    Args:
+        owner: The strategy.
+        load_optimizer, save_optimizer: Whether the optimizer's state takes part.
+        load_main_params: Whether only the fp32 parameters of the optimizer's state are loaded.
+        part: What is saved of the model: "trained" parameters, or those whose full name, as a transform sees it
+            (``decoder.layers.3.mlp.linear_fc1.weight``), a function takes. None: all of it.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        load_optimizer: bool,
+        save_optimizer: bool,
+        load_main_params: bool = False,
+        part: Optional[Part] = None,
+    ) -> None:
+        self.owner = owner
+        self.part = part
+        self._read_base: Optional[Path] = None
+        self._reads_the_rest = False
+        self.load_optimizer = load_optimizer
+        self.save_optimizer = save_optimizer
+        self.load_main_params = load_main_params
+
+    # ------------------------------------------------------------------------------------------------------ saving
+
+    @abstractmethod
+    def parameters(self) -> Iterable[Tensor]:
+        """What this rank has of the parameters that `state` gives."""
+
+    @abstractmethod
+    def state(self, *, optimizer: bool) -> dict[str, Any]:
+        """What the checkpoint IO writes of the model and, where asked for, of the optimizer and the random streams."""
+
+    def storage_options(self) -> dict[str, Any]:
+        """What else the checkpoint IO is told."""
+        return {}
+
+    @abstractmethod
+    def layout_record(self) -> dict[str, Any]:
+        """What the manifest says of the ranks. "strategy" names who wrote a form that isn't Megatron-Core's."""
+
+    # ------------------------------------------------------------------------------------------------------ loading
+
+    def read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
+        """What `take` takes: of a checkpoint, the model and the optimizer as asked for, and plain data. Of one that holds a part
+        of the model only, the rest is loaded first, from the checkpoint that the run began with.
+
+        Args:
+            base: It may be of the model before its transform.
+
+        Raises:
+            CheckpointError: it can't be read into this model, or there is nothing to load the rest from.
+        """
+        manifest = read_manifest(path)
+        if manifest is None or manifest.part_of is None or not model:
+            if base and model:
+                self._read_base = path.resolve()
+            return self.read_whole(path, optimizer=optimizer, model=model, base=base)
+        given = self.owner.restore_config
+        rest = Path(given.path if given is not None and Path(given.path) != path else manifest.part_of or "?")
+        if not rest.is_dir():
+            raise CheckpointError(
+                f"{path} holds a part of the model only, and the checkpoint with the rest isn't at {rest}. Set "
+                "resume.restore_config.path to where it is."
+            )
+        self._reads_the_rest = True
+        try:
+            self.take(self.read(rest, optimizer=False, base=True), strict=True)
+        finally:
+            self._reads_the_rest = False
+        return self.read_whole(path, optimizer=optimizer, part=True)
+
+    @abstractmethod
+    def read_whole(
+        self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
+    ) -> dict[str, Any]:
+        """What `read` gives, of all that the checkpoint holds.
+
+        Args:
+            part: It holds a part of the model, layer by layer.
+        """
+
+    def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:  # noqa: B027  # pieces are read in place
+        """Load the model and the optimizer from what `read` gave, where they weren't read in place."""
+
+    @property
+    def lightning_loads_optimizer(self) -> bool:
+        """Whether the optimizer's state is in Lightning's own part of the checkpoint."""
+        return False
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """What Lightning's own part of the checkpoint holds of an optimizer."""
+        return {}
+
+    def load_optimizer_states(self, states: Iterable[dict[str, Any]]) -> None:  # noqa: B027  # mostly there are none
+        """Load what `optimizer_state` gave."""
+
+    @abstractmethod
+    def added_keys(self) -> frozenset[str]:
+        """Under which keys is stored what ``model_transform`` has added to this rank's part of the model."""
+
+    def lacking(self, path: Path, stored: Collection[str]) -> frozenset[str]:
+        """Of `added_keys`, those that a checkpoint of the model before its transform doesn't have: all of them, of all ranks.
+
+        Raises:
+            CheckpointError: on every rank, if it has some of them.
+        """
+        parts: list[frozenset[str]] = [self.added_keys()] * self.owner.world_size
+        torch.distributed.all_gather_object(parts, parts[0])
+        added = frozenset().union(*parts)
+        there = {name.partition("/shard_")[0] for name in stored}
+        lacking = added - there
+        if lacking and lacking != added:
+            raise CheckpointError(
+                f"{path} has some of what model_transform adds to the model, and lacks {', '.join(sorted(lacking)[:3])}"
+                f"{' ...' if len(lacking) > 3 else ''}: it was saved with another transform. Give the transform it was saved "
+                "with, or a checkpoint of the model without any."
+            )
+        if lacking and self.owner.is_global_zero:
+            _log.info(
+                "%s has none of what model_transform adds to the model, which starts as the transform made it.", path
+            )
+        return lacking
+
+    # ------------------------------------------------------------------------------------------------------ a part
+
+    @property
+    def base(self) -> Optional[Path]:
+        """The checkpoint whose weights the model began with: where the rest is of what `part` leaves out."""
+        given = self.owner.restore_config
+        return self._read_base or (Path(given.path).resolve() if given is not None else None)
+
+    def keeps(self, name: str, trained: bool) -> bool:
+        """Whether a parameter of this full name is saved."""
+        return bool(self.part(name)) if callable(self.part) else self.part is None or trained
+
+    def part_in(self, path: Path, stored: Collection[str], here: Collection[str]) -> set[str]:
+        """Under which of the keys ``here``, of this rank, a checkpoint has a part of the model.
+
+        Raises:
+            CheckpointError: on every rank, if it has what no rank has, or lacks what ``model_transform`` has added.
+        """
+        there = {name.partition("/shard_")[0] for name in stored if name.startswith("module.")}
+        parts: list[Any] = [(set(here), self.added_keys())] * self.owner.world_size
+        torch.distributed.all_gather_object(parts, parts[0])
+        unknown = there - set().union(*(keys for keys, _ in parts))
+        missing = set().union(*(added for _, added in parts)) - there
+        for names, fault in (
+            (unknown, "has {} that this model hasn't"),
+            (missing, "lacks {} of what model_transform adds"),
+        ):
+            if names:
+                shown = f"{', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
+                raise CheckpointError(
+                    f"{path}, a part of a model, {fault.format(f'{len(names)} parameters')}: {shown}. Give the model the same "
+                    "model_transform and configuration that it was saved with."
+                )
+        return there & set(here)
+
+    # ------------------------------------------------------------------------------------------------------ shared
+
+    @property
+    def io(self) -> MegatronCheckpointIO:
+        return self.owner.checkpoint_io
+
+    @property
+    def parallel(self) -> MegatronParallel:
+        assert self.owner.megatron_parallel is not None
+        return self.owner.megatron_parallel
+
+    @property
+    def num_ranks(self) -> int:
+        return self.owner.num_nodes * self.owner.num_processes
+
+
+def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
+    """How many rows the vocabulary of ``module`` may have in a checkpoint, where they are filled up to a number that suits the
+    tensor-parallel size; empty where the number is a setting. Without a manifest the usual sizes are thought of."""
+    config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
+    unit = getattr(config, "make_vocab_size_divisible_by", None)
+    if tokenizer is None or unit is None or getattr(config, "vocab_size", None) is not None:
+        return set()
+    sizes = _USUAL_SIZES if manifest is None else [manifest.layout.get("tp", 1)]
+    return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's sharded state, which any layout can read."""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Optional
+
+from lightning.pytorch.trainer.states import TrainerFn
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from torch import Tensor
+
+from nemo2.checkpoint.directory import Manifest, read_manifest
+from nemo2.checkpoint.forms.form import Form, Owner, paddings
+from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
+from nemo2.checkpoint.optimizer_forms import (
+    completed,
+    forget_updates,
+    forms_of,
+    from_pieces,
+    torch_optimizers,
+    under_saved_names,
+    with_empty_states,
+    with_step_of_all,
+)
+from nemo2.checkpoint.random_state import random_state, say_they_start_anew
+from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.errors import CheckpointError
+from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.parallel.sharded_state import added_keys, part_of
+
+_log = logging.getLogger(__name__)
+_RECIPE_SETTINGS = {"betas", "eps", "weight_decay"}
+"""Of an optimizer's groups: the recipe of the run that goes on decides them, and not the checkpoint."""
+_FORM = "optimizer_of_another_form"
+_MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
+"""Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
+
+
+class MegatronForm(Form):
+    """Megatron-Core's sharded state, written by `MegatronCheckpointIO`, or by another checkpoint IO of the user's own.
+
+    Args:
+        strictness: Megatron-Core's ``StrictHandling`` by name. None: what the model has and the checkpoint doesn't is an error.
+        fully_reshardable: Cut the optimizer's state so that any layout can read it; False: only the same one.
+        options: As `Form`'s.
+    """
+
+    def __init__(
+        self, owner: Owner, *, strictness: Optional[str] = None, fully_reshardable: bool = True, **options: Any
+    ) -> None:
+        super().__init__(owner, **options)
+        self.strictness = strictness
+        self.fully_reshardable = fully_reshardable
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """How Megatron-Core cuts the optimizer's state."""
+        kind = "fully_reshardable" if self.fully_reshardable else "dp_reshardable"
+        return {
+            "distrib_optim_sharding_type": kind,
+            "distrib_optim_fully_reshardable_mem_efficient": False,
+            "chained_optim_avoid_prefix": True,
+            "singleton_local_shards": False,
+        }
+
+    def parameters(self) -> Iterable[Tensor]:
+        self.parallel.force_param_sync()
+        return self.parallel.parameters()
+
+    def state(self, *, optimizer: bool) -> dict[str, Any]:
+        model_state = self.parallel.sharded_state_dict(metadata=self.metadata)
+        state: dict[str, Any] = {"model": model_state if self.part is None else self._part(model_state, self.keeps)}
+        if optimizer:
+            state |= self._optimizer_shards(self._by_layer(model_state), self.metadata, loading=False)
+            state["random_state"] = random_state()
+        return state
+
+    def storage_options(self) -> dict[str, Any]:
+        return {"content_metadata": self.metadata}
+
+    def layout_record(self) -> dict[str, Any]:
+        record = {field.name: getattr(self.owner.layout, field.name) for field in fields(self.owner.layout)}
+        return record | {"world_size": self.num_ranks}
+
+    @property
+    def _optimizers(self) -> list[MegatronOptimizer]:
+        return [one for one in self.owner.optimizers if isinstance(one, MegatronOptimizer)]
+
+    def _optimizer_shards(
+        self, model_state: dict[str, Any], metadata: dict[str, Any], *, loading: bool
+    ) -> dict[str, Any]:
+        wanted = (self.load_optimizer or self.load_main_params) if loading else self.save_optimizer
+        if not wanted or not self._optimizers:
+            return {}
+        whole = self._optimizers[0]
+        shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
+        counts = self.parallel.parameter_counts
+        some_frozen = counts is not None and counts.trained < counts.total
+        return {"optimizer": with_step_of_all(shards) if some_frozen and not loading else shards}
+
+    # ------------------------------------------------------------------------------------------------------ a part
+
+    def _part(self, model_state: dict[str, Any], keep: Any) -> dict[str, Any]:
+        """Of the chunks' state what ``keep(name, trained)`` takes, each layer by itself."""
+        cores = self.parallel.unwrapped
+        if len(cores) == 1:
+            return part_of(cores[0], model_state, keep)
+        return {name: part_of(core, model_state[name], keep) for name, core in zip(model_state, cores, strict=True)}
+
+    def _by_layer(self, model_state: dict[str, Any]) -> dict[str, Any]:
+        return model_state if self.part is None else self._part(model_state, lambda name, trained: True)
+
+    # ------------------------------------------------------------------------------------------------------ loading
+
+    def added_keys(self) -> frozenset[str]:
+        return frozenset(key for core in self.parallel.unwrapped for key in added_keys(core))
+
+    def read_whole(
+        self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
+    ) -> dict[str, Any]:
+        io: Any = self.io
+        if not isinstance(io, MegatronCheckpointIO):
+            return io.load_checkpoint(path)
+        io.check(path)
+        self._refuse_optimizers_of_others(path, optimizer=optimizer)
+        metadata = io.load_content_metadata(path) or self.metadata
+        manifest = read_manifest(path)
+        wanted: dict[str, Any] = {}
+        model_state = self.parallel.sharded_state_dict(metadata=metadata)
+        stored = read_metadata(weights_dir(path)).state_dict_metadata
+        if part:
+            model_state = self._part(model_state, lambda name, trained: True)
+            wanted["model"] = _only(model_state, self.part_in(path, stored, _keys(model_state)))
+        elif model:
+            wanted["model"] = _without(model_state, self.lacking(path, stored) if base else frozenset())
+        copies = self.load_main_params and self.owner.trainer.state.fn == TrainerFn.FITTING
+        if (optimizer or copies) and not (manifest is not None and manifest.weights_only):
+            wanted.update(self._optimizer_shards(model_state, metadata, loading=True))
+            same_layout = manifest is not None and manifest.layout == self.layout_record()
+            if same_layout:
+                wanted["random_state"] = random_state()
+            elif manifest is not None and self.owner.trainer.ckpt_path:
+                say_they_start_anew(path)
+        reshaped = self._in_another_form(wanted, path)
+        loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self.strictness)
+        if model:
+            self._say_if_another_vocabulary(model_state, path)
+        if reshaped is not None:
+            loaded["optimizer"] = wanted["optimizer"] = reshaped
+        for kind in ("model", "optimizer", "random_state"):
+            if kind not in wanted:
+                loaded.pop(kind, None)  # its plain data come unasked, without the tensors
+        return loaded
+
+    def _say_if_another_vocabulary(self, model_state: dict[str, Any], path: Path) -> None:
+        """Megatron-Core reads the rows that there are, which is right for another padding of the same vocabulary."""
+        padded = [value for value in nested_values(model_state) if getattr(value, "allow_shape_mismatch", False)]
+        if not (self.owner.is_global_zero and padded):
+            return
+        stored = read_metadata(weights_dir(path)).state_dict_metadata
+        there = {stored[value.key].size[0] for value in padded if value.key in stored}
+        here = {value.global_shape[0] for value in padded}
+        if there - here - paddings(self.owner.lightning_module, read_manifest(path)):
+            _log.warning(
+                "%s has %s rows of vocabulary, and this model %s, which isn't the same vocabulary padded for another "
+                "tensor-parallel size: of the model's rows those that aren't there are zero, and those beyond its own are left "
+                "out. Check the tokenizer and model.config.vocab_size.",
+                path,
+                max(there),
+                max(here),
+            )
+
+    def _in_another_form(self, wanted: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
+        """The optimizer's state, loaded, where it was saved by one of another form (distributed or not, fp32 or half
+        precision, experts apart or not, cut by another strategy); its request is then taken out of ``wanted``. None where it
+        is of this form."""
+        io: Any = self.io
+        if "optimizer" not in wanted:
+            return None
+        plain = io.load_checkpoint(path)
+        saved = plain.get("optimizer")
+        if "optimizer_extras" in plain:
+            saved = from_pieces(wanted["optimizer"], plain["optimizer_extras"])
+        elif saved is None or forms_of(saved) == forms_of(wanted["optimizer"]):
+            return None
+        own = wanted.pop("optimizer")
+        request = under_saved_names(own, saved)
+        # Asked for by itself: where fp32 parameters serve as their own copies, a name would be asked for twice.
+        loaded = io.load_checkpoint(path, sharded_state_dict={_FORM: request}, strict=self.strictness)[_FORM]
+        return completed(loaded, own, saved)
+
+    def _refuse_optimizers_of_others(self, path: Path, *, optimizer: bool) -> None:
+        manifest: Optional[Manifest] = read_manifest(path)
+        written_by = manifest.layout.get("strategy") if manifest is not None and not manifest.weights_only else None
+        own = [item for item in self.owner.optimizers if not isinstance(item, MegatronOptimizer)]
+        if written_by and optimizer and self.load_optimizer and own:
+            raise CheckpointError(
+                f"{path} was saved under {written_by}, whose optimizer state {type(own[0]).__name__} of this module can't take "
+                "over under MegatronStrategy; the weights it can. Set strategy.ckpt_load_optimizer=False, or start a new run "
+                "from them with resume.restore_config."
+            )
+
+    def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:
+        if "model" in checkpoint:
+            whole = self.strictness not in _MAY_BE_INCOMPLETE
+            self.parallel.load_chunks_state_dict(checkpoint["model"], strict=strict and whole)
+        optimizers = self._optimizers
+        if "optimizer" in checkpoint and optimizers:
+            own = [dict(group) for group in optimizers[0].param_groups]
+            optimizers[0].load_state_dict(with_empty_states(checkpoint["optimizer"]))
+            if self.load_main_params:
+                forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
+            for group, before in zip(optimizers[0].param_groups, own, strict=True):
+                kept = before.keys() - {"params", "step"} if self.load_main_params else before.keys() & _RECIPE_SETTINGS
+                group.update({name: before[name] for name in kept})
+        elif optimizers:
+            optimizers[0].reload_model_params()
+
+    # ------------------------------------------------------------------------------------------------------ torch optimizers
+
+    @property
+    def lightning_loads_optimizer(self) -> bool:
+        """Megatron-Core's optimizer is loaded with the model; a torch optimizer by Lightning."""
+        return self.load_optimizer and len(self._optimizers) < len(self.owner.optimizers)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        megatron = isinstance(getattr(optimizer, "_optimizer", optimizer), MegatronOptimizer)
+        return {} if megatron else optimizer.state_dict()
+
+    def load_optimizer_states(self, states: Iterable[dict[str, Any]]) -> None:
+        for optimizer, state in zip(self.owner.optimizers, states, strict=True):
+            if not isinstance(optimizer, MegatronOptimizer):
+                optimizer.load_state_dict(state)
+
+
+def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A sharded state without what is stored under these keys."""
+    return {
+        name: _without(value, keys) if isinstance(value, dict) else value
+        for name, value in state.items()
+        if getattr(value, "key", None) not in keys
+    }
+
+
+def _only(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return _without(state, _keys(state) - set(keys))
+
+
+def _keys(state: dict[str, Any]) -> set[str]:
+    return {value.key for value in nested_values(state) if hasattr(value, "key")}

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that Megatron-FSDP has cut into rows.
+
+Megatron-Core's own format for it ("fsdp_dtensor") knows nothing of layers stacked under one name, so that nothing else
+could read it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+from torch import nn
+
+from nemo2.checkpoint.forms.pieces import Held, PieceForm
+from nemo2.checkpoint.optimizer_forms import set_steps, steps_done, torch_optimizers
+from nemo2.optim.megatron import MegatronOptimizer
+from nemo2.parallel.fsdp import MegatronFSDPChunk
+
+
+class MegatronFSDPForm(PieceForm):
+    """What each rank holds of the chunks and of Megatron-Core's optimizer."""
+
+    @property
+    def _chunks(self) -> list[MegatronFSDPChunk]:
+        return cast(list[MegatronFSDPChunk], list(self.parallel))
+
+    def model_state(self) -> dict[str, Held]:
+        state: dict[str, Held] = {}
+        for index, chunk in enumerate(self._chunks):
+            held = chunk.main_parameters()
+            buffers = dict(cast(nn.Module, chunk.core).named_buffers())
+            described = chunk.described
+            for name, stored in described.stored.items():
+                full = {"name": described.full_names[name], "trained": name in described.trained}
+                if name in held:
+                    state[f"{index}.{name}"] = Held(stored, *held[name], **full)
+                elif name in buffers:
+                    state[f"{index}.{name}"] = Held(stored, buffers[name], **full)
+        return state
+
+    def optimizer_states(self) -> dict[str, Held]:
+        held = self._optimizer.state
+        return {
+            name: one._replace(value=held[one.value]) for name, one in self.model_state().items() if one.value in held
+        }
+
+    @property
+    def _optimizer(self) -> MegatronOptimizer:
+        optimizer = self.owner.optimizers[0]
+        assert isinstance(optimizer, MegatronOptimizer)
+        return optimizer
+
+    @property
+    def _torch_optimizers(self) -> list[Any]:
+        return torch_optimizers(self._optimizer.mcore_optimizer)
+
+    def make_optimizer_state(self) -> None:
+        whole = self._optimizer.mcore_optimizer
+        for optimizer in getattr(whole, "chained_optimizers", [whole]):
+            optimizer._init_optimizer_states_with_dummy_values()
+
+    def optimizer_extras(self) -> dict[str, Any]:
+        """Scheduled hyperparameters are set anew by the run."""
+        scaler = getattr(self._optimizer.mcore_optimizer, "grad_scaler", None)
+        return {
+            "step": steps_done(self._torch_optimizers),
+            "loss_scaler": scaler.state_dict() if scaler is not None else {},
+        }
+
+    def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
+        set_steps(self._torch_optimizers, extras.get("step"))
+        scaler = getattr(self._optimizer.mcore_optimizer, "grad_scaler", None)
+        if scaler is not None and extras.get("loss_scaler"):
+            scaler.load_state_dict(extras["loss_scaler"])
+
+    def stored_objects(self) -> dict[str, Any]:
+        return {key: value for chunk in self._chunks for key, value in chunk.described.objects.items()}
+
+    def added_keys(self) -> frozenset[str]:
+        return frozenset(key for chunk in self._chunks for key in chunk.described.added)
+
+    def take_up(self, *, model: bool, optimizer: bool) -> None:
+        # Megatron-FSDP gathers what was read once, so what is read first waits.
+        if model and not self._reads_the_rest:
+            for chunk in self._chunks:
+                chunk.install_main_parameters()
+
+    def layout_record(self) -> dict[str, Any]:
+        layout = self.owner.layout
+        record = {field.name: getattr(layout, field.name) for field in fields(layout)}
+        return record | {"world_size": self.num_ranks, "strategy": "MegatronStrategy(fsdp='megatron')"}

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that are sharded over data-parallel ranks: each rank writes and reads its rows.
+
+Weights stand in the files as Megatron-Core's checkpoints store them, so that they can be read under any other strategy
+and layout. The optimizer's state stands beside them under the same names.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from megatron.core.dist_checkpointing import load_content_metadata
+from torch import Tensor
+
+from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.forms.form import Form, paddings
+from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.optimizer_forms import into_pieces, scaler_of, step_of
+from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
+from nemo2.checkpoint.random_state import random_state, say_they_start_anew
+from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.errors import CheckpointError
+from nemo2.parallel.stored_names import StoredRows, rows_by_layer
+
+
+class Held(NamedTuple):
+    """A parameter, or what the optimizer keeps of it."""
+
+    stored: list[StoredRows]
+    value: Any
+    """Its tensor; or the optimizer's tensors of it, by their names."""
+    first_row: Optional[int] = None
+    """Of the parameter's rows, the one that the local tensor begins with. None: its DTensor knows."""
+    name: str = ""
+    """In the whole model."""
+    trained: bool = True
+
+
+class PieceForm(Form):
+    """Pieces, written by `TorchCheckpointIO`. Made to be subclassed: by what knows where parameters and states are."""
+
+    @abstractmethod
+    def model_state(self) -> dict[str, Held]:
+        """Parameters and buffers by name, on all chunks. Their tensors are the model's, or `take_up` puts them back."""
+
+    @abstractmethod
+    def optimizer_states(self) -> dict[str, Held]:
+        """The same of what the optimizer keeps of each parameter."""
+
+    @abstractmethod
+    def make_optimizer_state(self) -> None:
+        """Have the optimizer hold all that a checkpoint is read into."""
+
+    @abstractmethod
+    def optimizer_extras(self) -> dict[str, Any]:
+        """Of the optimizer, what is no tensor of a parameter: "step", the updates it has made, and "loss_scaler"."""
+
+    @abstractmethod
+    def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
+        """Set what `optimizer_extras` gave, maybe another strategy's."""
+
+    @abstractmethod
+    def stored_objects(self) -> dict[str, Any]:
+        """What Megatron-Core stores of the model beside tensors, by name."""
+
+    def take_up(self, *, model: bool, optimizer: bool) -> None:
+        """After reading; for forms whose state isn't read in place."""
+
+    @property
+    def io(self) -> TorchCheckpointIO:
+        return self.owner.checkpoint_io
+
+    def parameters(self) -> Iterable[Tensor]:
+        return [piece.tensor for piece in self.pieces(optimizer=False)]
+
+    def state(self, *, optimizer: bool) -> dict[str, Any]:
+        state: dict[str, Any] = {"pieces": self.pieces(optimizer=optimizer, part=self.part is not None)}
+        state["objects"] = self.stored_objects() if self.part is None else {}
+        if optimizer:
+            state["random_state"] = random_state().data
+            state["optimizer_extras"] = self.optimizer_extras()
+        return state
+
+    def pieces(
+        self, *, model: bool = True, optimizer: bool, part: bool = False, all_layers: bool = False
+    ) -> list[Piece]:
+        """This rank's pieces of the model and of the optimizer's state.
+
+        Args:
+            part: Only those that the form keeps.
+            all_layers: All of them, stored layer by layer as those of a part are.
+        """
+        pieces: list[Piece] = []
+        apart = part or all_layers
+        for held in (self.model_state() if model else {}).values():
+            if not part or self.keeps(held.name, held.trained):
+                stored = rows_by_layer(held.stored) if apart else held.stored
+                pieces += stored_pieces(stored, held.value, first_row=held.first_row)
+        for name, held in (self.optimizer_states() if optimizer else {}).items():
+            for kind, value in held.value.items():
+                if not isinstance(value, Tensor):
+                    continue
+                stored = rows_by_layer(held.stored) if apart else held.stored
+                # What counts steps has no rows: it is stored under the parameter's own name.
+                own = stored if value.dim() else [replace(stored[0], key=f"module.{name}")]
+                pieces += stored_pieces(own, value, prefix=f"optimizer.state.{kind}.", first_row=held.first_row)
+        return pieces
+
+    def read_whole(
+        self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
+    ) -> dict[str, Any]:
+        plain = self.io.load_plain(path)
+        manifest = read_manifest(path)
+        optimizer = optimizer and self.load_optimizer and not (manifest is not None and manifest.weights_only)
+        extras: dict[str, Any] = {}
+        if optimizer:
+            extras = self._extras_in(plain, path)
+            self.make_optimizer_state()
+        pieces = self.pieces(model=model, optimizer=optimizer, all_layers=part)
+        stored = read_metadata(weights_dir(path)).state_dict_metadata
+        if part:
+            here = {piece.key for piece in pieces if not piece.key.startswith("optimizer.")}
+            left_out = here - self.part_in(path, stored, here)
+        else:
+            left_out = self.lacking(path, stored) if base else frozenset()
+        pieces = [piece for piece in pieces if piece.key not in left_out]
+        if optimizer or self.load_main_params:
+            pieces = into_pieces(pieces, stored.keys())
+        rows = {stored[piece.key].size[0] for piece in pieces if piece.padded and piece.key in stored}
+        for there in rows & paddings(self.owner.lightning_module, manifest):
+            pieces = padded_to(pieces, there)
+        self.io.load_into(pieces, path)
+        self.take_up(model=model, optimizer=optimizer)
+        if optimizer:
+            self.load_optimizer_extras(extras)
+        if not optimizer or manifest is None or manifest.layout != self.layout_record():
+            plain.pop("random_state", None)
+            if optimizer and self.owner.trainer.ckpt_path:
+                say_they_start_anew(path)
+        return plain
+
+    def _extras_in(self, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """What stands beside the optimizer's tensors in a checkpoint of any strategy.
+
+        Raises:
+            CheckpointError: it was saved so that only its own layout can read it, or by an optimizer of the user's own.
+        """
+        if "optimizer_extras" in plain:
+            return plain["optimizer_extras"]
+        saved, why = plain.get("optimizer"), ""
+        metadata = load_content_metadata(preloaded_state_dict=dict(plain)) or {}
+        if saved is None:
+            why = "holds no optimizer state of Megatron-Core's"
+        elif metadata.get("distrib_optim_sharding_type", "fully_reshardable") != "fully_reshardable":
+            why = "was saved with strategy.ckpt_parallel_save_optim=False, for its own layout only"
+        if why:
+            raise CheckpointError(
+                f"{path} {why}: {type(self.owner).__name__} can't take its optimizer state over; the weights it can. Set "
+                "strategy.ckpt_load_optimizer=False, or start a new run from them with resume.restore_config."
+            )
+        return {"step": step_of(saved), "loss_scaler": scaler_of(saved) or {}}
