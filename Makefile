@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu docs demo drill parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick test-gpu docs figures demo drill parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 
 
 docs: $(READY) ## run every example of the README, the docs and the notebook
 	@$(BIN)/python -m pytest -q tests/docs
+
+figures: $(READY) ## draw the figures of the documentation anew, from what Megatron-Core, torch and nemo2 say
+	@$(BIN)/python -m tools.figures
 
 parity: $(READY) ## train every layout against one process (docs/parity.md); a call that was stopped is gone on with
 	@$(BIN)/python -m tools.parity

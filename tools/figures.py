@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the figures of docs/parallelism.md into docs/figures: `python tools/figures.py`, or with `--check` compares them.
+"""Draws the figures of the documentation into docs/figures: `make figures`; `python -m tools.figures --check` compares them.
 
-They come from Megatron-Core's rank generator, layer helpers and schedule tables, like `nemo2 show-layout`.
+They come from Megatron-Core's rank generator, layer helpers and schedule tables, like `nemo2 show-layout`; those that explain a
+parallelism (`tools/explained`) also from its layers, torch's and ours, run on one rank of a silent world.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
 from nemo2.pictures.ranks import place_recipe
 from nemo2.pictures.schedule import Schedule, timeline
 from nemo2.pictures.svg import Canvas, stack, standalone
+from tools.explained import context, data, mixing, sharded, tensor
+from tools.explained import experts as expert_parallel
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
 
@@ -63,6 +66,18 @@ def experts() -> Canvas:
 
 
 FIGURES: dict[str, Callable[[], Canvas]] = {
+    "ddp": data.ddp,
+    "zero1": data.zero1,
+    "fsdp": sharded.fsdp,
+    "tp_mlp": tensor.mlp,
+    "tp_heads": tensor.heads,
+    "sp": tensor.sequence,
+    "cp_chunks": context.chunks,
+    "cp_ring": context.ring,
+    "cp_ways": context.ways,
+    "ep": expert_parallel.experts,
+    "mixing": mixing.small,
+    "mixing_recipe": mixing.recipe,
     "schedules": schedules,
     "uneven": uneven,
     "ranks": ranks,
@@ -85,7 +100,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a figure is not current")
     if parser.parse_args().check:
         if old := stale():
-            print(f"not current: {', '.join(old)}; run python tools/figures.py", file=sys.stderr)
+            print(f"not current: {', '.join(old)}; run make figures", file=sys.stderr)
         return int(bool(old))
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():

@@ -91,6 +91,19 @@ class Canvas:
         points = f'x1="{_number(x1)}" y1="{_number(y1)}" x2="{_number(x2)}" y2="{_number(y2)}"'
         self._parts.append(f'<line class="{tone}" {points}{dashes}/>')
 
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, tone: str = "soft", *, dashed: bool = False) -> None:
+        """A line with a head at its end; where the points are one, nothing."""
+        length = math.hypot(x2 - x1, y2 - y1)
+        if not length:
+            return
+        along, across = ((x2 - x1) / length, (y2 - y1) / length), ((y1 - y2) / length, (x2 - x1) / length)
+        back = min(7.0, length)
+        stem = (x2 - along[0] * back, y2 - along[1] * back)
+        self.line(x1, y1, *stem, tone, dashed=dashed)
+        corners = [(x2, y2), *((stem[0] + across[0] * side, stem[1] + across[1] * side) for side in (3.5, -3.5))]
+        points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+        self._parts.append(f'<polygon class="{tone}" points="{points}"/>')
+
     def text(
         self,
         x: float,
