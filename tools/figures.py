@@ -16,7 +16,7 @@ from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
 from nemo2.pictures.ranks import place_recipe
 from nemo2.pictures.schedule import Schedule, timeline
 from nemo2.pictures.svg import Canvas, stack, standalone
-from tools.explained import context, data, mixing, sharded, tensor
+from tools.explained import buckets, context, data, mixing, pipeline, sharded, tensor, userbuffers
 from tools.explained import experts as expert_parallel
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
@@ -76,8 +76,13 @@ FIGURES: dict[str, Callable[[], Canvas]] = {
     "cp_ring": context.ring,
     "cp_ways": context.ways,
     "ep": expert_parallel.experts,
+    "pp": pipeline.travel,
+    "interleaving": pipeline.interleaving,
     "mixing": mixing.small,
     "mixing_recipe": mixing.recipe,
+    "tp_overlap": userbuffers.methods,
+    "pp_overlap": pipeline.overlap,
+    "dp_overlap": buckets.overlap,
     "schedules": schedules,
     "uneven": uneven,
     "ranks": ranks,

@@ -4,7 +4,7 @@
 A step of a pipeline is, on each rank, a list of forward and backward passes of one micro-batch through one model chunk.
 `rank_order` reads that list off Megatron-Core's `get_pp_rank_microbatches`, `get_schedule_table` and
 `convert_schedule_table_to_order`. `timeline` plays the lists against each other: a pass starts as soon as its rank is free
-and what it needs has been computed. Sending takes no time unless told, and never keeps the sender waiting.
+and what it needs has been computed. Sending takes no time, and keeps no sender waiting, unless told.
 """
 
 from collections.abc import Callable, Sequence
@@ -166,6 +166,7 @@ def timeline(
     backward: float = 2.0,
     weights: Optional[Sequence[Sequence[float]]] = None,
     transfer: float = 0.0,
+    sender_waits: bool = False,
 ) -> Timeline:
     """Play a schedule.
 
@@ -175,7 +176,8 @@ def timeline(
         backward: The same of its backward pass; twice the forward's, as matrix products have it. With full activation
             recomputation it is three times.
         weights: How heavy each chunk is, by rank and chunk, in any unit (its number of layers). None: all the same.
-        transfer: From the end of a pass until the next stage may start on its result. The sender doesn't wait.
+        transfer: From the end of a pass until the next stage may start on its result.
+        sender_waits: The sender is busy until then too (``overlap_p2p_comm=False``). False: it goes on with its next pass.
 
     Raises:
         ConfigError: a time or a weight is negative, or all weights are zero.
@@ -200,7 +202,9 @@ def timeline(
                     break
                 start = max(free[rank], ready)
                 end = start + (forward if work.forward else backward) * shares[rank][work.chunk]
-                free[rank] = done[work.forward, stage, work.microbatch] = end
+                done[work.forward, stage, work.microbatch] = end
+                sends = stage != (last if work.forward else 0)
+                free[rank] = end + transfer * (sends and sender_waits)
                 rows[rank].append(Slot(work, start, end))
                 progress = True
     stuck = [rank for rank, order in enumerate(orders) if len(rows[rank]) < len(order)]

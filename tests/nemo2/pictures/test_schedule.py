@@ -179,6 +179,20 @@ def test_transfers_lengthen_the_bubble_and_not_the_work():
     assert slow.span >= plain.span + 6 * 0.25 and slow.busy(0) == plain.busy(0)
 
 
+@pytest.mark.parametrize("schedule", [Schedule(pp=4, num_microbatches=8), Schedule(pp=2, num_microbatches=4, vp=2)])
+def test_a_sender_that_waits_is_busy_until_its_message_is_there(schedule):
+    free, waits = (timeline(schedule, transfer=0.25, sender_waits=waits) for waits in (False, True))
+    last = schedule.pp * schedule.chunks - 1
+    held = []
+    for stage, row in enumerate(waits.slots):
+        for one, after in zip(row, row[1:], strict=False):
+            sends = one.work.chunk * schedule.pp + stage != (last if one.work.forward else 0)
+            assert after.start >= one.end + 0.25 * sends
+            held.append(sends)
+    assert any(held) and not all(held) and waits.span > free.span and waits.busy(0) == free.busy(0)
+    assert timeline(schedule, sender_waits=True) == timeline(schedule)
+
+
 def test_one_more_forward_before_the_first_backward_hides_the_experts_exchanges():
     plain = Schedule(pp=4, num_microbatches=8, vp=2)
     hiding = Schedule(pp=4, num_microbatches=8, vp=2, overlap_moe_expert_parallel_comm=True)
