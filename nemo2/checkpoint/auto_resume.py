@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to resume from: the newest finished checkpoint of a run, an explicit one, or weights to start from."""
+"""The choice of a checkpoint: the newest finished checkpoint of a run, a named checkpoint, or weights to start from."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ class Search:
 
     looked_at: list[Path] = field(default_factory=list)
     left_out: dict[Path, str] = field(default_factory=dict)
-    """What looks like a checkpoint and can't be used, with the reason."""
+    """Folders that look like a checkpoint and can't be used, with the reason."""
     found: Optional[Path] = None
     manifest: Optional[Manifest] = None
     whole: Optional[Path] = None

@@ -41,7 +41,7 @@ _MOST_MANIFEST = 256 << 20
 
 @dataclass(kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself; plain JSON, written last."""
+    """The manifest of a checkpoint; plain JSON, written last."""
 
     step: int
     """Optimizer steps done."""
@@ -179,14 +179,14 @@ def problems(checkpoint: Path) -> list[str]:
 
 
 def missing_context(checkpoint: Path) -> list[str]:
-    """What is wrong with ``context/``, as `problems` says it."""
+    """The problems of ``context/``, in the form of `problems`."""
     manifest = read_manifest(checkpoint)
     names = [] if manifest is None else [name for name in manifest.files if not is_loaded(name)]
     return [problem for name in names if manifest is not None and (problem := _misses(checkpoint, name, manifest))]
 
 
 def changed(checkpoint: Path) -> list[str]:
-    """Which files, those of ``context/`` too, differ from what was written, by their hashes. Reads them whole."""
+    """The files, those of ``context/`` included, whose hashes differ from the manifest's. Reads them whole."""
     manifest = read_manifest(checkpoint)
     return [] if manifest is None else comparing(checkpoint, manifest, [*manifest.hashes])()
 
@@ -240,7 +240,7 @@ def set_aside(checkpoint: Path) -> Path:
 
 
 def unusable(directory: Path) -> dict[Path, str]:
-    """What looks like a checkpoint directly in ``directory`` and isn't a finished one, with the reason."""
+    """Entries of ``directory`` that look like a checkpoint and aren't finished, with the reason."""
     found = {}
     for path in _entries(directory):
         if path.name.startswith("."):

@@ -21,7 +21,7 @@ MOST_DEPTH = 100
 
 
 def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
-    """What a JSON file says.
+    """The value of a JSON file.
 
     Raises:
         CheckpointError: it isn't there, or is no JSON, or is too large or too deep.
@@ -33,7 +33,7 @@ def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
 
 
 def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
-    """What a YAML file of plain data says; no tag of it is looked up.
+    """The value of a YAML file of plain data; no tag of it is looked up.
 
     Raises:
         CheckpointError: it isn't there, or is no YAML of plain data, or is larger or deeper than the limits above.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder with a checkpoint in it is: whose format, which step, how large, and whether all of it is there.
+"""Identification of a folder with a checkpoint: its format, step and size, and whether it is complete.
 
 Nothing is loaded and nothing is run: names and sizes of files, JSON, and the names and shapes in Megatron-Core's ``.metadata``,
 read by `untrusted.read_metadata`.
@@ -39,7 +39,7 @@ _BRIDGE = ("run_config.yaml", "train_state.pt", "latest_train_state.pt")
 _MOST_TRACKER = 1000
 _MOST_INDEX = 64 << 20
 _MOST_HEADER = 100_000_000
-"""What safetensors itself allows."""
+"""The limit of safetensors itself."""
 _NO_COMMAND = "nemo2 doesn't read this format"
 
 
@@ -61,7 +61,7 @@ class Found:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
-    """What can be done with it next."""
+    """The next valid commands."""
 
 
 def identify(path: Path | str, *, verify: bool = False) -> Found:

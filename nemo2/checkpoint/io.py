@@ -378,7 +378,7 @@ class MegatronCheckpointIO(CheckpointIO):
             ) from error
 
     def _plain(self, checkpoint: Path) -> dict[str, Any]:
-        """What isn't cut over ranks."""
+        """State that is not sharded over ranks."""
         weights = weights_dir(checkpoint)
         # Megatron-Core keeps it in a shard from 0.19 on, whose hash needs as long as the shard is large.
         if not (weights / COMMON).is_file() and not all(_all_gathered(intact(weights, COMMON_OBJECT))):
@@ -438,7 +438,7 @@ class MegatronCheckpointIO(CheckpointIO):
 
 
 def shares(manifest: Manifest, world_size: int) -> list[list[str]]:
-    """Which of the tensors' files each rank hashes at a load: those that its predecessor wrote, which it is the likeliest to
+    """The tensors' files that each rank hashes at a load: those that its predecessor wrote, which it is the likeliest to
     read as well and then shares the page cache with; the others in turns, the largest first."""
     found: list[list[str]] = [[] for _ in range(world_size)]
     others = []

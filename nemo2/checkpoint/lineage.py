@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose checkpoints these are: the id of a run, which every checkpoint of it carries, and the runs it goes on from.
+"""The lineage of checkpoints: the id of a run, which every checkpoint of it carries, and the runs it goes on from.
 
 A directory of checkpoints says in ``.run`` which run writes there now. A run that goes on from a checkpoint of its own
 directory keeps that checkpoint's id. A run that starts anew, or from a checkpoint elsewhere, gets an id of its own, and
@@ -77,7 +77,7 @@ def belongs(manifest: Manifest, run: Optional[Run]) -> bool:
 
 
 def own(checkpoints: Iterable[tuple[Path, Manifest]], run: Optional[Run]) -> list[tuple[Path, Manifest]]:
-    """Those of ``checkpoints`` that are ``run``'s."""
+    """The items of ``checkpoints`` that belong to ``run``."""
     return [item for item in checkpoints if belongs(item[1], run)]
 
 

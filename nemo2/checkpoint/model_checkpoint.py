@@ -106,7 +106,7 @@ class ModelCheckpoint(Checkpoint):
         self.auto_insert_metric_name = auto_insert_metric_name
         self.enable_version_counter = enable_version_counter
         self.model_name: Optional[str] = None
-        """What ``{model_name}`` stands for; the run's name, set by the logger. None: the module's class name."""
+        """The value of ``{model_name}``: the run's name, set by the logger. None: the module's class name."""
         self.best_model_path = ""
         self.best_model_score: Optional[float] = None
         self.last_model_path = ""
@@ -114,7 +114,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_at = 0.0
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
-        """Whose checkpoints these are; known on rank 0."""
+        """The run that these checkpoints belong to; known on rank 0."""
         self._due = False
         """Whether to save after the validation that this step is about to have."""
         self._validated_step = -1

@@ -46,7 +46,7 @@ def describe(checkpoint: Path) -> str:
 
 
 def model_config(checkpoint: Path) -> dict[str, Any]:
-    """What ``context/model.yaml`` says of the model's configuration, as it stands there; {} where it can't be read."""
+    """The model's configuration in ``context/model.yaml``, as it stands there; {} where it can't be read."""
     try:
         config = _read(checkpoint).get("config")
     except (CheckpointError, SecurityError):

@@ -48,7 +48,7 @@ _STORAGES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
-"""What `torch.save` calls the memory of a tensor, by its dtype."""
+"""Dtypes of the storage classes that `torch.save` names in its pickles."""
 _NAMES_END = 30
 """The fixed part of a zip entry's header; its last four bytes are the lengths of the name and of the extra field after it."""
 _SMALL_BYTES = 1 << 20
@@ -267,7 +267,7 @@ def _content(file: Any, offset: int, entry: zipfile.ZipInfo) -> bytes:
 
 @dataclass(frozen=True)
 class _Described:
-    """What the pickle of an archive says of its one tensor."""
+    """The description of an archive's one tensor in its pickle."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

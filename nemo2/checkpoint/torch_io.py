@@ -34,7 +34,7 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         return writing, writing
 
     def load_plain(self, path: os.PathLike | str) -> dict[str, Any]:
-        """What isn't cut over ranks.
+        """State that is not sharded over ranks.
 
         Raises:
             CheckpointError: it isn't there, or holds objects that plain data don't.

@@ -55,7 +55,7 @@ _CLASSES = {
     "collections": {"OrderedDict"},
     "_codecs": {"encode"},
 }  # fmt: skip
-"""What ``.metadata`` of torch 2.6 to 2.13 and Megatron-Core 0.15 to 0.19 names."""
+"""Names in the ``.metadata`` of torch 2.6 to 2.13 and Megatron-Core 0.15 to 0.19."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):

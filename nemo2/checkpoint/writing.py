@@ -177,7 +177,7 @@ def _write(transforms: list[Any], bucket: Any) -> list[Any]:
 
 
 def _items(transforms: list[Any], stream: Any, bucket: Any) -> list[Any]:
-    """What a file consists of, one after the other as Megatron-Core's own writer puts it, and where each begins."""
+    """The contents of a file in the order of Megatron-Core's own writer, and where each begins."""
     _, name, (plain, tensors) = bucket
     # A tensor at a time: a GPU's whole state need not be in this machine's memory twice.
     here = ((item, tensor.to("cpu")) for item, tensor in tensors)

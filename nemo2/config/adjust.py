@@ -35,7 +35,7 @@ def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
 
 @contextlib.contextmanager
 def adjusting(obj: Any, *, why: str) -> Iterator[None]:
-    """What code inside changes on the fields of the dataclass ``obj`` is noted, for code that isn't ours to change."""
+    """Note every change that the code inside makes to fields of the dataclass ``obj``, for code of other libraries."""
     names = [field.name for field in dataclasses.fields(obj)]
     before = {name: getattr(obj, name, None) for name in names}
     yield
@@ -46,7 +46,7 @@ def adjusting(obj: Any, *, why: str) -> Iterator[None]:
 
 
 def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
-    """What the constructor of the dataclass ``obj`` made of its ``arguments`` is announced by the class itself."""
+    """Note the fields that the constructor of the dataclass ``obj`` changed from its ``arguments``, in the class's name."""
     if not dataclasses.is_dataclass(obj):
         return
     known = adjustments(obj)
@@ -57,7 +57,7 @@ def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def adjustments(obj: object) -> dict[str, tuple[Adjustment, ...]]:
-    """What was noted on ``obj``, by field, oldest first."""
+    """The notes on ``obj`` by field, oldest first."""
     return dict(getattr(obj, "__dict__", {}).get(_NOTES, {}))
 
 
@@ -78,7 +78,7 @@ def take_back(obj: Any, name: str) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Of one type too: True and 1 are two settings."""
+    """Equality of value and type: True and 1 are two settings."""
     try:
         return type(one) is type(other) and bool(one == other)
     except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element

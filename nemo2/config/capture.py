@@ -269,7 +269,7 @@ def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str,
 
 
 class _Record:
-    """What an instance was made with. `arguments` is None while its constructor runs, or where they have no names."""
+    """The call that made an instance. `arguments` is None while its constructor runs, or where they have no names."""
 
     def __init__(self, made_at: tuple[str, int] | None = None) -> None:
         self.made_at = made_at

@@ -27,7 +27,7 @@ from nemo2.config.walk import children
 from nemo2.errors import ConfigError
 
 WIDTH = 88
-"""What formatters take unless told otherwise."""
+"""The line length that formatters use by default."""
 
 _FRONT_DOORS = ("nemo2.llm", "nemo2", "nemo2.callbacks")
 """Where users find our names, first choice first; those of the first two are written ``llm.pretrain``, ``nl.Trainer``."""
@@ -152,7 +152,7 @@ def same_tree(left: Any, right: Any) -> bool:
 
 
 def run_function(source: str, name: str, *arguments: Any) -> Any:
-    """What the function ``name`` of generated source returns."""
+    """The return value of the function ``name`` of generated source."""
     namespace: dict[str, Any] = {"__name__": "generated"}
     exec(compile(source, "<generated>", "exec"), namespace)
     return namespace[name](*arguments)
@@ -332,7 +332,7 @@ def flat(expression: Expression) -> str:
 
 
 def quoted(text: str) -> str:
-    """As ``repr``, in double quotes where that needs no more escapes."""
+    """The ``repr`` of a text, in double quotes where these need no more escapes."""
     written = repr(text)
     if written.startswith('"') or '"' in text:
         return written

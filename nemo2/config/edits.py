@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What turns one recipe into another: the fewest edits, as data, as lines to read and as Python to run.
+"""The difference between two recipes: the fewest edits, as data, as lines to read and as Python to run.
 
 Two trees are compared as they are written: a value that only one of them sets is an edit even where it equals the
 default, so that the edits, made on the first tree, give one that is equal to the second. `nemo2.config.diff` compares
@@ -24,7 +24,7 @@ class Unset(NamedTuple):
     """Stands for a field that nobody has set, or a dict's key that isn't there."""
 
     default: Any
-    """What is in effect then; `NOT_SET` where there is no default."""
+    """The value in effect without a setting; `NOT_SET` where there is no default."""
 
 
 class Field(str):
@@ -40,9 +40,9 @@ class Edit(NamedTuple):
     key: Any
     """A `Field`, a dict's key or a list's index."""
     old: Any
-    """What is there before. `Unset` for a field that is set for the first time, and for a list's new item."""
+    """The value before. `Unset` for a field that is set for the first time, and for a list's new item."""
     new: Any
-    """What is there afterwards. `Unset` for a field that is unset, and for an item that is removed."""
+    """The value afterwards. `Unset` for a field that is unset, and for an item that is removed."""
 
     @property
     def path(self) -> str:
@@ -219,7 +219,7 @@ def _effective(value: Any) -> Any:
 
 
 def _default(node: Any, name: str) -> Any:
-    """What is in effect where ``name`` isn't set."""
+    """The value in effect where ``name`` isn't set."""
     try:
         return getattr(node, name)
     except (AttributeError, ValueError):
@@ -231,7 +231,7 @@ def _name(node: Any) -> str:
 
 
 def _differing_values(old: Any, new: Any, path: str) -> Iterator[tuple[str, str]]:
-    """What is in effect under two configs of different classes, where both have it and it differs."""
+    """The effective values that two configs of different classes both have and that differ."""
     before, after = flatten(old, defaults=True), flatten(new, defaults=True)
     for step, value in before.items():
         if step in after and not step.endswith(TARGET) and not _same(value, after[step]):

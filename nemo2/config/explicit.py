@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which fields of a built object its user set, as opposed to left at their defaults, to what, and where.
+"""The fields of a built object that its user set: their values, and where they were set.
 
 Where two settings govern one thing, the one that was set wins. A built dataclass no longer tells the two apart, so configs
 note it on what they build.
@@ -52,7 +52,7 @@ def explicit_fields(obj: object) -> frozenset[str]:
 
 
 def explicit_values(obj: object) -> dict[str, Any]:
-    """As `explicit_fields`, with what each was set to, whatever became of it since."""
+    """The names of `explicit_fields` with the value that each was set to, whatever became of it since."""
     noted = getattr(obj, "__dict__", {}).get(_NOTE)
     if noted is not None:
         return {name: value for name, value in noted.values.items() if value is not _ABSENT}

@@ -28,7 +28,7 @@ class Source(NamedTuple):
     """Factories of one kind of part."""
 
     gives: str
-    """What their configs build to, as "module:Class"; imported with the first name that is looked up."""
+    """The class that the factories' configs build, as "module:Class"; imported at the first look-up."""
     names: Callable[[], Iterable[str]]
     load: Callable[[str], Callable[..., Any]]
     """The function or class of that name."""
@@ -40,7 +40,7 @@ def factory_names(classes: Iterable[type]) -> list[str]:
 
 
 def made_by_name(text: str, classes: tuple[type, ...], *, fit: Callable[..., Any]) -> Any:
-    """What the factory call ``text`` returns: a config, or changes of a recipe (an object with ``changes``).
+    """The value of the factory call ``text``: a config, or changes of a recipe (an object with ``changes``).
 
     Args:
         text: ``name`` or ``name(argument=value, ...)``, with values as in an override. A dotted name of a class will do.

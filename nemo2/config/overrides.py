@@ -214,7 +214,7 @@ def _key(container: Any, step: str | int, walked: str) -> Any:
 
 
 def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
-    """What lives at a place the path goes through; a config made for it where nothing does."""
+    """The config at a step of the path; a new config where there is none."""
     value = place.read()
     if value is not _MISSING and value is not None:
         if _stored(place) is _MISSING:  # a default: what is changed inside it has to be an argument
@@ -264,7 +264,7 @@ def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
 
 
 def _stored(place: _Place) -> Any:
-    """What is stored at a place, without defaults."""
+    """The stored value at a place, without defaults."""
     if isinstance(place.owner, fdl.Buildable):
         return place.owner.__arguments__.get(place.key, _MISSING)
     return place.owner.get(place.key, _MISSING) if isinstance(place.owner, dict) else place.owner[place.key]

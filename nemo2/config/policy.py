@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe from elsewhere may name, what of that its configs may call, and what may be called with it later.
+"""The allow-list for recipes from elsewhere: names they may hold, targets of their configs, values that others call later.
 
 Reading a recipe is a place where a file decides what gets called, at three moments:
 
@@ -55,7 +55,7 @@ STRUCTURE = {
     "nemo_run.config": {"Config", "Partial"},
     "nemo2.config.tree": {"Config", "Partial"},
 }
-"""What recipes themselves are made of. A config may call none of these but `dict`."""
+"""Types that recipes themselves consist of. A config may call none of these but `dict`."""
 
 _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"}
 VALUES = {"pathlib": _PATHS, "pathlib._local": _PATHS, "datetime": {"timedelta"}, "torch": {"device"}}
@@ -73,7 +73,7 @@ _FUNCTIONS = (
 """Where plain functions come from that configurations and specs of layers hold: activations, fusions, makers of specs."""
 
 _RESOLVERS = ("megatron.core.transformer.spec_utils",)
-"""Of these, functions that import what they are told to."""
+"""Modules of `_FUNCTIONS` whose functions import what they are told to."""
 
 _LAYERS = (
     "megatron.core.extensions",
@@ -110,7 +110,7 @@ _NOT_LISTED = "it is not on the list of modules that recipes may use"
 
 
 class RecipePolicy(serialization.PyrefPolicy):
-    """Which names a recipe may hold, and which of them may be called, now or later.
+    """The names that a recipe may hold, and those that may be called, now or later.
 
     Args:
         allowed_modules: Module prefixes or ``module:name``, taken as made for recipes.

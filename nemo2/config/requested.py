@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked for against what is there: a setting that changed without anybody saying so stops the run."""
+"""Comparison of the requested with the effective settings: a change without an announcement stops the run."""
 
 import dataclasses
 from collections.abc import Mapping

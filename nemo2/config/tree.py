@@ -69,7 +69,7 @@ class _Origin:
 
 
 class _Node:
-    """What `Config` and `Partial` share. Has no public names of its own: they would hide parameters."""
+    """The base of `Config` and `Partial`. It has no public names: they would hide parameters."""
 
     __fn_or_cls__: Any
     __arguments__: dict[Any, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was typed on a command line, before anybody asks what it is for; and what annotations ask for."""
+"""Text typed on a command line, before its field is known, and the types that annotations ask for."""
 
 import ast
 import collections.abc
@@ -33,7 +33,7 @@ class WrongType(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What was typed, and what it reads as in Python (itself, where it is no literal)."""
+    """The typed text and its value as a Python literal (the text itself, where it is none)."""
 
     raw: str
     literal: Any

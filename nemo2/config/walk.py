@@ -12,7 +12,7 @@ from nemo2.config.tree import Config, Partial, alias_owner, settle
 
 
 def class_of(node: Any) -> Any:
-    """What a config makes by calling it, most often a class; of a live object its class."""
+    """The target that a config calls, most often a class; the class of a live object."""
     return getattr(node, "__fn_or_cls__", type(node))
 
 

@@ -34,7 +34,7 @@ class Variable(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """What the variables follow from."""
+    """The facts that the variables follow from."""
 
     capability: tuple[int, int]
     """Compute capability of the GPUs."""
@@ -124,7 +124,7 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
 
 
 def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: int) -> Optional[Ranks]:
-    """What a configured run's variables follow from; None for a strategy that isn't ours."""
+    """The facts of a configured run; None for a strategy that isn't nemo2's."""
     trainer: Any = getattr(recipe, "trainer", None)
     strategy: Any = getattr(trainer, "strategy", None)
     sharded = getattr(class_of(strategy), "sharded_by_torch", False)

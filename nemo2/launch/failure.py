@@ -98,7 +98,7 @@ def _with_logs(text: str, log_dir: Path) -> str:
 
 
 def reported_deaths(log_dir: Path) -> list[Death]:
-    """What torchrun's failure report says, its root cause first; empty if it wrote none."""
+    """Torchrun's failure report, its root cause first; empty if it wrote none."""
     text = "\n".join(line for path in agent_logs(log_dir, "stderr") for line in _lines(path))
     _, found, report = text.rpartition("Root Cause (first observed failure):")
     if not found:

@@ -215,7 +215,7 @@ def run(
 
 
 def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
-    """What an executor runs on: this machine, or nodes of as many GPUs as it says, 8 where it doesn't.
+    """The machine of an executor: this machine, or nodes of as many GPUs as it says, 8 where it doesn't.
 
     Raises:
         ConfigError: an unknown ``gpu``.
@@ -293,7 +293,7 @@ def prepare_executor(
 
 
 def describe(executor: Any, title: str) -> str:
-    """What would be started on this machine, as a command one can read."""
+    """The command that would be started on this machine, for reading."""
     variables = "".join(f"  {name}={value}\n" for name, value in sorted(executor.env_vars.items()))
     return (
         f"would run {title!r} in {Path.cwd()}:\n"

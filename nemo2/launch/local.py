@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a run on this machine need: the right Python, threads and variables; an end without orphans."""
+"""Processes of a run on this machine: their Python, threads and variables; an end without orphans."""
 
 import contextlib
 import os

@@ -34,7 +34,7 @@ class OptimizerModule(pl.Callback, ABC):
         """The optimizers for ``model``, a `MegatronParallel` or a plain module."""
 
     def __call__(self, model: pl.LightningModule, megatron_parallel: Any = None) -> list[dict[str, Any]]:
-        """What Lightning's ``configure_optimizers`` returns: one dictionary per optimizer, with its schedule."""
+        """The value of Lightning's ``configure_optimizers``: one dictionary per optimizer, with its schedule."""
         made = self.optimizers(megatron_parallel if megatron_parallel is not None else model)
         if self.lr_scheduler is None:
             return [{"optimizer": optimizer} for optimizer in made]

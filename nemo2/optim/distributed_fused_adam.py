@@ -87,14 +87,14 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True)
 class DistributedFusedAdam:
-    """What the options set, which unpacks into its two configs; `apply_to` puts it into a recipe."""
+    """The settings behind the options, which unpack into two configs; `apply_to` writes them into a recipe."""
 
     config: "Config[Any]"
-    """Of Megatron-Core's ``OptimizerConfig``."""
+    """Fields of Megatron-Core's ``OptimizerConfig``."""
     ddp_config: "Config[Any]"
-    """Of Megatron-Core's ``DistributedDataParallelConfig``."""
+    """Fields of Megatron-Core's ``DistributedDataParallelConfig``."""
     param_sync_dtype: Optional[torch.dtype] = None
-    """Of gathered parameters, to be compared with the recipe's precision. None: whatever that says."""
+    """Dtype of gathered parameters, to be compared with the recipe's precision. None: the precision's dtype."""
 
     def __iter__(self) -> "Iterator[Config[Any]]":
         return iter((self.config, self.ddp_config))

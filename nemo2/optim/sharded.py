@@ -15,11 +15,11 @@ from torch.nn import Parameter
 from nemo2.errors import ConfigError
 
 _WRAPPED = "_fsdp_wrapped_module."
-"""What torch's FSDP puts into the names of the parameters it has wrapped."""
+"""The infix that torch's FSDP puts into the names of wrapped parameters."""
 
 
 def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) -> torch.optim.Optimizer:
-    """What Megatron-Core's configuration means for parameters that torch shards: Adam(W) or SGD in fp32, its parameter groups
+    """The optimizer of Megatron-Core's configuration for parameters that torch shards: Adam(W) or SGD in fp32, its parameter groups
     made by Megatron-Core.
 
     Raises:
@@ -103,7 +103,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> Optional[float]:
-        """What the loss is multiplied with before the backward. None: nothing is scaled."""
+        """Factor of the loss before the backward pass. None: the loss is not scaled."""
         return None if self.scaler is None else float(self.scaler.scale)
 
     def scale_loss(self, loss: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which communication overlaps with computation, and the buffers it uses."""
+"""Communication that overlaps with computation, and its buffers."""
 
 from nemo2.lazy import front_door
 

@@ -73,7 +73,7 @@ def overlap(
 
 
 def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = None) -> None:
-    """What Megatron-Core does to ``bucket_size`` when it makes buffers whose reduction isn't overlapped, and where that passes
+    """Megatron-Core's change of ``bucket_size`` when it makes buffers whose reduction isn't overlapped, and where that passes
     over what somebody set, ``say`` is told."""
     if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp or ddp_config.bucket_size is None:
         return
@@ -86,5 +86,5 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
 
 
 def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
-    """Those of a trainer's callbacks, configured or live, that ask for overlap."""
+    """The overlap callbacks of a trainer, configured or live."""
     return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]

@@ -30,7 +30,7 @@ def facts_of_run(
     transformer_engine_missing: Optional[str] = None,
     output_layer_can_fuse: bool = True,
 ) -> OverlapFacts:
-    """What the rules look at. None as a configuration: the run has none of Megatron-Core's there.
+    """The overlap rules' facts. A configuration of None: the run has none of Megatron-Core's there.
 
     ``gpu``, ``transformer_engine_missing`` and ``output_layer_can_fuse`` describe the machine that trains, a
     `nemo2.settle.Machine`.
@@ -61,7 +61,7 @@ def facts_of_run(
 def settings_of_run(
     callbacks: Iterable[Any], *, model_config: Any, optimizer_config: Any, ddp_config: Any
 ) -> list[Setting]:
-    """What somebody set: the callbacks' arguments first, then what the configurations were made with.
+    """The user's settings: the callbacks' arguments first, then the fields that the configurations were made with.
 
     None is no setting: Megatron-Core decides there.
     """

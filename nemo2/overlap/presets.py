@@ -26,7 +26,7 @@ _FAMILIES = {"h100": "h100", "h200": "h100", "gh200": "h100", "b200": "b200", "g
 
 
 class Preset(NamedTuple):
-    """What a preset was tuned for; ``settings()`` are the tuned numbers."""
+    """The job that a preset was tuned for; ``settings()`` are the tuned numbers."""
 
     dtype: str
     """"bf16" (any 16-bit dtype) or "fp8"."""

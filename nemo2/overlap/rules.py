@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which communication runs beside computation: a function of the layout and of what was set.
+"""The rules that decide which communication overlaps: a function of the layout and of the user's settings.
 
 The defaults are NeMo 2.0's. What differs: a value that somebody set wins wherever it was set, two that contradict each
 other are an error that names both, and what the layout has no use for is off with its reason.
@@ -48,7 +48,7 @@ def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Deci
 
 
 def contradictions(facts: OverlapFacts, given: Iterable[Setting]) -> list[str]:
-    """What `decide` would refuse, a sentence each."""
+    """The refusals of `decide`, a sentence each."""
     settings = Settings(given)
     return [*settings.clashes, *_exclusions(facts, settings)]
 

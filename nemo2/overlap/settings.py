@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked of the overlap rules, what a run is like, and what they answer."""
+"""Input and output of the overlap rules: the user's settings, the run's facts, the decisions."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ SWITCH_FIELDS = tuple(SWITCHES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OverlapFacts:
-    """What the rules need to know about a run."""
+    """The facts of a run that the overlap rules read."""
 
     tensor_parallel: int
     pipeline_parallel: int

@@ -28,7 +28,7 @@ BESIDE = ("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad")
 
 @dataclasses.dataclass
 class TPOverlapCfg:
-    """What the three methods share: nothing but being one."""
+    """Base class of the three overlap methods."""
 
 
 @configurable

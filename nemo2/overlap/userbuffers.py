@@ -19,7 +19,7 @@ from nemo2.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
 from nemo2.overlap.tp_switches import SWITCHES, contradictions
 
 _running: Optional[dict[str, Any]] = None
-"""What `start_userbuffers` was last asked for; None where nothing runs."""
+"""The arguments of the last `start_userbuffers`; None where no userbuffers run."""
 
 
 def start_userbuffers(config: Any, data_sampler: Any) -> None:
@@ -91,7 +91,7 @@ def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
 
 
 def _tokens(config: Any, data_sampler: Any) -> int:
-    """Of a micro-batch on this rank, before sequence parallelism cuts them."""
+    """Tokens of a micro-batch on this rank, before sequence parallelism shards them."""
     if data_sampler is None:
         raise ConfigError(
             "model.config.tp_comm_overlap=True allocates buffers of a micro-batch's size, and the data has no data_sampler that "

@@ -29,7 +29,7 @@ PER_MICROBATCH = ("on_megatron_microbatch_start", "on_megatron_microbatch_end")
 
 
 def kind_of(config: Any) -> Kind:
-    """What ``config`` asks for, whatever the version of Megatron-Core calls it; "none" for models of another kind."""
+    """The kind of graphs that ``config`` asks for, in any version's spelling; "none" for models of another kind."""
     kind: Any = getattr(config, "cuda_graph_impl", "none") or "none"
     if getattr(config, "enable_cuda_graph", False):
         kind = "local"
@@ -68,7 +68,7 @@ def spell_as_installed(config: Any) -> None:
 
 
 class StepGraphs:
-    """What the training loop does for the graphs of one rank's chunks. Made by `MegatronParallel` where any are asked for.
+    """The training loop's part in the graphs of one rank's chunks. `MegatronParallel` makes it where graphs are asked for.
 
     Args:
         chunks: This rank's, wrapped.
@@ -100,7 +100,7 @@ class StepGraphs:
             forget_whole_steps()
 
     def around(self, schedule: Callable[..., Any], step: Any) -> Callable[..., Any]:
-        """What to call in place of ``schedule`` for a training step; captures, when it is time to.
+        """The function to call in place of ``schedule`` for a training step; it captures when the warm-up is over.
 
         Raises:
             ConfigError: the batch has another shape than the captured one, or can't be captured.

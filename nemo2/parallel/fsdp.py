@@ -22,7 +22,7 @@ from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
-"""What is cut: the optimizer's state (ZeRO-1), gradients as well (ZeRO-2), parameters as well (ZeRO-3)."""
+"""The sharded tensors: the optimizer's state (ZeRO-1), gradients as well (ZeRO-2), parameters as well (ZeRO-3)."""
 
 
 class MegatronFSDPChunk(FullyShardedDataParallel):
@@ -53,7 +53,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         self.broadcast_params = _nothing_left_to_broadcast
 
     def main_parameters(self) -> dict[str, tuple[nn.Parameter, int]]:
-        """What the optimizer updates of each parameter, by its name in the chunk, and which of its rows that begins with.
+        """The optimizer's main parameter of each parameter, by its name in the chunk, with the index of its first row.
 
         Every rank calls it the first time: how Megatron-FSDP has cut the rows is asked of the ranks that share them.
         """
@@ -66,7 +66,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         return {name: (parameter, self._first_rows[name]) for name, parameter in held.items()}
 
     def install_main_parameters(self) -> None:
-        """What has been written into `main_parameters` becomes the model's, in its dtype and on all ranks."""
+        """Copy `main_parameters` into the model's parameters, in their dtype and on all ranks."""
         wrapper: Any = self
         wrapper.param_and_grad_buffer.copy_main_weights_to_model_weights()
         wrapper.start_param_sync()

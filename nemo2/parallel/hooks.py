@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class CallbackConnector:
-    """Who wants to hear of which hook. Hooks nobody asked for cost a dictionary look-up."""
+    """The registry of listeners by hook. A hook without listeners costs a dictionary look-up."""
 
     def __init__(self, callbacks: "Any" = None) -> None:
         self._objects: list[Any] = []

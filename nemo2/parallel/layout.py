@@ -21,11 +21,11 @@ class Size(NamedTuple):
     short: str
     """In `Layout`, and everywhere that sizes are drawn or listed."""
     name: str
-    """Of the strategy, and of Megatron-Core's configurations."""
+    """Name of the field on the strategy and in Megatron-Core's configurations."""
     label: str
     """In a line for a reader: "TP 2"."""
     group: Optional[str]
-    """What ranks of one group share; None where it makes no group of ranks."""
+    """The tensors that the ranks of one group share; None for a size without a group of ranks."""
     optional: bool = False
     """Whether it may be None."""
 
@@ -96,7 +96,7 @@ class Layout:
         return {name: getattr(self, short) for short, name in LAYOUT_FIELDS.items()}
 
     def overrides(self, before: Mapping[str, Any]) -> list[str]:
-        """What to set, as on the command line, where the layout was ``before``, by the short names."""
+        """The overrides, in the command line's form, that turn the layout ``before`` into this one."""
         changed = [short for short in LAYOUT_FIELDS if getattr(self, short) != before[short]]
         if {self.vp, before["vp"]} == {None, 1}:
             changed.remove("vp")

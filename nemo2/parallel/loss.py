@@ -85,7 +85,7 @@ class MaskedTokenLossReduction(MegatronLossReduction):
 
 
 class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
-    """As `MaskedTokenLossReduction`, for models that decide which tokens count: the forward step returns the loss per token
+    """The `MaskedTokenLossReduction` of models that decide which tokens count: the forward step returns the loss per token
     and the mask, which takes the place of the batch's."""
 
     def forward(
@@ -106,7 +106,7 @@ class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
 
 
 class ScalarLossReduction(MegatronLossReduction):
-    """For modules whose ``training_step`` returns a scalar loss, as Lightning modules do.
+    """The reduction for modules whose ``training_step`` returns a scalar loss, as Lightning modules do.
 
     The step's loss is the mean over micro-batches and data-parallel ranks.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module of a model is cut how over tensor-parallel ranks, as a plan of torch's parallel styles."""
+"""The tensor-parallel plan of a model: a style of torch's for each sharded module."""
 
 from collections.abc import Mapping
 from typing import Any, Optional

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no data sheet says: how much of it kernels, links and machines reach.
+"""Efficiencies: the share of the data sheet's rates that kernels, links and machines reach.
 
 `PRIORS` are guesses from physics and from published measurements of single kernels, each with its reason; none of them is taken
 from a fit. ``make calibrate`` moves them as far as published training speeds ask for and writes
@@ -207,7 +207,7 @@ GUESSED = Constants.of({name: prior.value for name, prior in PRIORS.items()})
 
 @functools.cache
 def calibration() -> dict[str, Any]:
-    """What ``make calibrate`` wrote: `constants` by name, and `errors` of its left-out predictions by kind of job."""
+    """Result of ``make calibrate``: `constants` by name, and `errors` of its left-out predictions by kind of job."""
     return json.loads(CALIBRATED.read_text(encoding="utf-8"))
 
 

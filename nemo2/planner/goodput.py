@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What interruptions cost a long run: the best time between checkpoints, and how long it will really take.
+"""Cost of interruptions to a long run: the best time between checkpoints, and the expected duration.
 
 J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22
 (2006): with failures at random, M hours apart on average, a save that stops the run for S and a restart of R, a run of T hours
@@ -66,7 +66,7 @@ class Goodput:
 
 
 def goodput(hours: float, *, gpus: int, failures: Failures) -> Goodput:
-    """What ``hours`` of uninterrupted training on so many GPUs become."""
+    """The expected duration of ``hours`` of uninterrupted training, interruptions included."""
     rate = failures.per_gpu_hour * gpus
     if rate == 0:
         return Goodput(interval_hours=hours, hours=hours, interruptions=0.0, share=1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step of a model is asked to do, and on what: the planner's input beside the model's shape."""
+"""The job of a training step, its batch, layout and GPUs: the planner's input beside the model's shape."""
 
 import dataclasses
 import math
@@ -140,7 +140,7 @@ class Job:
         return self.recompute == "selective" and part in self.recomputed
 
     def computed_again(self, layers: int) -> range:
-        """Which of a chunk's so many layers are computed again whole, on the way back."""
+        """The layers of a chunk that the backward pass recomputes whole."""
         if self.recompute != "full":
             return range(0)
         return range(layers if self.recompute_method == "uniform" else min(self.recompute_layers, layers))

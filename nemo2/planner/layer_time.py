@@ -38,7 +38,7 @@ _AnyAttention = Union[Attention, LatentAttention]
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What the kernels of one job on its GPU can do."""
+    """The rates of one job's kernels on its GPU."""
 
     shape: ModelShape
     job: Job
@@ -233,7 +233,7 @@ class Kernels:
     # ----------------------------------------------------------------------------------------------------- kinds of parts
 
     def of(self, part: Part) -> Iterator[tuple[str, Passes]]:
-        """What one part takes, by kind of kernel; the exchange of tokens between experts is not among it."""
+        """Seconds of one part of the model by kind of kernel, without the exchange of tokens between experts."""
         if isinstance(part, Attention | LatentAttention):
             yield "projections", self.chain(*part.linears)
             yield "core attention", self.core_attention(part)

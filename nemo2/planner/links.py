@@ -48,5 +48,5 @@ def dispatch_seconds(job: Job, volume: float, choices: int, ranks: int, stride: 
 
 
 def _reached(places: float, choices: int) -> float:
-    """Of so many places, those other than one's own that so many choices hit on average, however often each."""
+    """The expected number of remote places that ``choices`` uniform draws among ``places`` hit, each place counted once."""
     return (places - 1) * (1 - (1 - 1 / places) ** choices) if places > 1 else 0.0

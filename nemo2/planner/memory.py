@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step keeps in a GPU's memory at its fullest moment, by part, by formula.
+"""Peak memory of a training step on a GPU, by part, by formula.
 
 For a search over many layouts, and for jobs that a rehearsal cannot run; where it can, `nemo2.rehearse` counts the same to
 the byte.
@@ -19,7 +19,7 @@ GB = 1e9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConstants:
-    """What no formula says. Guessed from how torch works; ``python -m bench.planner --memory`` tells how far that carries."""
+    """Estimates without a formula, guessed from how torch works; ``python -m bench.planner --memory`` scores them."""
 
     eager: float = 1.8
     """Of activations where elementwise kernels keep their inputs one by one: a norm in plain torch keeps 12 bytes an element
@@ -32,7 +32,7 @@ class MemoryConstants:
     context: float = 2.0
     """GB that CUDA's context, NCCL and libraries take beside torch's allocator."""
     fragmentation: float = 0.08
-    """Of what is allocated, what the allocator holds in blocks that fit nothing at the fullest moment."""
+    """Share of the allocated memory that the allocator holds in blocks too small for any tensor at the fullest moment."""
 
 
 GUESSED = MemoryConstants()
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def used(self) -> float:
-        """What `nvidia-smi` shows: with what is outside of torch, and the allocator's holes."""
+        """Memory as `nvidia-smi` shows it: with the memory outside of torch and the allocator's holes."""
         return self.allocated + self.beside
 
 

@@ -32,7 +32,7 @@ class StageMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a recipe will do on its GPUs.
+    """Prediction of a recipe's training on its GPUs.
 
     Attributes:
         layout: in words.
@@ -86,14 +86,14 @@ class Plan:
 
     @property
     def hours(self) -> Optional[float]:
-        """Of uninterrupted training for the budget."""
+        """Hours of uninterrupted training for the budget of tokens."""
         if self.tokens is None:
             return None
         return self.tokens / (self.tokens_per_second_per_gpu * self.gpus) / HOUR
 
     @property
     def cost(self) -> Optional[float]:
-        """Of the expected hours, failures included, in the currency of the price."""
+        """Price of the expected hours, failures included, in the currency of the hourly price."""
         if self.cost_per_gpu_hour is None or self.goodput is None:
             return None
         return self.goodput.hours * self.gpus * self.cost_per_gpu_hour
@@ -131,7 +131,7 @@ def plan(
     rehearsed: bool = True,
     check: bool = True,
 ) -> Plan:
-    """What ``recipe``, which is not changed, will do on ``gpus``.
+    """Predict the training of ``recipe``, which is not changed, on ``gpus``.
 
     Args:
         recipe: A configured call of ``llm.pretrain``.

@@ -21,7 +21,7 @@ from nemo2.settle.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is planned.
+    """The subject of a plan.
 
     Attributes:
         facts: the recipe's, for rules that judge other layouts of it.
@@ -91,7 +91,7 @@ def _vocabulary(facts: Facts) -> int:
 
 
 def _size_of_made(tokenizer: Any) -> Optional[int]:
-    """Of a tokenizer that is there, or that takes no arguments and so opens nothing."""
+    """Vocabulary of a live tokenizer, or of a class without arguments, which opens no file."""
     if hasattr(tokenizer, "__fn_or_cls__"):
         if tokenizer.__arguments__:
             return None
@@ -140,7 +140,7 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
 
 
 def _recomputation(facts: Facts) -> dict[str, Any]:
-    """What is computed again, and whose activations are on the host."""
+    """Settings of recomputation and of activations offloaded to the host."""
     granularity = facts.of_model("recompute_granularity") or "none"
     if granularity == "full" and not _recomputes_hybrids() and hybrid_pattern(_model(facts)) is not None:
         granularity = "none"
@@ -165,7 +165,7 @@ def _recomputes_hybrids() -> bool:
 
 
 def notes_of(facts: Facts) -> tuple[str, ...]:
-    """What a plan takes for granted of settings that it has no formula for."""
+    """Notes on settings that the plan has no formula for, with its assumption."""
     model = facts.of_model
     notes = []
     if model("cpu_offloading"):

@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a search found: the `best`, legal ones; `asked` is the recipe as it stands; all `tried` that fit, legal or not."""
+    """Result of a search: the `best` legal layouts; `asked`, the recipe as it stands; `tried`, all that fit, legal or not."""
 
     best: tuple[Candidate, ...]
     asked: Candidate
@@ -114,12 +114,12 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
 
 
 def candidate(shape: ModelShape, job: Job, layout: Layout) -> Candidate:
-    """What the planner says of a job."""
+    """The planner's prediction of a job."""
     return Candidate(layout=layout, job=job, step=predict(shape, job), needed=predict_memory(shape, job).used)
 
 
 class Tried(NamedTuple):
-    """What was looked at: what fits, how many there were, and the least memory that one needs."""
+    """The candidates of a search: those that fit, their number in all, and the least memory among them."""
 
     fitting: list[Candidate]
     number: int

@@ -61,7 +61,7 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
 
 
 def _around(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], kernels: float) -> tuple[float, float]:
-    """What launching, and then ZeRO-3's collectives, add to so many seconds of a stage's kernels."""
+    """Seconds that the launch of kernels, and then ZeRO-3's collectives, add to a stage's kernels."""
     launching = _launching(shape, job, c, stage, kernels)
     return launching, _sharded_weights(shape, job, c, kernels + launching)
 
@@ -83,13 +83,13 @@ def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> flo
 
 
 def _beyond(gpu: float, host: float) -> float:
-    """What a host that needs ``host`` seconds to launch adds to ``gpu`` seconds of kernels: all of what it is slower, a
+    """Seconds that a host, which needs ``host`` seconds to launch, adds to ``gpu`` seconds of kernels: all of what it is slower, a
     little where the two are alike."""
     return (gpu**4 + host**4) ** 0.25 - gpu
 
 
 def _launching(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], gpu: float) -> float:
-    """What the host adds to ``gpu`` seconds of a stage's kernels.
+    """Seconds that the host adds to ``gpu`` seconds of a stage's kernels.
 
     It runs ahead of the GPU, but before it can launch routed experts it waits to be told how many tokens each gets, and what it
     was ahead is lost: their kernels are held against their own launching.
@@ -118,7 +118,7 @@ class Held:
 
 
 def held_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
-    """Of a stage with a mean share of the layers and so many embedding matrices."""
+    """Weights on a rank of a stage with a mean share of the layers and ``embeddings`` embedding matrices."""
     return Held(
         dense=shape.dense_parameters / (job.tp * job.pp) + embeddings * shape.embedding_parameters / job.tp,
         dense_copies=job.dp * job.cp,
@@ -136,7 +136,7 @@ def _ring(job: Job, c: Constants, held: Held) -> float:
 
 
 def _sharded_weights(shape: ModelShape, job: Job, c: Constants, compute: float) -> float:
-    """What ZeRO-3 adds to a micro-batch: weights gathered for both passes, gradients scattered, six bytes a weight."""
+    """Seconds that ZeRO-3 adds to a micro-batch: weights gathered for both passes, gradients scattered, six bytes a weight."""
     if job.sharding != "fsdp":
         return 0.0
     seconds = (2 + 2 + (0 if job.lora else 2)) * _ring(

@@ -89,7 +89,7 @@ def budget_lines(plan: Plan) -> list[str]:
 
 
 def goodput_lines(found: Goodput) -> list[str]:
-    """What interruptions make of it."""
+    """The paragraph on interruptions."""
     return [
         f"with {found.interruptions:,.1f} interruptions expected: {duration(found.hours)}, {found.share:.1%} of it training that "
         f"is kept, with a checkpoint every {duration(found.interval_hours)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rehearsal found out, as plain data: bytes, messages, arithmetic and the order of work, per kind of rank.
+"""Results of a rehearsal as plain data: bytes, messages, arithmetic and the order of work, per kind of rank.
 
 Everything is per optimizer step of the recipe and per rank unless it says otherwise, in bytes and floating-point operations (a
 multiply-add counts as two). Needs no torch; `to_dict` gives what `--json` prints.
@@ -25,7 +25,7 @@ class Memory:
     buffers: int
     """Module buffers, the micro-batches of the step, and 8-bit copies of weights."""
     activations: Mapping[str, int]
-    """What autograd keeps for the backward pass, by the part of the model that made it."""
+    """Bytes that autograd keeps for the backward pass, by the part of the model that made them."""
     logits: int
     """Output layer and loss, saved or not."""
     messages: int
@@ -169,7 +169,7 @@ class Rehearsal:
     verdict: Verdict
     seconds: float
     notes: tuple[str, ...] = field(default=())
-    """What was taken for granted."""
+    """The assumptions of the rehearsal."""
 
     def rank(self, kind: str) -> RankRehearsal:
         """The rank that stands for ``kind``.

@@ -234,7 +234,7 @@ def first_rank_of_stage(recipe: Any, stage: int) -> int:
 
 
 def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
-    """What the numbers take for granted for this recipe."""
+    """The assumptions behind the numbers of this recipe."""
     notes = []
     if kernels == "te":
         notes.append("kernels as Transformer Engine's (nemo2.rehearse.kernels); --kernels plain for the plain layers")

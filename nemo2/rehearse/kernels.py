@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fused kernels of a GPU keep and compute, standing in for the plain PyTorch layers of this machine.
+"""Stand-ins for a GPU's fused kernels: their saved tensors and their arithmetic, in place of the plain PyTorch layers'.
 
 Without Transformer Engine the model is built from `nemo2.models.layers`; what those save for the backward pass is not what
 the job will save. Here each place where the GPU runs one kernel is one operation that computes nothing, allocates the
@@ -62,7 +62,7 @@ class Kernel(torch.autograd.Function):
 
 
 def _asked(config: Any, name: str) -> Any:
-    """What a model's configuration asked for, before this machine's backend changed it."""
+    """The value that a model's configuration asked for, before this machine's backend changed it."""
     adjustment = getattr(config, "adjustments", {}).get(name)
     return getattr(config, name, None) if adjustment is None else adjustment.asked
 
@@ -176,7 +176,7 @@ def _pairs(queries: int, keys: int, left: int, *, causal: bool) -> int:
 
 
 def _exchanged_forward(style: str, group: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
-    """What the kernel holds while it runs, beside its inputs and its output."""
+    """Workspace of the kernel, beside its inputs and its output."""
     if style == "none":
         return []
     ranks = group.size()
@@ -479,7 +479,7 @@ def _cpu_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def plain_kernels() -> tuple[Patch, ...]:
-    """For rehearsals with the plain PyTorch layers of a CPU: only what has no counterpart on meta."""
+    """Patches for rehearsals with the plain PyTorch layers: only operations without a counterpart on meta."""
     attention = Patch(
         target="torch.nn.functional:scaled_dot_product_attention",
         replacement=_cpu_attention,

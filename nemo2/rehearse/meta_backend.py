@@ -23,7 +23,7 @@ from nemo2.rehearse.silent_group import BACKEND
 META = torch.device("meta")
 
 _AS_ON_THE_GPU = ("deallocate_pipeline_outputs", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
-"""What the CPU cannot do and a rehearsal can, because nothing is computed."""
+"""Settings that the CPU backend overrides and a rehearsal keeps, because nothing is computed."""
 
 
 class MetaBackend(CpuBackend):

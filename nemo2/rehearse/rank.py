@@ -33,14 +33,14 @@ from nemo2.rehearse.tracker import WORK, Sums, Tracker
 
 @dataclass
 class Ran:
-    """What one rank's step left behind."""
+    """The records of one rank's step."""
 
     strategy: Any
     tracker: Tracker
     state: dict[str, int]
     """Bytes of model state by kind; see `state_bytes`."""
     at_peak: Sums
-    """What was alive at the fullest moment, by holder and part; `state` is the truth about model state."""
+    """Bytes alive at the fullest moment, by holder and part; `state` is the truth about model state."""
     saved_peak: int
     calls: list[tuple[str, Call]]
     """(phase, collective) in order; the phase is ``build``, ``schedule``, ``forward``, ``backward``, ``finalize`` or
@@ -48,9 +48,9 @@ class Ran:
     events: list[tuple[str, int, int]]
     """("forward" or "backward", chunk, micro-batch) in the order this rank did them."""
     num_microbatches: int
-    """Of the rehearsed step."""
+    """Micro-batches of the rehearsed step."""
     num_microbatches_of_step: int
-    """Of a step of the recipe, on one data-parallel rank."""
+    """Micro-batches of a step of the recipe, on one data-parallel rank."""
 
 
 def run_rank(

@@ -26,11 +26,11 @@ class Call:
     kind: str
     """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``send``, ``receive`` ..."""
     group: str
-    """What Megatron-Core calls the group (its ``group_desc``), "" for the world."""
+    """Megatron-Core's name of the group (its ``group_desc``), "" for the world."""
     ranks: int
     """Size of the group."""
     bytes: int
-    """Of the larger of its two sides on this rank: the whole buffer of a gather or a scatter, the message of a send."""
+    """Bytes of the larger of its two sides on this rank: the whole buffer of a gather or a scatter, the message of a send."""
 
 
 Listener = Callable[[Call, list[Tensor]], None]
@@ -173,7 +173,7 @@ def _tensors(message: Any) -> list[Tensor]:
 
 
 def _fill(output: Tensor, tensor: Tensor) -> None:
-    """What this rank has, over and over: as if the other ranks had the same."""
+    """Fill ``output`` with copies of this rank's ``tensor``, as if the other ranks had the same."""
     if output.device.type != "cpu" or output.numel() == 0 or tensor.numel() == 0:
         return
     if output.shape == tensor.shape and output.dtype == tensor.dtype:

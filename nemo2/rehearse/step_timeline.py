@@ -20,7 +20,7 @@ _SHOWN, _SHOWN_INTERLEAVED = 4, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a GPU reaches, per second."""
+    """Rates of a GPU, per second."""
 
     flops: float
     link: float
@@ -94,7 +94,7 @@ def _seconds(rank: RankRehearsal, phase: str, rates: Rates) -> float:
 
 
 def _time(count: CollectiveCount, rates: Rates) -> float:
-    """Of all these messages, one after the other; what a ring moves is `CollectiveCount.bytes`' share."""
+    """Seconds of all these messages, one after the other; what a ring moves is `CollectiveCount.bytes`' share."""
     around = (count.ranks - 1) / count.ranks * (2 if count.kind == "all_reduce" else 1)
     crossing = count.ranks > rates.gpus_per_node or count.group in _REPLICAS or count.group == "pipeline"
     moved = count.bytes * (1 if count.kind in ("send", "receive", "send_receive") else around)
@@ -102,7 +102,7 @@ def _time(count: CollectiveCount, rates: Rates) -> float:
 
 
 def _transfer(rank: RankRehearsal, rates: Rates) -> float:
-    """Of one message to the next stage."""
+    """Seconds of one message to the next stage."""
     sent = [count for count in rank.collectives if count.kind == "send" and count.group == "pipeline" and count.calls]
     return max((count.bytes / count.calls / rates.network for count in sent), default=0.0)
 

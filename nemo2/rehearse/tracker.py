@@ -57,7 +57,7 @@ class Tracker(TorchDispatchMode):
         """Bytes that autograd holds for the backward pass, parameters and other model state left out."""
         self.saved_peak = 0
         self.phase = "build"
-        """What the step is at; whoever runs it says so."""
+        """The phase of the step, set by its runner."""
         self.flops: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(kind of kernel, phase) → floating-point operations; a multiply-add counts as two."""
         self.traffic: defaultdict[str, int] = defaultdict(int)

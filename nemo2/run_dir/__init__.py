@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run writes about itself. Names are resolved on first use; reading a run's files needs no torch."""
+"""The files that a run writes about itself. Names are resolved on first use; reading a run's files needs no torch."""
 
 from nemo2.lazy import front_door
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which directory a run writes to, agreed on by all its ranks.
+"""The directory that a run writes to, agreed on by all its ranks.
 
 ``<base>/<name>/<version>``, where the version of a new run is the time it started. Clocks of ranks differ by enough to
 name different directories, so one rank's answer is used by all.
@@ -255,7 +255,7 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
 
 
 def _meeting_of_variables() -> Optional[Meeting]:
-    """What torchrun's variables say."""
+    """The run's identity from torchrun's variables."""
     variables = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
     rank, world_size, address, port = variables
     if rank is None or world_size is None or address is None or port is None or int(world_size) == 1:

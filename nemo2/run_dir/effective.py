@@ -42,7 +42,7 @@ def write_effective_config(path: str | os.PathLike[str], trainer: Any, model: An
 
 
 def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
-    """The same as plain data; sections that do not apply (no ``ddp_config``, say) are left out."""
+    """The effective configuration as plain data; sections that do not apply (no ``ddp_config``, say) are left out."""
     strategy = getattr(trainer, "strategy", None)
     datamodule = getattr(trainer, "datamodule", None)
     precision = getattr(trainer, "precision_plugin", None)

@@ -39,7 +39,7 @@ _URL_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+(:[^/\s@]*)?@"
 
 
 def collect_environment(*, world_size: int | None = None, devices: Iterable[str] | None = None) -> dict[str, Any]:
-    """What ``environment.json`` says, as plain data.
+    """The contents of ``environment.json`` as plain data.
 
     ``devices`` are the names of this process' accelerators; None asks torch if it is loaded already, so that nothing is
     imported for the sake of a note.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank leaves behind when it fails, and how the first failure is found among the ranks'.
+"""Fault files: a rank's record of its failure, and the search for the first failure among the ranks'.
 
 When one rank fails, the others fail a moment later in the next collective, and theirs is the error one usually sees.
 Each rank therefore writes its own with the time of day; the earliest is the cause. Imports nothing heavy.

@@ -14,7 +14,7 @@ from nemo2.files import open_to_write
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""As long as torch waits for a collective."""
+"""The default of torch's own time limit of a collective."""
 
 
 @configurable

@@ -17,7 +17,7 @@ LAUNCHER_VARIABLE = "NEMO2_LAUNCHER"
 """The launcher of a run on this machine, as `name_of_this_process` says; set by the launcher."""
 
 GRACE_SECONDS = 60.0
-"""For the save."""
+"""Seconds that a rank without a launcher has for its last save."""
 _LOOK_SECONDS = 1.0
 _started = False
 

@@ -46,7 +46,7 @@ class _Listener(Logger):
 
 
 class LoggedStepProgress(ProgressBar, ABC):
-    """What both forms share: rank 0 only, told of logged steps; subclasses say what to show.
+    """The base of both forms: on rank 0, told of logged steps; subclasses decide what to show.
 
     Subclass hooks: ``show_training``, ``show_validation``, ``begin`` and ``end``.
     """

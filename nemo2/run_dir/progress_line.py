@@ -27,7 +27,7 @@ ORDER = (
     "tokens_per_second",
     "tflops_per_gpu",
 )
-"""What is printed first, in this order; every other metric follows by name."""
+"""Metrics that are printed first, in this order; every other metric follows by name."""
 
 _LINE = re.compile(
     r"^(?P<stage>Training|Validation|Test) epoch (?P<epoch>\d+), iteration (?P<step>\d+)/(?P<last>\d+|\?)"
