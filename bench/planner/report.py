@@ -12,7 +12,7 @@ from bench.planner.fit import Fit, row_weights, summary, values_at
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row
 from nemo2.planner.constants import CALIBRATED, PRIORS
-from nemo2.planner.error_band import band, kind_of
+from nemo2.planner.error_band import band, job_kind
 
 # "NeMo", "dgxc" and the like: who publishes with Megatron-Core and Transformer Engine.
 _NVIDIA = ("NeMo", "NVIDIA", "Megatron", "arXiv 2104.04473", "arXiv 2205.05198")
@@ -23,7 +23,7 @@ def bands(rows: Sequence[Row], errors: np.ndarray) -> dict[str, list[float]]:
     one project count as little each as in the fit."""
     kinds: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, error, weight in zip(rows, errors.tolist(), row_weights(rows).tolist(), strict=True):
-        kinds[kind_of(row.shape, row.job)].append((float(np.exp(-error)), weight))
+        kinds[job_kind(row.shape, row.job)].append((float(np.exp(-error)), weight))
     return {kind: [*_sixths(found), len(found)] for kind, found in sorted(kinds.items())}
 
 

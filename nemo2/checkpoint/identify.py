@@ -44,7 +44,7 @@ _NO_COMMAND = "nemo2 doesn't read this format"
 
 
 @dataclass
-class Found:
+class Identified:
     """One checkpoint. ``problems`` is empty if it is whole; None stands for what nothing tells."""
 
     kind: Kind
@@ -64,7 +64,7 @@ class Found:
     """The next valid commands."""
 
 
-def identify(path: Path | str, *, verify: bool = False) -> Found:
+def identify(path: Path | str, *, verify: bool = False) -> Identified:
     """Say what ``path`` is. A run directory or a folder of checkpoints stands for its newest one.
 
     Args:
@@ -103,14 +103,14 @@ def _is_ours(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _ours(path: Path, verify: bool) -> Found:
+def _ours(path: Path, verify: bool) -> Identified:
     manifest = read_manifest(path)
     assert manifest is not None
     layout = {name: value for name, value in manifest.layout.items() if name != "world_size"}
     cuts = " ".join(
         f"{name}{value}" for name, value in layout.items() if isinstance(value, int) and value not in (0, 1, False)
     )
-    found = Found(
+    found = Identified(
         "nemo2",
         path,
         step=manifest.step,
@@ -157,8 +157,8 @@ def _is_nemo(path: Path) -> bool:
     return _is_torch_dist(path / WEIGHTS_PATH)
 
 
-def _nemo(path: Path) -> Found:
-    found = Found("NeMo 2.0", path, step=step_in_name(path))
+def _nemo(path: Path) -> Identified:
+    found = Identified("NeMo 2.0", path, step=step_in_name(path))
     _read_weights(found, path / WEIGHTS_PATH)
     context = path / CONTEXT_PATH
     if not (context / "model.yaml").is_file():
@@ -179,9 +179,9 @@ def _is_legacy(path: Path) -> bool:
     return any(path.glob("mp_rank_*/model_optim_rng.pt")) or any(path.glob("mp_rank_*/model_rng.pt"))
 
 
-def _legacy(path: Path) -> Found:
+def _legacy(path: Path) -> Identified:
     ranks = sorted(folder.name for folder in path.glob("mp_rank_*"))
-    return Found(
+    return Identified(
         "Megatron-LM (legacy)",
         path,
         step=_iteration(path),
@@ -197,9 +197,9 @@ def _is_iteration(path: Path) -> bool:
     return _is_torch_dist(path) and (_iteration(path) is not None or (path.parent / _TRACKER).is_file())
 
 
-def _megatron(path: Path) -> Found:
+def _megatron(path: Path) -> Identified:
     bridge = any((folder / name).is_file() for folder in (path, path.parent) for name in _BRIDGE)
-    found = Found("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
+    found = Identified("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
     if bridge:
         _read_run_config(found)
     _read_weights(found, path)
@@ -210,7 +210,7 @@ def _megatron(path: Path) -> Found:
     return found
 
 
-def _read_run_config(found: Found) -> None:
+def _read_run_config(found: Identified) -> None:
     """The layout that Megatron-Bridge's ``run_config.yaml`` tells, and the class of its model."""
     file = next(
         (folder / _BRIDGE[0] for folder in (found.path, found.path.parent) if (folder / _BRIDGE[0]).is_file()), None
@@ -233,8 +233,8 @@ def _sizes(config: dict[str, Any]) -> Optional[str]:
     return " ".join(cuts) or "not cut"
 
 
-def _bare(path: Path) -> Found:
-    found = Found("torch_dist", path, step=step_in_name(path.parent) if path.name == WEIGHTS_PATH else None)
+def _bare(path: Path) -> Identified:
+    found = Identified("torch_dist", path, step=step_in_name(path.parent) if path.name == WEIGHTS_PATH else None)
     _read_weights(found, path)
     if path.name == WEIGHTS_PATH:
         found.notes.append(f"the inside of {path.parent}")
@@ -245,8 +245,8 @@ def _is_hugging_face(path: Path) -> bool:
     return (path / "config.json").is_file() and bool(_weight_files(path))
 
 
-def _hugging_face(path: Path) -> Found:
-    found = Found("Hugging Face", path, weights_only=True)
+def _hugging_face(path: Path) -> Identified:
+    found = Identified("Hugging Face", path, weights_only=True)
     try:
         config = read_json(path / "config.json")
         found.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
@@ -270,7 +270,7 @@ def _hugging_face(path: Path) -> Found:
     return found
 
 
-_FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Found]]] = [
+_FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Identified]]] = [
     (_is_ours, _ours),
     (_is_nemo, _nemo),
     (_is_legacy, _legacy),
@@ -283,7 +283,7 @@ _FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Found]]] = [
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def _read_weights(found: Found, weights: Path) -> None:
+def _read_weights(found: Identified, weights: Path) -> None:
     """Parameters, dtypes and completeness of a ``torch_dist`` folder: every file that it names is there and long enough."""
     from nemo2.checkpoint.untrusted import read_metadata
 
@@ -318,7 +318,7 @@ def _read_weights(found: Found, weights: Path) -> None:
         found.layout = f"written by {len(writers)} ranks" if writers else None
 
 
-def _read_safetensors(found: Found, file: Path) -> None:
+def _read_safetensors(found: Identified, file: Path) -> None:
     """The header of a safetensors file: 8 bytes of length, then JSON with each tensor's dtype, shape and place."""
     try:
         with open_regular(file) as stream:
@@ -337,7 +337,7 @@ def _read_safetensors(found: Found, file: Path) -> None:
     found.dtypes = sorted({*found.dtypes, *(entry["dtype"].lower() for entry in tensors)})
 
 
-def _measure(found: Found) -> None:
+def _measure(found: Identified) -> None:
     files = [file for file in found.path.rglob("*") if file.is_file()]
     found.files, found.size_bytes = len(files), sum(file.stat().st_size for file in files)
 

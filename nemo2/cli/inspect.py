@@ -33,7 +33,7 @@ def inspect(
 
 
 def lines(found: Any) -> list[str]:
-    """A `Found` for a reader."""
+    """A `Identified` for a reader."""
     facts = {
         "format": found.kind,
         "path": found.path,

@@ -17,7 +17,7 @@ from fiddle._src import history, signatures
 from nemo2.config.aliases import aliases_of
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
-from nemo2.config.tree import Config, Partial, settle
+from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.values import config_class, describe, typed
 from nemo2.errors import ConfigError
@@ -197,7 +197,7 @@ def _key(container: Any, step: str | int, walked: str) -> Any:
     where = walked or "the recipe"
     if isinstance(container, fdl.Buildable):
         if isinstance(container, Config | Partial):
-            settle(container)
+            bring_up_to_date(container)
         info = container.__signature_info__
         if step not in info.valid_param_names and not (info.has_var_keyword and isinstance(step, str)):
             raise unknown_name(container.__fn_or_cls__, str(step))

@@ -11,7 +11,7 @@ from typing import Any
 import fiddle as fdl
 
 from nemo2.config import wire
-from nemo2.config.tree import Config, Partial, settle
+from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.walk import children, who_set
 
 TARGET = "_target_"
@@ -168,7 +168,7 @@ def effective_children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
     if not defaults or not isinstance(value, fdl.Buildable):
         return children(value)
     if isinstance(value, Config | Partial):
-        settle(value)
+        bring_up_to_date(value)
     given = fdl.ordered_arguments(value, include_unset=True, include_defaults=True)
     steps = []
     for key, child in given.items():

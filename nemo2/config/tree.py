@@ -126,32 +126,32 @@ class _Node:
             raise AttributeError(f"{_target_name(self)} has no value set for {name!r}, so there is none to delete.")
 
     def __flatten__(self) -> Any:
-        settle(self)
+        bring_up_to_date(self)
         return super().__flatten__()  # pyright: ignore[reportAttributeAccessIssue]
 
     def __path_elements__(self) -> Any:
-        settle(self)
+        bring_up_to_date(self)
         return super().__path_elements__()  # pyright: ignore[reportAttributeAccessIssue]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        settle(self)
+        bring_up_to_date(self)
         refuse_changed_objects(self)
         return super().__deepcopy__(memo)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __eq__(self, other: object) -> bool:
         for node in (self, other):
             if isinstance(node, _Node):
-                settle(node)
+                bring_up_to_date(node)
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]  # mutable, as fiddle's are
 
     def __repr__(self) -> str:
-        settle(self)
+        bring_up_to_date(self)
         return super().__repr__()
 
     def __getstate__(self) -> dict[str, Any]:
-        settle(self)
+        bring_up_to_date(self)
         refuse_changed_objects(self)
         state = super().__getstate__()
         return {key: value for key, value in state.items() if key not in ("_origin", "_defaults", "_read_from")}  # pyright: ignore
@@ -331,7 +331,7 @@ def _as_set_where_made(obj: object) -> Iterator[None]:
         yield
 
 
-def settle(node: Any) -> None:
+def bring_up_to_date(node: Any) -> None:
     """Bring the arguments up to date: edited defaults become arguments, live objects become configs, in place."""
     defaults: dict[str, _Default] = node.__dict__.get("_defaults") or {}
     for name in [name for name, kept in defaults.items() if _fingerprint(kept.value) != kept.as_handed_out]:
@@ -378,7 +378,7 @@ def _fingerprint(value: Any) -> Any:
     """Something that compares equal as long as nobody has edited `value`, which it doesn't copy."""
     if isinstance(value, fdl.Buildable):
         if isinstance(value, _Node):
-            settle(value)
+            bring_up_to_date(value)
         return ("node", _Same(value), _Same(value.__fn_or_cls__), _fingerprint(dict(value.__arguments__)))
     if type(value) in (list, tuple):
         return (type(value), [_fingerprint(item) for item in value])
@@ -469,7 +469,7 @@ def _blank(cls: type) -> Any:
 
 
 def _flatten_strictly(node: Any) -> Any:
-    settle(node)
+    bring_up_to_date(node)
     refuse_changed_objects(node)
     return node.__flatten__()
 

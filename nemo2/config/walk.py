@@ -8,7 +8,7 @@ import fiddle as fdl
 from fiddle import history
 
 from nemo2.config.aliases import aliases_of
-from nemo2.config.tree import Config, Partial, alias_owner, settle
+from nemo2.config.tree import Config, Partial, alias_owner, bring_up_to_date
 
 
 def class_of(node: Any) -> Any:
@@ -50,7 +50,7 @@ def children(value: Any) -> list[tuple[str, Any]]:
     """`(".name" or "[index]", child)` of a config, list, tuple or dict; empty for any other value."""
     if isinstance(value, fdl.Buildable):
         if isinstance(value, Config | Partial):
-            settle(value)
+            bring_up_to_date(value)
         arguments = fdl.ordered_arguments(value)
         return [(f".{key}" if isinstance(key, str) else f"[{key}]", child) for key, child in arguments.items()]
     if isinstance(value, list | tuple):
@@ -69,7 +69,7 @@ def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
     if isinstance(config, Config | Partial):
         if alias := aliases_of(config.__fn_or_cls__).get(name):
             config, name = alias_owner(config, name, alias)
-        settle(config)
+        bring_up_to_date(config)
     entries = config.__argument_history__.get(name, [])
     return [
         (entry.location.filename, entry.location.line_number, entry.new_value)

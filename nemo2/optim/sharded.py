@@ -19,7 +19,7 @@ _WRAPPED = "_fsdp_wrapped_module."
 
 
 def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) -> torch.optim.Optimizer:
-    """The optimizer of Megatron-Core's configuration for parameters that torch shards: Adam(W) or SGD in fp32, its parameter groups
+    """The torch optimizer of Megatron-Core's configuration, for sharded parameters: Adam(W) or SGD in fp32, its parameter groups
     made by Megatron-Core.
 
     Raises:

@@ -7,7 +7,7 @@ Nothing here imports torch until a recipe is read.
 from nemo2.gpus import GPU, gpu
 from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
-from nemo2.planner.memory import Memory, predict_memory
+from nemo2.planner.memory import MemoryEstimate, predict_memory
 from nemo2.planner.step_time import StepTime, predict
 
-__all__ = ["GPU", "Job", "Memory", "ModelShape", "StepTime", "gpu", "predict", "predict_memory"]
+__all__ = ["GPU", "Job", "MemoryEstimate", "ModelShape", "StepTime", "gpu", "predict", "predict_memory"]

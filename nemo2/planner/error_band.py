@@ -24,7 +24,7 @@ class Band(NamedTuple):
     measurements: int
 
 
-def kind_of(shape: ModelShape, job: Job) -> str:
+def job_kind(shape: ModelShape, job: Job) -> str:
     """The kind of a job, which decides its error band: mixers, experts, ZeRO-3, and precision."""
     model = "hybrid" if shape.mixers else "experts" if shape.experts else "dense"
     precision = "16 bits" if job.precision in ("bf16", "fp32") else "8 bits or fewer"
@@ -37,7 +37,7 @@ def band(shape: ModelShape, job: Job, errors: Optional[Mapping[str, list[float]]
     A kind that fewer than `ENOUGH` have measured gets the widest band of the kinds that so many have.
     """
     known: Mapping[str, list[float]] = calibration()["errors"] if errors is None else errors
-    kind = kind_of(shape, job)
+    kind = job_kind(shape, job)
     low, high, count = known.get(kind, (1.0, 1.0, 0))
     if count < ENOUGH:
         wide = [one for one in known.values() if one[2] >= ENOUGH] or list(known.values())

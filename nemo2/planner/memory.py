@@ -39,7 +39,7 @@ GUESSED = MemoryConstants()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on one rank of a pipeline stage; `parts` add up to `allocated`."""
 
     parts: dict[str, float]
@@ -57,20 +57,22 @@ class Memory:
         return self.allocated + self.beside
 
 
-def predict_memory(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED, *, stage: Optional[int] = None) -> Memory:
+def predict_memory(
+    shape: ModelShape, job: Job, c: MemoryConstants = GUESSED, *, stage: Optional[int] = None
+) -> MemoryEstimate:
     """A rank of ``stage``. None: the fullest; the first holds most micro-batches, the last the logits."""
     stages = sorted({0, job.pp - 1}) if stage is None else [stage]
     return max((_stage(shape, job, c, one) for one in stages), key=lambda memory: memory.allocated)
 
 
-def _stage(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> Memory:
+def _stage(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> MemoryEstimate:
     state = _state(shape, job, stage)
     passing = _activations(shape, job, c, stage)
     # The output layer's tensors are gone when its gradients reach the layers below: one of the two is at its fullest.
     logits, working = passing.pop("logits", 0.0), passing.pop("working")
     parts = {**state, **passing, "logits": logits, "working": max(0.0, working - logits)}
     allocated = sum(parts.values())
-    return Memory(
+    return MemoryEstimate(
         parts={name: value for name, value in parts.items() if value},
         stage=stage,
         beside=c.context * GB + c.fragmentation * allocated,

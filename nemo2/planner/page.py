@@ -5,20 +5,20 @@ from pathlib import Path
 
 from nemo2.pictures import Point, page, scatter_chart
 from nemo2.pictures.page import cards, figure, paragraph, section, table
-from nemo2.planner.search import Candidate, Found
+from nemo2.planner.search import Candidate, SearchResult
 from nemo2.planner.text import GIB, seconds
 
 MOST_POINTS = 400
 
 
-def write_page(found: Found, path: Path, *, title: str) -> Path:
+def write_page(found: SearchResult, path: Path, *, title: str) -> Path:
     """Write the page there, in place of what was; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render_page(found, title=title), encoding="utf-8")
     return path
 
 
-def render_page(found: Found, *, title: str) -> str:
+def render_page(found: SearchResult, *, title: str) -> str:
     """The page as text."""
     best = found.best[0]
     glance = [
@@ -37,7 +37,7 @@ def render_page(found: Found, *, title: str) -> str:
     )
 
 
-def scatter(found: Found):
+def scatter(found: SearchResult):
     """Step time over memory of every layout that fits, coloured by tensor parallelism; the best are named."""
     best = {id(one.step): rank for rank, one in enumerate(found.best, 1)}
     points = [
@@ -53,7 +53,7 @@ def scatter(found: Found):
     return scatter_chart("Layouts that fit", points, x_label="GiB on a GPU", y_label="seconds of a step", frontier=True)
 
 
-def _table(found: Found) -> str:
+def _table(found: SearchResult) -> str:
     rows = [
         [str(rank), _describe(one), f"{one.speed:,.0f}", seconds(one.step.total), f"{one.needed / GIB:.1f}", one.why]
         for rank, one in enumerate(found.best, 1)

@@ -58,7 +58,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """Result of a search: the `best` legal layouts; `asked`, the recipe as it stands; `tried`, all that fit, legal or not."""
 
     best: tuple[Candidate, ...]
@@ -67,7 +67,7 @@ class Found:
     number_tried: int
 
 
-def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Found:
+def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> SearchResult:
     """The fastest legal ways to run a recipe that fit, at most ``limit`` and each with another layout.
 
     Layout, micro-batch and recomputation are searched; sequence, global batch, precision and overlaps are the recipe's.
@@ -95,7 +95,7 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Found
     told = tuple(
         dataclasses.replace(one, overrides=overrides_of(subject, one), why=reason(one, asked, capacity)) for one in best
     )
-    return Found(best=told, asked=asked, tried=tuple(fitting), number_tried=tried.number)
+    return SearchResult(best=told, asked=asked, tried=tuple(fitting), number_tried=tried.number)
 
 
 def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
@@ -266,7 +266,7 @@ def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
     return ", ".join(told) or "much as the recipe as it stands"
 
 
-def as_dict(found: Found) -> dict[str, Any]:
+def as_dict(found: SearchResult) -> dict[str, Any]:
     """Plain data for JSON."""
 
     def one(candidate: Candidate) -> dict[str, Any]:

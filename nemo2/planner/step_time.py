@@ -83,7 +83,7 @@ def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> flo
 
 
 def _beyond(gpu: float, host: float) -> float:
-    """Seconds that a host, which needs ``host`` seconds to launch, adds to ``gpu`` seconds of kernels: all of what it is slower, a
+    """Seconds that ``host`` seconds of launching add to ``gpu`` seconds of kernels: all of what it is slower, a
     little where the two are alike."""
     return (gpu**4 + host**4) ** 0.25 - gpu
 

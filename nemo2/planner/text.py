@@ -3,7 +3,7 @@
 
 from nemo2.planner.goodput import Goodput
 from nemo2.planner.plan import Plan
-from nemo2.planner.search import Candidate, Found
+from nemo2.planner.search import Candidate, SearchResult
 
 GIB = 2**30
 
@@ -107,7 +107,7 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
 
 
-def render_search(found: Found, *, title: str) -> str:
+def render_search(found: SearchResult, *, title: str) -> str:
     """The best layouts, each with why, and the overrides that make it."""
     lines = [
         f"{title}: {found.number_tried:,} ways tried, {len(found.tried):,} fit",

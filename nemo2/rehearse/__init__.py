@@ -7,7 +7,7 @@ from nemo2.rehearse.counts import (
     CollectiveCount,
     Event,
     FlopCount,
-    Memory,
+    MemoryCount,
     RankRehearsal,
     Rehearsal,
     Verdict,
@@ -16,7 +16,7 @@ from nemo2.rehearse.counts import (
 if TYPE_CHECKING:
     from nemo2.rehearse.job import rehearse as rehearse
 
-__all__ = ["CollectiveCount", "Event", "FlopCount", "Memory", "RankRehearsal", "Rehearsal", "Verdict", "rehearse"]
+__all__ = ["CollectiveCount", "Event", "FlopCount", "MemoryCount", "RankRehearsal", "Rehearsal", "Verdict", "rehearse"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryCount:
     """Bytes alive on the fullest moment of a step that is not the first."""
 
     parameters: int
@@ -107,7 +107,7 @@ class RankRehearsal:
     stage: int
     layers: tuple[int, ...]
     """Decoder layers of each chunk."""
-    memory: Memory
+    memory: MemoryCount
     collectives: tuple[CollectiveCount, ...]
     flops: tuple[FlopCount, ...]
     traffic_bytes: Mapping[str, float]
@@ -133,7 +133,7 @@ class Verdict:
     headroom: int
     """Asked to be left free, for fragmentation and what is not modelled."""
     needed: int
-    """The fullest rank's `Memory.total` with what is outside of torch."""
+    """The fullest rank's `MemoryCount.total` with what is outside of torch."""
     fullest: str
     """The kind of that rank."""
     largest_term: str

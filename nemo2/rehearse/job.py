@@ -65,7 +65,7 @@ def rehearse(
         ranks = tuple(
             rehearse_rank(recipe, stage=stage, kernels=kernels) for stage in stages_of(recipe, every=all_stages)
         )
-        verdict = judge(ranks, gpu, headroom)
+        verdict = verdict_on(ranks, gpu, headroom)
         if advice and not verdict.fits:
             verdict = smallest_change(recipe, ranks, verdict, kernels=kernels)
     layout, world = Layout.of(recipe.trainer.strategy), world_of(recipe, machine).size
@@ -129,7 +129,7 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
     )
 
 
-def judge(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:
+def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:
     """The fullest of ``ranks`` against ``gpu``."""
     fullest = max(ranks, key=lambda rank: rank.memory.total)
     needed = fullest.memory.total + OUTSIDE_TORCH

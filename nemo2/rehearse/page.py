@@ -7,7 +7,7 @@ from typing import Optional
 from nemo2.pictures import Bar, Limit, page, stacked_bars
 from nemo2.pictures.page import cards, figure, paragraph, section, table
 from nemo2.pictures.pipeline import Messages, draw_timeline
-from nemo2.rehearse.counts import CollectiveCount, Memory, RankRehearsal, Rehearsal
+from nemo2.rehearse.counts import CollectiveCount, MemoryCount, RankRehearsal, Rehearsal
 from nemo2.rehearse.step_timeline import Rates, step_timeline
 from nemo2.rehearse.text import GIB, verdict_lines
 
@@ -65,7 +65,7 @@ def memory_picture(rehearsal: Rehearsal):
     )
 
 
-def _parts(memory: Memory) -> dict[str, int]:
+def _parts(memory: MemoryCount) -> dict[str, int]:
     """The terms in one order for all bars; the small ones together, so that no two share a colour."""
     terms = memory.terms()
     large = ("parameters", "gradients", "main parameters", "optimizer states", "activations", "logits")

@@ -4,7 +4,7 @@
 from collections import defaultdict
 from typing import Any
 
-from nemo2.rehearse.counts import CollectiveCount, Event, FlopCount, Memory, RankRehearsal
+from nemo2.rehearse.counts import CollectiveCount, Event, FlopCount, MemoryCount, RankRehearsal
 from nemo2.rehearse.rank import Ran
 from nemo2.rehearse.tracker import MESSAGES, SAVED, WORK
 
@@ -65,7 +65,7 @@ def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> 
     )
 
 
-def memory_of(ran: Ran) -> Memory:
+def memory_of(ran: Ran) -> MemoryCount:
     """The fullest moment, with the model state of a step that is not the first."""
     activations: dict[str, int] = {}
     logits = messages = working = 0
@@ -80,7 +80,7 @@ def memory_of(ran: Ran) -> Memory:
             messages += size
         else:
             working += size
-    return Memory(
+    return MemoryCount(
         **ran.state,
         activations=activations,
         logits=logits,

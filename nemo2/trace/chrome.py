@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.errors import DataError
-from nemo2.trace.events import COMPUTE, Interval, RankTrace, Span, difference, kind_of, union
+from nemo2.trace.events import COMPUTE, Interval, RankTrace, Span, difference, kernel_kind, union
 
 CATEGORY = "nemo2_communication"
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -103,7 +103,11 @@ def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
             description = str(arguments.get("Process Group Description") or "")
             name = str(arguments.get("Collective name") or event["name"])
             yield Span(
-                kind=kind_of(name, description), name=name, start=start, end=end, size_bytes=_message_bytes(arguments)
+                kind=kernel_kind(name, description),
+                name=name,
+                start=start,
+                end=end,
+                size_bytes=_message_bytes(arguments),
             )
         elif event["cat"] == "kernel":
             # Copies are neither: a copy engine runs them beside either.
@@ -122,7 +126,7 @@ def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
         start, arguments = float(event["ts"]), event.get("args") or {}
         held += [(float(begin), float(end)) for begin, end in arguments.get("held", ())]
         yield Span(
-            kind=kind_of(str(event["name"]), str(arguments.get("Process Group Description", ""))),
+            kind=kernel_kind(str(event["name"]), str(arguments.get("Process Group Description", ""))),
             name=str(event["name"]),
             start=start,
             end=start + float(event["dur"]),

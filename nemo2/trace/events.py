@@ -120,7 +120,7 @@ def kind_of_group(description: str) -> str:
     return "other"
 
 
-def kind_of(name: str, description: str) -> str:
+def kernel_kind(name: str, description: str) -> str:
     """The kind of a collective or message by its name and its group's description.
 
     With two stages Megatron-Core sends in one direction over the group of the whole world, which has no description, so that

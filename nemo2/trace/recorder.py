@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from nemo2.trace.events import Span, kind_of
+from nemo2.trace.events import Span, kernel_kind
 
 # Some were renamed in torch 2.13; the old names are there beside the new ones.
 _METHODS = {
@@ -60,7 +60,7 @@ class Communication:
 
     @property
     def kind(self) -> str:
-        return kind_of(self.name, self.group)
+        return kernel_kind(self.name, self.group)
 
 
 class CommunicationRecorder:

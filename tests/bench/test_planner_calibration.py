@@ -14,7 +14,7 @@ from bench.planner.memory_rows import memory_rows
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row, rows
 from nemo2.planner.constants import PRIORS, Constants, calibrated
-from nemo2.planner.error_band import kind_of
+from nemo2.planner.error_band import job_kind
 from nemo2.planner.step_time import predict
 
 
@@ -57,7 +57,7 @@ def test_further_predictions_are_where_the_printed_flops_have_them(measured: lis
 
 
 def test_a_band_counts_rows_of_a_large_project_less(measured: list[Row]) -> None:
-    alike = [row for row in measured if kind_of(row.shape, row.job) == "dense, 16 bits"]
+    alike = [row for row in measured if job_kind(row.shape, row.job) == "dense, 16 bits"]
     few = [row for row in alike if row.family == "InternLM"][:12]
     many = [row for row in alike if row.family == "Aleph"]
     off = np.array([0.3] * len(few) + [0.0] * len(many))

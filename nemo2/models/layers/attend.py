@@ -18,7 +18,7 @@ from nemo2.models.layers import flex
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rule:
+class AttentionRule:
     """The keys that a query may see besides a mask's, and the function that turns scores into weights.
 
     causal: a query sees itself and what stands before it.
@@ -70,7 +70,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: Rule,
+    rule: AttentionRule,
     *,
     first_query: int,
     forbidden: Optional[Tensor] = None,
@@ -117,7 +117,7 @@ def attend(
         return _step_by_step(q, k, v, rule, allowed, sink, dropout_p)
 
 
-def scores_of(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
+def scores_of(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     """`[B, G, N / G, S, T]` in fp32 or wider, soft-capped but not masked: head n of the queries reads group n // (N/G)."""
     q = q.unflatten(1, (k.size(1), -1))
     scores = torch.einsum("bgrsd,bgtd->bgrst", _wide(q), _wide(k)) * rule.scale
@@ -128,7 +128,7 @@ def _step_by_step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: Rule,
+    rule: AttentionRule,
     allowed: Optional[Tensor],
     sink: Optional[Tensor],
     dropout_p: float,

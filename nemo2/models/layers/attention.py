@@ -33,7 +33,7 @@ from torch import Tensor
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.layers.attend import Rule, attend
+from nemo2.models.layers.attend import AttentionRule, attend
 from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.ring import ring_attention
@@ -51,7 +51,7 @@ class SDPAttention(MegatronModule):
     Megatron's model-parallel generator unless the sequence is split over the tensor-parallel ranks, as upstream.
 
     From `config`: `window_size` (left, right) on the layers that `window_attn_skip_freq` does not leave out,
-    `attn_logit_softcapping` (a field of ours; see `attend.Rule`), and `softmax_type`: `"off-by-one"` adds a score of
+    `attn_logit_softcapping` (a field of ours; see `attend.AttentionRule`), and `softmax_type`: `"off-by-one"` adds a score of
     zero to each softmax, `"learnable"` one parameter per head, `softmax_offset` `[N]` (gpt-oss).
 
     Raises:
@@ -134,7 +134,9 @@ class SDPAttention(MegatronModule):
         mask_type = attn_mask_type or self.attn_mask_type
         if mask_type in _UNMASKED:
             attention_mask = None
-        rule = Rule(causal=mask_type in _CAUSAL, scale=self.softmax_scale, window=self.window, softcap=self.softcap)
+        rule = AttentionRule(
+            causal=mask_type in _CAUSAL, scale=self.softmax_scale, window=self.window, softcap=self.softcap
+        )
         if packed_seq_params is None:
             return self._attend_rows(query, key, value, rule, attention_mask)
         if attention_mask is not None:
@@ -148,7 +150,7 @@ class SDPAttention(MegatronModule):
         return self._attend_sequences(query, key, value, rule, sequences, None).squeeze(1)
 
     def _attend_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, rule: Rule, attention_mask: Optional[Tensor]
+        self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, attention_mask: Optional[Tensor]
     ) -> Tensor:
         """One sequence per row of the batch."""
         if self.cp_group is not None:
@@ -163,7 +165,7 @@ class SDPAttention(MegatronModule):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        rule: Rule,
+        rule: AttentionRule,
         sequences: list[Span],
         attention_mask: Optional[Tensor],
     ) -> Tensor:
@@ -200,7 +202,7 @@ class SDPAttention(MegatronModule):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        rule: Rule,
+        rule: AttentionRule,
         sequences: list[Span],
         attention_mask: Optional[Tensor],
         *,
@@ -228,7 +230,7 @@ class SDPAttention(MegatronModule):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        rule: Rule,
+        rule: AttentionRule,
         sequences: list[Span],
         attention_mask: Optional[Tensor],
     ) -> Tensor:
@@ -251,7 +253,7 @@ class SDPAttention(MegatronModule):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        rule: Rule,
+        rule: AttentionRule,
         first_query: int,
         attention_mask: Optional[Tensor],
         *,

@@ -16,7 +16,7 @@ from torch import Tensor
 from nemo2.models.layers.notices import say_once
 
 if TYPE_CHECKING:
-    from nemo2.models.layers.attend import Rule
+    from nemo2.models.layers.attend import AttentionRule
 
 MAX_SHAPES = 7
 """A kernel is compiled for each shape, those of trials too, and torch gives up after 8 of one function: packed sequences have
@@ -25,7 +25,7 @@ _TRIAL = 256
 _shapes: set[tuple[Any, ...]] = set()
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, rule: "Rule", offset: int, *, others: bool) -> bool:
+def takes(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int, *, others: bool) -> bool:
     """Whether these are for the compiled kernel. ``others``: a mask, a sink or dropout takes part, which it has none of."""
     if not q.is_cuda or others or (rule.softcap is None and rule.window is None):
         return False
@@ -45,7 +45,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, rule: "Rule", offset: int, *, others:
     return True
 
 
-def attend_compiled(q: Tensor, k: Tensor, v: Tensor, rule: "Rule", offset: int) -> Tensor:
+def attend_compiled(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int) -> Tensor:
     """`[B, N, S, E]`, as `attend.attend`. ``offset``: how many places the first query stands behind the first key."""
     kernel, _ = _kernels(q.is_cuda)
     return kernel(
@@ -103,7 +103,7 @@ def _block_mask(
 
 
 @functools.cache
-def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "Rule") -> bool:
+def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "AttentionRule") -> bool:
     """Whether forward and backward compile here for heads of this width, tried once on a few tokens. The backward is compiled
     when it first runs, which would be too late to do otherwise."""
     _shapes.add(("trial", rule, width, dtype))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, get_global_rank, irecv, isend
 
-from nemo2.models.layers.attend import Rule, scores_of
+from nemo2.models.layers.attend import AttentionRule, scores_of
 from nemo2.models.layers.chunks import Chunk, Span, chunks_of
 
 
@@ -26,7 +26,7 @@ def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    rule: Rule,
+    rule: AttentionRule,
     sequences: Sequence[Span],
     group: ProcessGroup,
     *,
@@ -46,7 +46,7 @@ def ring_attention(
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rule: Rule, sequences: Sequence[Span], group: ProcessGroup
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, sequences: Sequence[Span], group: ProcessGroup
     ) -> tuple[Tensor, Tensor]:
         """The attention and the log-sum-exp of each query's scores, `[B, N, S]`, both in fp32."""
         ctx.rule, ctx.sequences, ctx.group = rule, sequences, group
@@ -105,7 +105,7 @@ def _homes(group: ProcessGroup) -> Iterator[int]:
 
 
 def _meetings(
-    rule: Rule, sequences: Sequence[Span], group: ProcessGroup, home: int, device: torch.device
+    rule: AttentionRule, sequences: Sequence[Span], group: ProcessGroup, home: int, device: torch.device
 ) -> Iterator[tuple[slice, slice, Optional[Tensor]]]:
     """Places of queries, places of keys and what may be seen (None: all), for each two chunks that see each other."""
     cp = group.size()

@@ -10,11 +10,11 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import gpu
 from nemo2.planner.page import render_page
 from nemo2.planner.recipe import read_recipe
-from nemo2.planner.search import RECOMPUTATION, Found, _as_job, candidate, overrides_of, search
+from nemo2.planner.search import RECOMPUTATION, SearchResult, _as_job, candidate, overrides_of, search
 from nemo2.settle import Machine, on
 
 
-def found(name: str, gpus: int, *changes: str, limit: int = 3) -> Found:
+def found(name: str, gpus: int, *changes: str, limit: int = 3) -> SearchResult:
     recipe = recipes.get(name).pretrain_recipe()
     apply_overrides(recipe, list(changes))
     return search(read_recipe(on(recipe, Machine(count=gpus)), gpu("H100")), limit=limit)

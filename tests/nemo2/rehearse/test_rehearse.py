@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nemo2.gpus import GIB
-from nemo2.rehearse.counts import Memory
+from nemo2.rehearse.counts import MemoryCount
 
 LAYERS, HIDDEN, FFN, HEADS, GROUPS, VOCAB = 4, 256, 768, 8, 4, 8192
 SEQ, MBS, GBS = 128, 8, 16
@@ -50,7 +50,7 @@ def rehearse_all() -> dict[str, Any]:
     from nemo2.config import apply_overrides
     from nemo2.gpus import gpu
     from nemo2.rehearse.advice import smallest_change
-    from nemo2.rehearse.job import judge, on_gpus, rehearse, rehearse_rank
+    from nemo2.rehearse.job import on_gpus, rehearse, rehearse_rank, verdict_on
     from nemo2.rehearse.page import render_page
     from nemo2.rehearse.step_timeline import Rates, step_timeline
     from nemo2.rehearse.text import render
@@ -79,13 +79,13 @@ def rehearse_all() -> dict[str, Any]:
     )
     rank = rehearse_rank(one, stage=0)
     toy = dataclasses.replace(gpu("H100"), name="toy", memory=2 * GIB + rank.memory.total * 9 // 10)
-    verdict = judge((rank,), toy, 0.0)
+    verdict = verdict_on((rank,), toy, 0.0)
     advised = smallest_change(one, (rank,), verdict, kernels="te")
     changed = apply_overrides(one, advised.change or ()) or one
     results["advice"] = {
         "fits before": verdict.fits,
         "change": advised.change,
-        "fits after": judge((rehearse_rank(changed, stage=0),), toy, 0.0).fits,
+        "fits after": verdict_on((rehearse_rank(changed, stage=0),), toy, 0.0).fits,
     }
     return results
 
@@ -96,7 +96,7 @@ def results(run_on_ranks: Any) -> dict[str, Any]:
 
 
 def total_of(memory: dict[str, Any]) -> int:
-    return Memory(**memory).total
+    return MemoryCount(**memory).total
 
 
 def collectives(rank: dict[str, Any]) -> dict[tuple[str, str], tuple[float, float]]:
@@ -194,7 +194,7 @@ def test_the_report_is_text_and_json_and_their_sums_agree(results: Any) -> None:
 
 
 def test_memory_terms_are_all_of_the_total() -> None:
-    memory = Memory(
+    memory = MemoryCount(
         parameters=1,
         gradients=2,
         main_parameters=3,

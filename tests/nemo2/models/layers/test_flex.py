@@ -10,17 +10,17 @@ import torch
 from torch.nn.attention import flex_attention
 
 from nemo2.models.layers import flex
-from nemo2.models.layers.attend import Rule, attend
+from nemo2.models.layers.attend import AttentionRule, attend
 from nemo2.models.layers.notices import say_once
 
 RULES = {
-    "capped": Rule(causal=True, scale=0.3, softcap=2.0),
-    "capped, uncausal": Rule(causal=False, scale=0.3, softcap=2.0),
-    "capped window": Rule(causal=True, scale=0.3, softcap=2.0, window=(5, 0)),
-    "window": Rule(causal=True, scale=0.3, window=(5, 0)),
-    "window both ways": Rule(causal=False, scale=0.3, window=(5, 3)),
-    "window to one side": Rule(causal=False, scale=0.3, window=(-1, 3)),
-    "window to the other": Rule(causal=False, scale=0.3, window=(5, -1)),
+    "capped": AttentionRule(causal=True, scale=0.3, softcap=2.0),
+    "capped, uncausal": AttentionRule(causal=False, scale=0.3, softcap=2.0),
+    "capped window": AttentionRule(causal=True, scale=0.3, softcap=2.0, window=(5, 0)),
+    "window": AttentionRule(causal=True, scale=0.3, window=(5, 0)),
+    "window both ways": AttentionRule(causal=False, scale=0.3, window=(5, 3)),
+    "window to one side": AttentionRule(causal=False, scale=0.3, window=(-1, 3)),
+    "window to the other": AttentionRule(causal=False, scale=0.3, window=(5, -1)),
 }
 
 
@@ -40,7 +40,7 @@ def _fresh() -> Any:
 @pytest.mark.parametrize(("queries", "keys", "first_query"), [(24, 24, 0), (8, 24, 16), (8, 24, 8)])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_values_and_gradients(
-    monkeypatch: pytest.MonkeyPatch, rule: Rule, queries: int, keys: int, first_query: int
+    monkeypatch: pytest.MonkeyPatch, rule: AttentionRule, queries: int, keys: int, first_query: int
 ) -> None:
     # torch refuses a backward on CPUs for what it compiles; uncompiled it has one.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
@@ -65,9 +65,9 @@ def on_gpu(tokens: int = 8, *, width: int = 16, dtype: torch.dtype = torch.bfloa
 
 def test_who_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_works", lambda *question: True)
-    capped, plain = RULES["capped"], Rule(causal=True, scale=1.0)
+    capped, plain = RULES["capped"], AttentionRule(causal=True, scale=1.0)
 
-    def taken(rule: Rule, q: Any, v: Any, *, others: bool = False) -> bool:
+    def taken(rule: AttentionRule, q: Any, v: Any, *, others: bool = False) -> bool:
         return flex.takes(q, q, v, rule, 0, others=others)
 
     assert taken(capped, on_gpu(), on_gpu())
