@@ -11,46 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nemo2 import recipes
-from nemo2.pictures.pipeline import draw_timeline
 from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
 from nemo2.pictures.ranks import place_recipe
-from nemo2.pictures.schedule import Schedule, timeline
 from nemo2.pictures.svg import Canvas, stack, standalone
 from tools.explained import buckets, context, data, mixing, pipeline, sharded, tensor, userbuffers
 from tools.explained import experts as expert_parallel
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
-
-
-def schedules() -> Canvas:
-    """The three orders of work on one scale."""
-    played = [
-        timeline(Schedule(pp=4, num_microbatches=8, all_forward_first=True)),
-        timeline(Schedule(pp=4, num_microbatches=8)),
-        timeline(Schedule(pp=4, num_microbatches=8, vp=2)),
-    ]
-    end = max(one.span for one in played)
-    return stack([draw_timeline(one, until=end) for one in played], title="pipeline schedules")
-
-
-def uneven() -> Canvas:
-    """What a heavier last stage costs, and what taking layers off it gives back."""
-    schedule = Schedule(pp=4, num_microbatches=8)
-    heavy = timeline(schedule, weights=[[8.0], [8.0], [8.0], [10.0]])
-    lighter = timeline(schedule, weights=[[9.0], [8.0], [8.0], [9.0]])
-    pictures = [
-        draw_timeline(
-            heavy,
-            title=f"32 layers cut evenly, an output layer worth two: {heavy.bubble_fraction:.1%} bubble",
-            until=heavy.span,
-        ),
-        draw_timeline(
-            lighter,
-            title=f"a layer less on the last stage, one more on the first: {lighter.bubble_fraction:.1%} bubble",
-            until=heavy.span,
-        ),
-    ]
-    return stack(pictures, title="uneven stages")
 
 
 def ranks() -> Canvas:
@@ -83,8 +50,8 @@ FIGURES: dict[str, Callable[[], Canvas]] = {
     "tp_overlap": userbuffers.methods,
     "pp_overlap": pipeline.overlap,
     "dp_overlap": buckets.overlap,
-    "schedules": schedules,
-    "uneven": uneven,
+    "schedules": pipeline.schedules,
+    "uneven": pipeline.uneven,
     "ranks": ranks,
     "experts": experts,
 }

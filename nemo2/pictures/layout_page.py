@@ -85,7 +85,7 @@ def view(
     if count > most:
         fewer = most - most % schedule.group if schedule.interleaved else most
         drawn = timeline(Schedule(num_microbatches=fewer, **options), backward=backward, weights=weights)
-        note = f"{fewer} of {count:,} micro-batches; " + note
+        note = f"{fewer} of {count:,} micro-batches are drawn, idle is of all; " + note
     return LayoutView(placement=placement, whole=whole, drawn=drawn, note=note)
 
 
@@ -106,7 +106,7 @@ def draw(one: LayoutView) -> Canvas:
     if one.placement.num_experts:
         pictures.append(draw_experts(one.placement))
     if one.drawn is not None:
-        pictures.append(draw_timeline(one.drawn, title=summary(one), note=one.note))
+        pictures.append(_draw_step(one, one.drawn))
     return stack(pictures, title=f"layout of {one.placement.name}".strip())
 
 
@@ -119,13 +119,16 @@ def layout_page(one: LayoutView) -> str:
         (f"{placement.world_size // placement.replicas:,}", "ranks that hold one"),
     ]
     if one.whole is not None:
-        figures.append((f"{one.whole.bubble_fraction:.1%}", "of the time in the pipeline's bubble"))
+        figures.append(
+            (f"{one.whole.bubble_fraction:.1%}", "of a step in the pipeline's bubble: the stages' mean idle time")
+        )
     held = [figure(draw_depth(placement).render(), "Layers"), figure(draw_ranks(placement).render(), "Ranks")]
     if placement.num_experts:
         held.append(figure(draw_experts(placement).render(), "Experts"))
-    if one.drawn is not None:
-        picture = figure(draw_timeline(one.drawn, title=summary(one), note=one.note).render(), "One step")
-        pipeline = section("Pipeline", picture, _orders(one.drawn))
+    if one.drawn is not None and one.whole is not None:
+        picture = figure(_draw_step(one, one.drawn).render(), "One step")
+        whole = f"A whole step, {one.whole.schedule.num_microbatches:,} micro-batches:"
+        pipeline = section("Pipeline", picture, paragraph(whole), _orders(one.whole))
     else:
         pipeline = section("Pipeline", paragraph(one.note))
     rows = [
@@ -212,17 +215,22 @@ def _nearest(batch: int, unit: int) -> str:
     return f"{below} or {above}" if below else str(above)
 
 
-def _orders(drawn: Timeline) -> str:
+def _draw_step(one: LayoutView, drawn: Timeline) -> Canvas:
+    """As many micro-batches as can be read, with the idle time and the activations of the whole step."""
+    return draw_timeline(drawn, title=summary(one), note=one.note, measured=one.whole)
+
+
+def _orders(whole: Timeline) -> str:
     rows = [
         (
             rank,
             sum(slot.work.phase == "warm-up" for slot in row),
             sum(slot.work.phase == "steady" for slot in row),
             sum(slot.work.phase == "drain" for slot in row),
-            drawn.in_flight(rank),
-            f"{1 - drawn.busy(rank) / drawn.span:.1%}",
+            whole.in_flight(rank),
+            f"{whole.idle_fraction(rank):.1%}",
         )
-        for rank, row in enumerate(drawn.slots)
+        for rank, row in enumerate(whole.slots)
     ]
     head = ("stage", "warm-up passes", "steady passes", "drain passes", "activations held at most", "idle")
     return table(head, rows)

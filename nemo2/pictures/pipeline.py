@@ -8,8 +8,8 @@ from typing import Optional
 from nemo2.pictures.schedule import Slot, Timeline
 from nemo2.pictures.svg import Canvas, legend, nice_ticks, text_width, tick_text
 
-_LEFT, _RIGHT, _TOP, _ROW, _CELL, _STRIP = 66, 118, 66, 36, 24, 4
-_PHASES = {"warm-up": "c6", "steady": "c7", "drain": "c4"}
+_LEFT, _RIGHT, _TOP, _ROW, _CELL, _STRIP = 66, 130, 66, 36, 24, 4
+PHASES = {"warm-up": "accent", "steady": "soft", "drain": "ink"}
 _INSIDE, _REPLICAS = "c2", "c3"
 
 
@@ -36,6 +36,7 @@ def draw_timeline(
     until: float | None = None,
     messages: Optional[Messages] = None,
     unit: str = "time",
+    measured: Optional[Timeline] = None,
 ) -> Canvas:
     """The timeline with one row per pipeline rank.
 
@@ -51,7 +52,10 @@ def draw_timeline(
         messages: Communication to draw beside the passes, as if nothing of it were hidden; the pipeline then starts at 0, and
             what comes before it stands to the left. None: passes only.
         unit: What the axis counts.
+        measured: Whose idle time and activations stand at the rows' ends: the whole step, where `timeline` is its first part.
+            None: those of `timeline`.
     """
+    measured = measured or timeline
     schedule = timeline.schedule
     title = title or (
         f"{schedule.name}: {schedule.pp} stages, {schedule.num_microbatches} micro-batches, "
@@ -74,15 +78,15 @@ def draw_timeline(
         canvas.rect(zero, y, timeline.span * across, _CELL, "card")
         for slot in row:
             style.draw(canvas, slot, zero + slot.start * across, y, (slot.end - slot.start) * across)
-        _phases(canvas, row, y + _CELL + 2, zero, across)
+        draw_phases(canvas, row, y + _CELL + 2, zero, across)
         if messages is not None:
             _draw_messages(canvas, messages, timeline, rank, y, zero, across)
-        idle = 1 - timeline.busy(rank) / timeline.span
-        tip = f"stage {rank} waits {idle:.1%} of the time and holds at most {timeline.in_flight(rank)} activations"
+        idle = measured.idle_fraction(rank)
+        tip = f"stage {rank} waits {idle:.1%} of the time and holds at most {measured.in_flight(rank)} activations"
         canvas.text(
             zero + (timeline.span + late) * across + 8,
             y + 16,
-            f"{idle:.0%} idle, holds {timeline.in_flight(rank)}",
+            f"{idle:.1%} idle, holds {measured.in_flight(rank)}",
             tip=tip,
         )
     for tick in nice_ticks(0, end, whole=True, count=10):
@@ -127,7 +131,7 @@ def _legend(canvas: Canvas, timeline: Timeline, messages: Optional[Messages]) ->
     if timeline.schedule.interleaved:
         entries += [("c0*", "forward, odd chunk"), ("c1*", "backward, odd chunk")]
     phases = {slot.work.phase for row in timeline.slots for slot in row}
-    entries += [("card", "waits"), *((_PHASES[name], name) for name in _PHASES if name in phases)]
+    entries += [("card", "waits"), *((PHASES[name], name) for name in PHASES if name in phases)]
     if messages is not None:
         entries += [(_INSIDE, "messages inside a stage"), (_REPLICAS, "over replicas")]
     legend(canvas, 8, 54, entries)
@@ -166,9 +170,9 @@ class _Style:
             canvas.text(x + width / 2, y + 16, work.microbatch, "ink", anchor="middle", size=size, tip=tip)
 
 
-def _phases(canvas: Canvas, row: tuple[Slot, ...], y: float, zero: float, across: float) -> None:
+def draw_phases(canvas: Canvas, row: tuple[Slot, ...], y: float, zero: float, across: float) -> None:
     """One strip per phase, from its first pass to its last."""
-    for phase, fill in _PHASES.items():
+    for phase, fill in PHASES.items():
         slots = [slot for slot in row if slot.work.phase == phase]
         if slots:
             start, end = slots[0].start, slots[-1].end

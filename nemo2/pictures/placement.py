@@ -7,8 +7,12 @@ A world of a thousand ranks is one replica many times over, so one replica is dr
 from nemo2.pictures.ranks import Chunk, Placement
 from nemo2.pictures.svg import COLOURS, Canvas, text_width
 
+_SHADES = "light and dark in turn"
 _LEFT, _WIDTH, _PER_LINE, _HIGH = 74, 1040, 32, 26.0
 _REPLICA_GAP = 14.0
+
+STAGES = COLOURS[2:]
+"""A colour is a stage, of its layers as of its ranks; the first two are passes (`nemo2.pictures.pipeline`)."""
 
 
 def draw_depth(placement: Placement) -> Canvas:
@@ -26,7 +30,7 @@ def draw_depth(placement: Placement) -> Canvas:
     numbered = tile >= text_width(str(placement.num_layers - 1), 10) + 2
     x, y = 8.0, 30.0
     for rank, index, chunk in chunks:
-        fill = COLOURS[rank % len(COLOURS)]
+        fill = STAGES[rank % len(STAGES)]
         where = f"stage {rank}" + (f", chunk {index}" if len(placement.stages[0]) > 1 else "")
         pieces = _tiles(chunk, ranges=not numbered)
         start = x
@@ -38,7 +42,7 @@ def draw_depth(placement: Placement) -> Canvas:
         if x - start >= text_width(str(rank), 11):
             canvas.text((start + x) / 2, y + 39, rank, anchor="middle", size=11, tip=f"{where}: {chunk.describe()}")
         x += gap
-    words = "layers above, stage below; E the embedding, O the output layer and the loss"
+    words = "layers above, stage below, in its colour; E the embedding, O the output layer and the loss"
     has_mtp = any(chunk.mtp_layers for _, _, chunk in chunks)
     canvas.text(8, y + 58, f"{words}, M multi-token prediction" if has_mtp else words, size=11)
     canvas.height = y + 66
@@ -111,9 +115,10 @@ def draw_experts(placement: Placement) -> Canvas:
     for number, rank in enumerate(ranks):
         x = 8 + (number % per_line) * cell
         y = 30 + (number // per_line) * 42
-        fill = COLOURS[(number // placement.layout.expert_tensor_size) % len(COLOURS)]
+        dark = number // placement.layout.expert_tensor_size % 2 == 1
         experts = placement.experts_of(rank)
-        canvas.rect(x, y, cell - 3, 36, fill, radius=3, tip=describe_rank(placement, rank))
+        fill = _fill(placement, rank)
+        canvas.rect(x, y, cell - 3, 36, fill, radius=3, tip=describe_rank(placement, rank), dark=dark)
         canvas.text(x + cell / 2 - 1, y + 15, f"rank {rank}", "ink", anchor="middle", size=11)
         canvas.text(x + cell / 2 - 1, y + 29, _span(experts), "ink", anchor="middle", size=10)
     canvas.height = y + 46
@@ -141,7 +146,7 @@ def _how_to_read(placement: Placement) -> str:
     if layout.tp > 1:
         parts.append(f"cells that touch: a tensor-parallel group of {layout.tp}")
     if layout.cp > 1:
-        parts.append(f"colours: the {layout.cp} context-parallel slices of a sequence")
+        parts.append(f"{_SHADES}: the {layout.cp} context-parallel slices of a sequence")
     parts.append(f"frames: the ranks that share a node of {placement.gpus_per_node} GPUs")
     return "; ".join(parts)
 
@@ -158,11 +163,15 @@ def _title(placement: Placement, shown: int, per_replica: int) -> str:
 
 
 def _rank(canvas: Canvas, placement: Placement, rank: int, x: float, y: float, cell: float) -> None:
-    fill = COLOURS[placement.index_in("cp", rank) % len(COLOURS)]
-    canvas.rect(x, y, cell - 1.5, _HIGH, fill, radius=3, tip=describe_rank(placement, rank))
+    fill, dark = _fill(placement, rank), placement.index_in("cp", rank) % 2 == 1
+    canvas.rect(x, y, cell - 1.5, _HIGH, fill, radius=3, tip=describe_rank(placement, rank), dark=dark)
     size = 11 if text_width(str(rank), 11) + 4 <= cell else 9
     if text_width(str(rank), size) <= cell:
         canvas.text(x + (cell - 1.5) / 2, y + 17, rank, "ink", anchor="middle", size=size)
+
+
+def _fill(placement: Placement, rank: int) -> str:
+    return STAGES[placement.index_in("pp", rank) % len(STAGES)]
 
 
 def _frames(canvas: Canvas, placement: Placement, spots: list[tuple[int, float, float]], cell: float) -> None:

@@ -110,10 +110,14 @@ class Timeline:
     def busy(self, rank: int) -> float:
         return sum(slot.end - slot.start for slot in self.slots[rank])
 
+    def idle_fraction(self, rank: int) -> float:
+        """The share of the step, from its first pass to its last, in which a rank has nothing to do."""
+        return 1 - self.busy(rank) / self.span
+
     @property
     def bubble_fraction(self) -> float:
-        """The share of all ranks' time, from the first pass to the last, in which a rank has nothing to do."""
-        return 1 - sum(self.busy(rank) for rank in range(len(self.slots))) / (len(self.slots) * self.span)
+        """The same over all ranks."""
+        return sum(map(self.idle_fraction, range(len(self.slots)))) / len(self.slots)
 
     @property
     def bubble_overhead(self) -> float:

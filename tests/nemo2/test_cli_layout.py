@@ -2,6 +2,7 @@
 """``nemo2 show-layout``: text, page, picture and JSON of a recipe's layout."""
 
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -28,6 +29,21 @@ def test_a_thousand_ranks_are_one_readable_page(tmp_path, capsys):
     text = page.read_text()
     assert "3 of 36 replicas, 96 of 1,152 ranks" in text and "32 micro-batches" in text
     assert "<script" not in text and len(text) < 300_000
+
+
+def test_the_page_has_one_bubble_and_a_colour_means_one_thing(tmp_path):
+    page = tmp_path / "layout.html"
+    assert (
+        main(["show-layout", "llama3_70b", "data.global_batch_size=1152", "--world-size", "1152", "-o", str(page)]) == 0
+    )
+    text = page.read_text()
+    (header,) = re.findall(r"<b>([\d.]+%)</b><span>of a step in the pipeline", text)
+    rows = re.findall(r">([\d.]+%)</td></tr>", text)
+    assert rows == re.findall(r"([\d.]+%) idle, holds", text) == [header] * 4 == ["1.8%"] * 4
+    layers, ranks, step = (
+        {*re.findall(r'<rect class="(c\d)', one)} for one in re.findall(r"<svg.*?</svg>", text, re.S)
+    )
+    assert layers == ranks and len(layers) == 4 and not layers & step
 
 
 def test_text_says_who_holds_what_and_how_long_the_pipeline_waits(capsys):

@@ -2,6 +2,7 @@
 """Pipeline parallelism: what travels between stages, interleaved chunks, and messages that a rank doesn't wait for."""
 
 from nemo2.parallel.layout import Layout
+from nemo2.pictures.pipeline import PHASES, draw_phases
 from nemo2.pictures.ranks import stages_of
 from nemo2.pictures.schedule import Schedule, Slot, Timeline, timeline
 from nemo2.pictures.svg import Canvas, legend
@@ -87,6 +88,25 @@ def interleaving() -> Canvas:
     return signed(canvas, y + 10, forward_backward_pipelining_with_interleaving, get_schedule_table)
 
 
+def schedules() -> Canvas:
+    """The three orders of work on one scale."""
+    played = [
+        timeline(Schedule(pp=4, num_microbatches=8, all_forward_first=True)),
+        timeline(Schedule(pp=4, num_microbatches=8)),
+        timeline(Schedule(pp=4, num_microbatches=8, vp=2)),
+    ]
+    return _compared("Pipeline schedules: 4 stages, 8 micro-batches", [(one.schedule.name, one) for one in played])
+
+
+def uneven() -> Canvas:
+    """What a heavier last stage costs, and what taking layers off it gives back."""
+    schedule = Schedule(pp=4, num_microbatches=8)
+    heavy = timeline(schedule, weights=[[8.0], [8.0], [8.0], [10.0]])
+    lighter = timeline(schedule, weights=[[9.0], [8.0], [8.0], [9.0]])
+    named = [("32 layers cut evenly", heavy), ("a layer moved from last to first", lighter)]
+    return _compared("An output layer worth two layers, on the last stage", named)
+
+
 def overlap() -> Canvas:
     """The same interleaved step with messages that ranks wait for, and with messages under way beside the passes."""
     from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -117,6 +137,24 @@ def overlap() -> Canvas:
     return signed(canvas, y - 14, P2PCommunicator)
 
 
+def _compared(title: str, named: list[tuple[str, Timeline]]) -> Canvas:
+    """Timelines on one scale, each with its bubble and its phases."""
+    from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
+
+    canvas, y, row = sheet(title), TOP + 4, 33.0
+    until = max(played.span for _, played in named)
+    for name, played in named:
+        canvas.text(LEFT, y + 10, f"{name}: {played.bubble_fraction:.1%} bubble", "ink", strong=True)
+        y += 20
+        across = _rows(canvas, played, y, row, until=until)
+        for stage, slots in enumerate(played.slots):
+            draw_phases(canvas, slots, y + stage * row + _HIGH + 2, _FROM, across)
+        y += len(played.slots) * row + 8
+    legend(canvas, LEFT, y + 8, [(FORWARD, "forward"), (BACKWARD, "backward"), (ELSEWHERE, "waits")])
+    legend(canvas, LEFT, y + 26, [(fill, phase) for phase, fill in PHASES.items()])
+    return signed(canvas, y + 28, get_pp_rank_microbatches, get_schedule_table)
+
+
 def _rows(canvas: Canvas, played: Timeline, top: float, row: float, *, until: float) -> float:
     """The passes of each stage; returns how many pixels a unit of time is."""
     across = (WIDTH - LEFT - _FROM) / until
@@ -136,8 +174,9 @@ def _rows(canvas: Canvas, played: Timeline, top: float, row: float, *, until: fl
                 dark=slot.work.chunk % 2 == 1,
                 tip=f"{kind} of micro-batch {slot.work.microbatch}, chunk {slot.work.chunk}",
             )
-            middle = _FROM + (slot.start + slot.end) / 2 * across
-            canvas.text(middle, y + 16, slot.work.microbatch, "ink", anchor="middle", size=SMALL)
+            if (slot.end - slot.start) * across >= 8:
+                middle = _FROM + (slot.start + slot.end) / 2 * across
+                canvas.text(middle, y + 16, slot.work.microbatch, "ink", anchor="middle", size=SMALL)
     return across
 
 
