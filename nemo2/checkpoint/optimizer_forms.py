@@ -55,7 +55,7 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
     Raises:
         CheckpointError: a group of parameters has no counterpart in what was saved.
     """
-    groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]
+    groups = _groups(saved)
     step, scaler = step_of(saved), scaler_of(saved)
     for part, template in zip(_chain(loaded), _chain(wanted), strict=True):
         inner, wanted_inner = part, template
@@ -84,25 +84,27 @@ def with_empty_states(loaded: Any) -> Any:
 
 
 def with_step_of_all(state: Any) -> Any:
-    """``state``, of this rank's optimizer, also where the rank has nothing to train and so counts no updates: what isn't cut over
-    ranks is stored as one rank has it. Every rank calls it."""
-    steps: list[Any] = [step_of(state)] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(steps, steps[0])
-    step = max((one for one in steps if one is not None), key=int, default=None)  # as it was: torch counts in a tensor
-    for part in _chain(state) if step is not None and step_of(state) is None else ():
-        inner = _inner(part)
-        if _form(part) == "distributed":
-            for group in inner["param_groups"]:
-                group.setdefault("step", step)
+    """``state``, of this rank's optimizer, with the updates that any rank has counted. Every rank calls it.
+
+    A group without parameters on a rank (a pipeline stage where all is frozen, or that has no experts) counts none there, and
+    of what isn't sharded the checkpoint stores what one rank has.
+    """
+    counted: list[Any] = [(_counts_by_group(state), step_of(state))] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(counted, counted[0])
+    by_group = any(whether for whether, _ in counted)
+    step = max((one for _, one in counted if one is not None), key=int, default=None)  # as it was: torch counts in a tensor
+    for part in _chain(state) if step is not None else ():
+        if by_group:
+            for group in _inner(part)["param_groups"]:
+                group["step"] = step
         else:
-            inner.setdefault("state", {})["common_step"] = step
+            _inner(part).setdefault("state", {})["common_step"] = step
     return state
 
 
 def step_of(saved: Any) -> Any:
     """The updates that the optimizer had made, from the plain part of its saved state; None if it didn't count them."""
-    groups = [group for part in _chain(saved) for group in _inner(part)["param_groups"]]
-    step = next((group["step"] for group in groups if "step" in group), None)
+    step = max((group["step"] for group in _groups(saved) if "step" in group), key=int, default=None)
     if step is None:
         step = next((_inner(part).get("state", {}).get("common_step") for part in _chain(saved)), None)
     return step
@@ -216,6 +218,15 @@ def _form(part: dict[str, Any]) -> Form:
     if "param_state" in part or "param_state_sharding_type" in part:
         return "distributed"
     return "half" if "optimizer" in part else "plain"
+
+
+def _groups(state: Any) -> list[dict[str, Any]]:
+    return [group for part in _chain(state) for group in _inner(part)["param_groups"]]
+
+
+def _counts_by_group(state: Any) -> bool:
+    """Whether updates are counted with each group of parameters, as fused optimizers do; otherwise for all of them."""
+    return any("step" in group for group in _groups(state))
 
 
 def _inner(part: dict[str, Any]) -> dict[str, Any]:

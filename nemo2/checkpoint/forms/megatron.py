@@ -96,9 +96,7 @@ class MegatronForm(Form):
             return {}
         whole = self._optimizers[0]
         shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
-        counts = self.parallel.parameter_counts
-        some_frozen = counts is not None and counts.trained < counts.total
-        return {"optimizer": with_step_of_all(shards) if some_frozen and not loading else shards}
+        return {"optimizer": shards if loading else with_step_of_all(shards)}
 
     # ------------------------------------------------------------------------------------------------------ a part
 

@@ -8,7 +8,7 @@ import pytest
 
 from support import transformed_runs as runs
 
-WRITERS = ("tp2 sp", "pp2 vp2", "fsdp2", "fsdp1", "mfsdp")
+WRITERS = ("tp2 sp", "pp2", "fsdp2", "fsdp1", "mfsdp")
 
 
 def of_attention(name: str) -> bool:
@@ -62,7 +62,7 @@ def refused(directory: str) -> dict[str, str]:
         return "nothing"
 
     part = {"ckpt_save_part": "trained"}
-    path = f"{directory}/pp2 vp2/step={runs.STEPS}"
+    path = f"{directory}/pp2/step={runs.STEPS}"
     found = {
         "other": told(wrapped=("layers.0.self_attention.linear_qkv",), resume=path, strategy=part),
         "more": told(wrapped=(*runs.DENSE, "layers.0.self_attention.linear_qkv"), resume=path, strategy=part),
