@@ -49,7 +49,7 @@ class ModelCheckpoint(Checkpoint):
         save_optim_on_train_end: Keep the optimizer's state in the checkpoint of the last step (it doubles to triples the
             size, and lets training be extended).
         always_save_context: Save ``context/`` with every checkpoint.
-        save_context_on_train_end: Save it with the last one at least.
+        save_context_on_train_end: Save it with the last one of training, whatever ``always_save_context`` says.
         dirpath: Where. None: the logger sets ``<run>/checkpoints``.
         filename: With ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged values, with format
             specifications. ``name=`` is put before all but ``model_name``, as Lightning does.
@@ -112,6 +112,7 @@ class ModelCheckpoint(Checkpoint):
         self.last_model_path = ""
         self._last_saved_step = -1
         self._last_saved_at = 0.0
+        self._last_has_context = True
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
         """The run that these checkpoints belong to; known on rank 0."""
@@ -172,6 +173,7 @@ class ModelCheckpoint(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._last_saved_at = time.monotonic()
         self._last_saved_step = trainer.global_step
+        self._last_has_context = True
         # Not before: only now Lightning says from which checkpoint it goes on.
         self._on_rank_zero(trainer, lambda: self._begin(Path(trainer.ckpt_path) if trainer.ckpt_path else None))
 
@@ -212,8 +214,10 @@ class ModelCheckpoint(Checkpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.status == "interrupted" or _fast_dev_run(trainer):
             return
-        finished_run = trainer.global_step >= (trainer.max_steps if trainer.max_steps > 0 else float("inf"))
-        self.save(trainer, weights_only=self.save_weights_only or (finished_run and not self.save_optim_on_train_end))
+        weights_only = self.save_weights_only or (_at_last_step(trainer) and not self.save_optim_on_train_end)
+        if self.save_context_on_train_end and not self._last_has_context:
+            self._last_saved_step = -1  # the save of this step couldn't know that training would end with it: replace it
+        self.save(trainer, weights_only=weights_only, last=True)
         trainer.strategy.checkpoint_io.maybe_finalize_save_checkpoint(blocking=True)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _time_due(self, trainer: pl.Trainer) -> bool:
@@ -225,13 +229,20 @@ class ModelCheckpoint(Checkpoint):
 
     # ------------------------------------------------------------------------------------------------------ saving
 
-    def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None) -> None:
-        """Save now, unless this step has been saved. Every rank calls it."""
+    def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None, last: bool = False) -> None:
+        """Save now, unless this step has been saved. Every rank calls it.
+
+        Args:
+            weights_only: None: as ``save_weights_only`` says.
+            last: Training ends with this save. A save of the step ``trainer.max_steps`` is known to be the last.
+        """
         if _fast_dev_run(trainer) or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
             return
         assert self.dirpath is not None
         self._last_saved_step = trainer.global_step
         self._last_saved_at = time.monotonic()
+        last = last or _at_last_step(trainer)
+        self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
         target = Path(self.dirpath) / self.format_checkpoint_name(self._values(trainer), trainer)
         if self.save_last:
             target = target.with_name(target.name + LAST_SUFFIX)
@@ -242,7 +253,7 @@ class ModelCheckpoint(Checkpoint):
                 "published": lambda path: self._published(trainer, path),
                 "metrics": {name: value for name, value in self._values(trainer).items() if isinstance(value, float)},
                 "run": self._run.signature() if self._run is not None else None,
-                "with_context": self.always_save_context or self.save_context_on_train_end,
+                "with_context": self._last_has_context,
             },
         )
 
@@ -329,6 +340,10 @@ def _validates_now(trainer: pl.Trainer) -> bool:
     return getattr(trainer, "_val_check_time_interval", None) is None and bool(
         loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
     )
+
+
+def _at_last_step(trainer: pl.Trainer) -> bool:
+    return 0 < trainer.max_steps <= trainer.global_step
 
 
 def _fast_dev_run(trainer: pl.Trainer) -> bool:

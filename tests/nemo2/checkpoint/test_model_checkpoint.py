@@ -27,8 +27,15 @@ class FakeTrainer:
         self.ckpt_path = None
         self.callback_metrics: dict[str, torch.Tensor] = {}
         self.lightning_module = types.SimpleNamespace()
-        self.strategy = types.SimpleNamespace(consumed_samples=0, barrier=lambda: None, broadcast=lambda value: value)
+        self.state = types.SimpleNamespace(status="running")
+        self.strategy = types.SimpleNamespace(
+            consumed_samples=0,
+            barrier=lambda: None,
+            broadcast=lambda value: value,
+            checkpoint_io=types.SimpleNamespace(maybe_finalize_save_checkpoint=lambda blocking: None),
+        )
         self.saved: list[tuple[str, bool]] = []
+        self.with_context: list[tuple[int, bool]] = []
 
     def at(self, step: int, **metrics: float) -> "FakeTrainer":
         self.global_step = step
@@ -52,6 +59,7 @@ class FakeTrainer:
             ),
         )
         self.saved.append((path.name, weights_only))
+        self.with_context.append((self.global_step, storage_options["with_context"]))
         storage_options["published"](path)
 
 
@@ -124,14 +132,36 @@ def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):
 def test_the_last_checkpoint_of_a_finished_run_holds_weights_only(tmp_path):
     trainer: Any = FakeTrainer()
     trainer.max_steps = 4
-    trainer.state = types.SimpleNamespace(status="running")
-    trainer.strategy.checkpoint_io = types.SimpleNamespace(maybe_finalize_save_checkpoint=lambda blocking: None)
     ModelCheckpoint(dirpath=str(tmp_path / "a"), filename="a", verbose=False).on_train_end(trainer.at(4), None)  # pyright: ignore[reportArgumentType]
     ModelCheckpoint(
         dirpath=str(tmp_path / "b"), filename="b", verbose=False, save_optim_on_train_end=True
     ).on_train_end(trainer.at(4), None)  # pyright: ignore[reportArgumentType]
     ModelCheckpoint(dirpath=str(tmp_path / "c"), filename="c", verbose=False).on_train_end(trainer.at(3), None)  # pyright: ignore[reportArgumentType]
     assert trainer.saved == [("a-last", True), ("b-last", False), ("c-last", False)]
+
+
+@pytest.mark.parametrize(
+    ("always", "at_end", "max_steps", "expected"),
+    [
+        (True, False, 3, [(1, True), (2, True), (3, True)]),
+        (False, False, 3, [(1, False), (2, False), (3, False)]),
+        (False, True, 3, [(1, False), (2, False), (3, True)]),
+        # Nothing foretold that training would end: the last checkpoint is saved again, with its context.
+        (False, True, 1000, [(1, False), (2, False), (3, False), (3, True)]),
+    ],
+)
+def test_the_context_is_saved_always_or_with_the_last_checkpoint_of_training(
+    tmp_path, always, at_end, max_steps, expected
+):
+    options = {"always_save_context": always, "save_context_on_train_end": at_end}
+    callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, save_top_k=-1, **options)
+    trainer: Any = FakeTrainer()
+    trainer.max_steps = max_steps
+    for step in (1, 2, 3):
+        callback.save(trainer.at(step))
+    callback.on_train_end(trainer, trainer.lightning_module)
+    assert trainer.with_context == expected
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step=1", "step=2", "step=3-last"]
 
 
 @pytest.mark.parametrize(
