@@ -143,6 +143,8 @@ class MegatronForm(Form):
                 say_they_start_anew(path)
         reshaped = self._in_another_form(wanted, path)
         loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self.strictness)
+        if "model" in wanted:
+            loaded["model"] = self._chunks_in(loaded.get("model", {}), model_state)
         if model:
             self._say_if_another_vocabulary(model_state, path)
         if reshaped is not None:
@@ -151,6 +153,13 @@ class MegatronForm(Form):
             if kind not in wanted:
                 loaded.pop(kind, None)  # its plain data come unasked, without the tensors
         return loaded
+
+    def _chunks_in(self, loaded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+        """``loaded`` as this rank's chunks take it. Of a writing chunk that kept nothing the checkpoint has an empty entry,
+        which comes unasked; for a chunk of this rank of which nothing was kept, none comes."""
+        if len(self.parallel.unwrapped) == 1:
+            return {name: value for name, value in loaded.items() if name in asked}
+        return {name: loaded.get(name, {}) for name in asked}
 
     def _say_if_another_vocabulary(self, model_state: dict[str, Any], path: Path) -> None:
         """Megatron-Core reads the rows that there are, which is right for another padding of the same vocabulary."""

@@ -8,7 +8,7 @@ import pytest
 
 from support import transformed_runs as runs
 
-WRITERS = ("tp2 sp", "pp2", "fsdp2", "fsdp1", "mfsdp")
+WRITERS = ("tp2 sp", "pp2", "pp2 vp2", "fsdp2", "fsdp1", "mfsdp")
 
 
 def of_attention(name: str) -> bool:
