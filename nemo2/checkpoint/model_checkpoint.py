@@ -216,7 +216,8 @@ class ModelCheckpoint(Checkpoint):
             return
         weights_only = self.save_weights_only or (_at_last_step(trainer) and not self.save_optim_on_train_end)
         if self.save_context_on_train_end and not self._last_has_context:
-            self._last_saved_step = -1  # the save of this step couldn't know that training would end with it: replace it
+            # The save of this step couldn't know that training would end with it: it is replaced.
+            self._last_saved_step = -1
         self.save(trainer, weights_only=weights_only, last=True)
         trainer.strategy.checkpoint_io.maybe_finalize_save_checkpoint(blocking=True)  # pyright: ignore[reportAttributeAccessIssue]
 

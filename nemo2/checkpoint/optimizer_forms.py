@@ -92,7 +92,8 @@ def with_step_of_all(state: Any) -> Any:
     counted: list[Any] = [(_counts_by_group(state), step_of(state))] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(counted, counted[0])
     by_group = any(whether for whether, _ in counted)
-    step = max((one for _, one in counted if one is not None), key=int, default=None)  # as it was: torch counts in a tensor
+    # By its value, and not converted: torch counts in a tensor.
+    step = max((one for _, one in counted if one is not None), key=int, default=None)
     for part in _chain(state) if step is not None else ():
         if by_group:
             for group in _inner(part)["param_groups"]:
