@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data parallelism: who sees which samples, where gradients meet, and what the distributed optimizer cuts."""
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,22 +130,30 @@ def bucketed(shapes: list[tuple[int, ...]], *, dp: int, bucket_size: Any = None)
     """Megatron-Core's ``_ParamAndGradBuffer`` of weights of these shapes, without memory; ``params`` in their order."""
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+    config = DistributedDataParallelConfig(use_distributed_optimizer=True)
     with silent("meta"):
         params = [torch.nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
+        names = {param: str(index) for index, param in enumerate(params)}
+        given: dict[str, Any] = {"params": params}
+        if "params_with_names" in inspect.signature(_ParamAndGradBuffer).parameters:
+            # From Megatron-Core 0.19 on the distributed optimizer lays the parameters out.
+            layout = DistributedOptimizer._compute_per_buffer_param_layout(params, bucket_size, dp, config)
+            given = {"params_with_names": list(names.items()), "param_layout": layout}
         ranks = group(dp)
         return _ParamAndGradBuffer(
-            DistributedDataParallelConfig(use_distributed_optimizer=True),
-            torch.float32,
-            torch.float32,
-            params,
-            ranks,
-            bucket_size,
-            {param: str(index) for index, param in enumerate(params)},
-            1.0,
-            list(range(len(params))),
-            False,
-            SimpleNamespace(tp=group(1), dp_cp=ranks),  # pyright: ignore[reportArgumentType]
+            ddp_config=config,
+            param_dtype=torch.float32,
+            grad_dtype=torch.float32,
+            data_parallel_group=ranks,
+            bucket_size=bucket_size,
+            param_to_name=names,
+            gradient_scaling_factor=1.0,
+            param_indices=list(range(len(params))),
+            nccl_ub=False,
+            pg_collection=SimpleNamespace(tp=group(1), dp_cp=ranks),
+            **given,
         )
 
 
@@ -155,6 +164,7 @@ def shard(buffer: Any, rank: int) -> dict[Any, tuple[int, int]]:
     seen: Any = SimpleNamespace(
         data_parallel_group=group(buffer.data_parallel_world_size, rank),
         buckets=buffer.buckets,
+        num_optimizer_shards=None,  # asked from Megatron-Core 0.19 on; None: as many as ranks
         param_index_map=buffer.param_index_map,
     )
     found = DistributedOptimizer._build_model_gbuf_range(seen, 0)["param_map"]
