@@ -3,7 +3,9 @@
 
 from collections.abc import Iterator
 
+from nemo2.checks import domains
 from nemo2.checks.arithmetic import is_count, nearest
+from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
@@ -21,10 +23,7 @@ GROUP = "strategy.microbatch_group_size_per_vp_stage"
     mended="data.micro_batch_size=1",
 )
 def _counts(facts: Facts) -> Iterator[str]:
-    for name in ("global_batch_size", "micro_batch_size", "seq_length"):
-        value = getattr(facts.data, name, None)
-        if value is not None and not is_count(value):
-            yield f"data.{name}={value!r}: must be at least 1."
+    yield from out_of_range(facts.data, "data", domains.BATCH, others=False)
 
 
 @BATCHES.rule(

@@ -38,7 +38,8 @@ def _chunks(facts: Facts) -> Iterator[str]:
 )
 def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
-    if facts.layout.cp > 1 and isinstance(kinds, list) and len(kinds) != layers_:
+    # On one rank too, where it is read when the sequence is cut.
+    if isinstance(kinds, list) and len(kinds) != layers_:
         yield (
             f"model.config.cp_comm_type lists {len(kinds)} layers, and model.config.num_layers={layers_}: give one kind for all, "
             "or a list with one per layer."
@@ -54,10 +55,10 @@ def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     mended="model.config.cp_comm_type=a2a",
 )
 def _exchange(facts: Facts) -> Iterator[str]:
-    if facts.layout.cp == 1:
-        return
     kinds = facts.of_model("cp_comm_type")
     for kind in dict.fromkeys(kinds if isinstance(kinds, list) else [kinds]):
+        if kind == "a2a+p2p" and facts.layout.cp == 1:
+            continue
         if kind == "a2a+p2p":
             yield (
                 "model.config.cp_comm_type='a2a+p2p' needs groups of context-parallel ranks within groups, which "

@@ -2,9 +2,13 @@
 """The optimizer and its schedule."""
 
 from collections.abc import Iterator
+from typing import Any
 
+from nemo2.checks import domains
+from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
+from nemo2.config.walk import class_of
 from nemo2.names import did_you_mean
 
 OPTIMIZER = Topic("Optimizer and learning rate", needs_sizes=False)
@@ -13,7 +17,7 @@ _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq
 
 @OPTIMIZER.rule(
     "learning-rate-is-set",
-    says="`optim.config.lr`, the peak of the schedule, is set and above 0.",
+    says="`optim.config.lr`, the peak of the schedule, is set.",
     otherwise="The optimizer refuses on every rank.",
     broken="optim.config.lr=None",
     mended="optim.config.lr=3e-4",
@@ -22,11 +26,8 @@ def _rate(facts: Facts) -> Iterator[str]:
     config = getattr(getattr(facts.recipe, "optim", None), "config", None)
     if config is None:
         return
-    rate = getattr(config, "lr", None)
-    if rate is None:
+    if getattr(config, "lr", None) is None:
         yield "optim.config.lr is unset: set the peak learning rate, e.g. optim.config.lr=3e-4."
-    elif isinstance(rate, int | float) and rate <= 0:
-        yield f"optim.config.lr={rate}: must be above 0."
 
 
 @OPTIMIZER.rule(
@@ -59,6 +60,47 @@ def _length(facts: Facts) -> Iterator[str]:
         yield (
             f"{type(schedule).__name__}.max_steps is None and the trainer has no max_steps: this schedule is a fraction of the "
             "run's length. Set trainer.max_steps, or the schedule's max_steps."
+        )
+
+
+@OPTIMIZER.rule(
+    "phases-fit-the-schedule",
+    says="A schedule with a length of its own (`lr_scheduler.max_steps`) is longer than its warm-up, hold and constant end; "
+    "shares of its length add up to at most 1; a warm-up is no share of 1; "
+    "warm-up, hold and decay (WSD) has a warm-up or a hold.",
+    otherwise="The rate never reaches its peak or jumps to its end, and nothing is said.",
+    broken="optim.lr_scheduler.max_steps=1000",
+    mended="optim.lr_scheduler.max_steps=100000",
+)
+def _phases(facts: Facts) -> Iterator[str]:
+    node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
+    if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
+        return
+    path = "optim.lr_scheduler"
+    given: dict[str, Any] = {name: getattr(node, name, None) for name in domains.SCHEDULE}
+    shares = {name: given[name] for name in ("warmup_ratio", "hold_ratio") if given[name] is not None}
+    shown = " + ".join(f"{name}={value:g}" for name, value in shares.items())
+    if sum(shares.values()) > 1:
+        yield f"{path}: {shown} add up to {sum(shares.values()):g}: shares of max_steps add up to at most 1."
+    elif shares.get("warmup_ratio") == 1:
+        yield f"{path}.warmup_ratio=1: the warm-up is the whole run. Use less than 1."
+    name = getattr(class_of(node), "__name__", "")
+    if name == "WarmupHoldAnnealScheduler" and not shares:
+        yield (
+            f"{path}: {name} has neither a warm-up nor a hold: set warmup_ratio and hold_ratio, e.g. 0.01 and 0.8, or use "
+            "PolynomialDecayAnnealingScheduler, which decays from the first step."
+        )
+    length = given["max_steps"]
+    # T5's constant steps stand for its warm-up; they are no phase at the end.
+    phases = {"warmup_steps": 0 if shares.get("warmup_ratio") is not None else given["warmup_steps"]}
+    phases |= {"hold_steps": given["hold_steps"]}
+    phases |= {"constant_steps": given["constant_steps"] if name == "CosineAnnealingScheduler" else None}
+    steps = {phase: value for phase, value in phases.items() if value}
+    if length is not None and steps and sum(steps.values()) >= length:
+        listed = " + ".join(f"{phase}={value:g}" for phase, value in steps.items())
+        yield (
+            f"{path}.max_steps={length:g} leaves no steps beside {listed}: raise it, or shorten the "
+            f"phases to less than {length:g} steps together."
         )
 
 
@@ -134,7 +176,7 @@ def _aware(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "offloaded-optimizer-decouples-decay",
-    says="`optimizer_cpu_offload` needs `decoupled_weight_decay`, and a share between 0 and 1.",
+    says="`optimizer_cpu_offload` needs `decoupled_weight_decay`.",
     otherwise="Megatron-Core asserts when the optimizer is made.",
     broken="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=False",
     mended="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=True",
@@ -147,26 +189,20 @@ def _offload(facts: Facts) -> Iterator[str]:
             "optim.config.optimizer_cpu_offload=True with decoupled_weight_decay=False: Megatron-Core's offloaded Adam is AdamW. "
             "Set decoupled_weight_decay=True."
         )
-    share = facts.of_optimizer("optimizer_offload_fraction", 0.0)
-    if not 0 <= share <= 1:
-        yield f"optim.config.optimizer_offload_fraction={share}: must lie between 0 and 1."
 
 
 @OPTIMIZER.rule(
-    "decays-are-shares",
-    says="Adam's decay rates are at least 0 and less than 1, its epsilon above 0.",
-    otherwise="torch refuses on every rank, or the moments grow without bound.",
-    broken="optim.config.adam_beta2=1.5",
-    mended="optim.config.adam_beta2=0.95",
+    "optimizer-numbers-are-in-range",
+    says="Each number of the optimizer's configuration is one that it can compute with: a learning rate above 0, decay rates "
+    "from 0 to below 1, a norm to clip at that is not negative; none is NaN or infinite.",
+    otherwise="torch refuses on every rank, the moments grow without bound, or the weights are NaN after the first step.",
+    broken="optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
+    mended="optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
 )
-def _betas(facts: Facts) -> Iterator[str]:
-    for name in ("adam_beta1", "adam_beta2"):
-        value = facts.of_optimizer(name)
-        if isinstance(value, int | float) and not 0 <= value < 1:
-            yield f"optim.config.{name}={value}: must be at least 0 and less than 1."
-    epsilon = facts.of_optimizer("adam_eps")
-    if isinstance(epsilon, int | float) and epsilon <= 0:
-        yield f"optim.config.adam_eps={epsilon}: must be above 0."
+def _numbers(facts: Facts) -> Iterator[str]:
+    optim = getattr(facts.recipe, "optim", None)
+    yield from out_of_range(optim, "optim", domains.OPTIMIZER_MODULE)
+    yield from out_of_range(getattr(optim, "config", None), "optim.config", domains.OPTIMIZER)
 
 
 def known_optimizers() -> tuple[str, ...]:

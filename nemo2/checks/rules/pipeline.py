@@ -273,9 +273,6 @@ def _deferred_gradient(facts: Facts) -> Iterator[str]:
             "model.config.defer_embedding_wgrad_compute=True needs model.config.gradient_accumulation_fusion=True, whose "
             "kernel it calls later: set both, or neither."
         )
-    limit = getattr(model, "wgrad_deferral_limit", 0)
-    if isinstance(limit, int) and limit < 0:
-        yield f"model.config.wgrad_deferral_limit={limit}: must be 0 (all micro-batches) or more."
 
 
 def _to_share(facts: Facts) -> tuple[int | None, int, int]:

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations that are computed again, or kept elsewhere."""
 
+import copy
 from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, Optional
 
-from nemo2.checks.arithmetic import is_count
+from nemo2.checks.arithmetic import divisors, is_count
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, PP, TP
 from nemo2.names import did_you_mean
 
 RECOMPUTE = Topic("Recomputation and offloading")
+_SPLITS = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 _FULL = "model.config.recompute_granularity=full"
 _SELECTIVE = "model.config.recompute_granularity=selective"
 
@@ -44,7 +53,7 @@ def _known(facts: Facts) -> Iterator[str]:
 def _how(facts: Facts) -> Iterator[str]:
     model = facts.model
     granularity = getattr(model, "recompute_granularity", None)
-    if granularity == "full" and (model.recompute_method is None or not is_count(model.recompute_num_layers)):
+    if granularity == "full" and (model.recompute_method is None or model.recompute_num_layers is None):
         yield (
             f"model.config.recompute_granularity='full' with recompute_method={model.recompute_method!r} and "
             f"recompute_num_layers={model.recompute_num_layers!r}: say how ('uniform' or 'block') and how many layers at a "
@@ -55,6 +64,62 @@ def _how(facts: Facts) -> Iterator[str]:
             f"model.config.recompute_num_layers={model.recompute_num_layers} has no meaning for "
             "recompute_granularity='selective', which goes by recompute_modules: set it to None."
         )
+
+
+@RECOMPUTE.rule(
+    "recomputation-is-asked-for",
+    says="A method or a number of recomputed layers comes with `recompute_granularity`.",
+    otherwise="Nothing is computed again, and the activations need the memory that they should not.",
+    broken="model.config.recompute_method=block model.config.recompute_num_layers=4",
+    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
+)
+def _asked(facts: Facts) -> Iterator[str]:
+    if facts.model is None or getattr(facts.model, "recompute_granularity", None) is not None:
+        return
+    given = {name: getattr(facts.model, name, None) for name in ("recompute_method", "recompute_num_layers")}
+    for name, value in given.items():
+        if value is not None:
+            yield (
+                f"model.config.{name}={value!r} has no meaning without model.config.recompute_granularity: set that to 'full', "
+                f"or {name} to None."
+            )
+
+
+@RECOMPUTE.rule(
+    "recomputed-layers-exist",
+    says="`recompute_num_layers` is at most the number of layers.",
+    otherwise="An IndexError in the first step, or each layer is computed again, and not as many as were asked for.",
+    broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=99",
+    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=32",
+)
+def _exist(facts: Facts) -> Iterator[str]:
+    count, layers = _recomputed(facts), facts.of_model("num_layers")
+    if count is not None and is_count(layers) and count > layers:
+        yield (
+            f"model.config.recompute_num_layers={count} is more than model.config.num_layers={layers}: use {layers} or less; "
+            "it counts the layers of one pipeline chunk."
+        )
+
+
+@RECOMPUTE.rule(
+    "recomputed-units-fill-the-chunks",
+    says="With `recompute_method=uniform`, `recompute_num_layers` divides the layers of every pipeline chunk.",
+    otherwise="An IndexError in the first step: Megatron-Core's last unit goes on behind the chunk's last layer.",
+    broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
+    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
+    in_force=lambda: find_spec("megatron.core.recompute") is None,  # whose loop ends at the last layer
+)
+def _units(facts: Facts) -> Iterator[str]:
+    count, config, layers = _recomputed(facts), facts.sized_config, facts.of_model("num_layers")
+    hybrid = hasattr(facts.model, "mamba_stack_spec")  # whose stack does not recompute
+    if count is None or config is None or hybrid or facts.model.recompute_method != "uniform" or count > layers:
+        return
+    for chunk in sorted(set(_chunk_layers(facts, config))):
+        if chunk % count:
+            yield (
+                f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, which "
+                f"recompute_method='uniform' cuts into units of it: use one of {divisors(chunk)}, or recompute_method='block'."
+            )
 
 
 @RECOMPUTE.rule(
@@ -128,3 +193,28 @@ def _offloading(facts: Facts) -> Iterator[str]:
             f"model.config.cpu_offloading=True with recompute_granularity={model.recompute_granularity!r}: activations are kept "
             "elsewhere or computed again, not both. Unset one of them."
         )
+
+
+def _recomputed(facts: Facts) -> Optional[int]:
+    """Layers that are computed again at a time, or per chunk; None where these aren't whole layers."""
+    count = getattr(facts.model, "recompute_num_layers", None)
+    return count if getattr(facts.model, "recompute_granularity", None) == "full" and is_count(count) else None
+
+
+def _chunk_layers(facts: Facts, config: Any) -> list[int]:
+    """Megatron-Core's count of the layers of each chunk; empty where it has none, which other rules tell."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    if facts.of_strategy("pipeline_model_parallel_layout") is not None:
+        return []
+    config = copy.copy(config)
+    for name in _SPLITS:
+        setattr(config, name, facts.of_strategy(name))
+    try:
+        return [
+            get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
+            for stage in range(facts.layout.pp)
+            for chunk in (range(facts.layout.vp) if facts.layout.vp else (None,))
+        ]
+    except (AssertionError, ValueError, TypeError, ZeroDivisionError):
+        return []

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that contradict each other, that a class refuses, or that Megatron-Core no longer has."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from nemo2.checks import domains
+from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import misplaced_text
-from nemo2.config.walk import iterate_nodes
+from nemo2.config.walk import class_of, iterate_nodes
+from nemo2.data.blend import parse_split
 
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that govern one thing")
 LAST = Topic("Megatron-Core's own word")
+_CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
 
 
 @SETTINGS.rule(
@@ -58,7 +62,10 @@ def _precision(facts: Facts) -> Iterator[str]:
     mended="optim.lr_scheduler.warmup_steps=0",
 )
 def _schedule(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("schedule-is-one-curve")
+    node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
+    # The class stops at the first of its objections.
+    told = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
+    yield from told or facts.settled.refused("schedule-is-one-curve")
 
 
 @SETTINGS.rule(
@@ -74,13 +81,41 @@ def _checkpoints(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "data-module-accepts-its-arguments",
-    says="The data module's paths, split, workers and ramp-up can be meant.",
+    says="The data module's paths, split, samples, seed, workers and ramp-up can be meant.",
     otherwise="The data module refuses on every rank.",
     broken="data.num_workers=-1",
     mended="data.num_workers=0",
 )
 def _data(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("data-module-accepts-its-arguments")
+    # As above; what is told of the batches is told once.
+    told = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
+    yield from told or facts.settled.refused("data-module-accepts-its-arguments")
+
+
+@SETTINGS.rule(
+    "splits-have-data",
+    says="`split` leaves data to train on, and to validate on where the trainer validates.",
+    otherwise="The run ends before its first step, with exit code 0, or trains and never validates.",
+    recipe="llama_tiny",
+    broken="",
+    mended="",
+    corpus=({**_CORPUS, "split": "100,0,0"}, {**_CORPUS, "split": "95,5,0"}),
+)
+def _splits(facts: Facts) -> Iterator[str]:
+    data, split = facts.data, getattr(facts.data, "split", None)
+    if facts.parts.get("data") is None or not isinstance(split, str) or not hasattr(data, "paths"):
+        return
+    if isinstance(data.paths, Mapping):
+        return
+    train, validation, _ = (float(share) for share in parse_split(split).split(","))
+    trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
+    if trains and not train:
+        yield f"data.split={split!r} leaves nothing to train on: make its first number larger than 0."
+    if not validation and getattr(facts.trainer, "limit_val_batches", None) != 0:
+        yield (
+            f"data.split={split!r} leaves nothing to validate on: make its second number larger than 0, or set "
+            "trainer.limit_val_batches=0 to never validate."
+        )
 
 
 @SETTINGS.rule(

@@ -4,7 +4,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from nemo2.checks import domains
 from nemo2.checks.arithmetic import divisors, is_count
+from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.config.walk import class_of
@@ -12,22 +14,18 @@ from nemo2.names import did_you_mean
 
 SHAPE = Topic("The model", needs_sizes=False)
 
-_COUNTS = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "kv_channels")
-
 
 @SHAPE.rule(
-    "widths-are-counts",
-    says="Layers, widths, heads and groups are whole numbers of at least 1.",
-    otherwise="A ZeroDivisionError or TypeError from inside Megatron-Core, or a model of nothing.",
-    broken="model.config.num_layers=0",
-    mended="model.config.num_layers=1",
+    "model-numbers-are-in-range",
+    says="Each number of the model's configuration is one that Megatron-Core can compute with: widths, layers and heads of at "
+    "least 1, an epsilon that is not negative, a rotary base above 0; none is NaN or infinite.",
+    otherwise="A ZeroDivisionError or TypeError from inside Megatron-Core, a model of nothing, or NaN in the first step.",
+    broken="model.config.num_layers=0 model.config.layernorm_epsilon=-1",
+    mended="model.config.num_layers=1 model.config.layernorm_epsilon=0",
     megatron_refuses=True,
 )
-def _counts(facts: Facts) -> Iterator[str]:
-    for name in (*_COUNTS, "vocab_size", "num_moe_experts", "moe_router_topk", "mtp_num_layers"):
-        value = getattr(facts.model, name, None)
-        if value is not None and not is_count(value):
-            yield f"model.config.{name}={value!r}: must be a whole number of at least 1."
+def _numbers(facts: Facts) -> Iterator[str]:
+    yield from out_of_range(facts.model, "model.config", domains.MODEL)
 
 
 @SHAPE.rule(
@@ -96,19 +94,6 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
 
 
 @SHAPE.rule(
-    "vocabulary-padding-is-a-count",
-    says="`make_vocab_size_divisible_by` is at least 1.",
-    otherwise="A ZeroDivisionError when the embedding is built.",
-    broken="model.config.make_vocab_size_divisible_by=0",
-    mended="model.config.make_vocab_size_divisible_by=128",
-)
-def _padding(facts: Facts) -> Iterator[str]:
-    unit = facts.of_model("make_vocab_size_divisible_by", 1)
-    if not is_count(unit):
-        yield f"model.config.make_vocab_size_divisible_by={unit!r}: must be a whole number of at least 1."
-
-
-@SHAPE.rule(
     "normalization-is-known",
     says="The norm is LayerNorm or RMSNorm.",
     otherwise="Megatron-Core raises when the first layer is built.",
@@ -132,20 +117,6 @@ def _positions(facts: Facts) -> Iterator[str]:
     yield from _one_of(
         facts, "position_embedding_type", ("learned_absolute", "rope", "none", "mrope", "yarn", "relative")
     )
-
-
-@SHAPE.rule(
-    "dropout-is-a-share",
-    says="Dropout is at least 0 and less than 1.",
-    otherwise="torch raises in the first step, or everything is dropped.",
-    broken="model.config.hidden_dropout=1.5",
-    mended="model.config.hidden_dropout=0.1",
-)
-def _dropout(facts: Facts) -> Iterator[str]:
-    for name in ("hidden_dropout", "attention_dropout"):
-        value = facts.of_model(name)
-        if isinstance(value, int | float) and not 0 <= value < 1:
-            yield f"model.config.{name}={value}: must be at least 0 and less than 1."
 
 
 @SHAPE.rule(

@@ -57,8 +57,8 @@ ILLEGAL: list[tuple[dict[str, Any], str]] = [
     ({EP: 2, "model__config__num_moe_experts": 3}, r"num_moe_experts=3 is not a multiple of .*=2; sizes.*: 1, 3"),
     ({EP: 16, "model__config__num_moe_experts": 16}, r"1 \* 16 \* 1 = 16 .*does not divide the world of 8 ranks"),
     ({"data__global_batch_size": 60}, r"global_batch_size=60 is not a multiple of .* = 1 \* 8 = 8; nearest: 56 or 64"),
-    ({"data__micro_batch_size": 0}, r"data\.micro_batch_size=0: must be at least 1"),
-    ({"data__global_batch_size": -8}, r"data\.global_batch_size=-8: must be at least 1"),
+    ({"data__micro_batch_size": 0}, r"data\.micro_batch_size=0: must be a whole number of at least 1"),
+    ({"data__global_batch_size": -8}, r"data\.global_batch_size=-8: must be a whole number of at least 1"),
     ({"model__config__seq_length": 4096}, r"model\.config\.seq_length=4096 contradicts data\.seq_length=8192"),
 ]  # fmt: skip
 

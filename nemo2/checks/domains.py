@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which numbers each numeric field of a model, an optimizer, a schedule and a data module may have, and why.
+
+A row is an interval and what Megatron-Core (or the class that owns the field) computes with the value. None is left to the class:
+it stands for a default. A list or tuple is judged item by item. NaN and the infinities are refused, but where a row holds them.
+"""
+
+import math
+import numbers
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+_LOWER = {"[": (operator.ge, "at least"), "(": (operator.gt, "above")}
+_UPPER = {"]": (operator.le, "at most"), ")": (operator.lt, "less than")}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The numbers that a field may have.
+
+    Args:
+        interval: In brackets, ``[`` and ``]`` with the edge, ``(`` and ``)`` without: ``"(0, inf)"``.
+        why: What is computed with the value.
+        kind: ``whole`` numbers; ``steps``, which may be written as 1e4; or ``real`` numbers.
+        items: The interval of a list's items, where it is another one.
+        unless: What to write instead of a value that is refused.
+    """
+
+    interval: str
+    why: str
+    kind: str = "real"
+    items: Optional[str] = None
+    unless: str = ""
+
+    def holds(self, value: Any) -> bool:
+        """Whether a field may have this value."""
+        if value is None:
+            return True
+        if isinstance(value, list | tuple):
+            return all(self._holds(item, self.items or self.interval) for item in value if item is not None)
+        return self._holds(value, self.interval)
+
+    def _holds(self, value: Any, interval: str) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+            return False
+        if self.kind == "whole" and not isinstance(value, numbers.Integral):
+            return False
+        low, high = _edges(interval)
+        number = float(value)
+        if self.kind == "steps" and not number.is_integer():
+            return False
+        if math.isinf(number) and not (interval.endswith("inf]") and number > 0):
+            return False
+        return _LOWER[interval[0]][0](value, low) and _UPPER[interval[-1]][0](value, high)
+
+    @property
+    def words(self) -> str:
+        """The numbers as a user is told: ``a whole number of at least 1``."""
+        whole = self.kind != "real"
+        words = _words(self.interval, whole=whole)
+        return f"{words}, or a list of such between {self.items[1:-1].replace(', ', ' and ')}" if self.items else words
+
+
+def _edges(interval: str) -> tuple[float, float]:
+    low, high = interval[1:-1].split(", ")
+    return float(low), float(high)
+
+
+def _words(interval: str, *, whole: bool) -> str:
+    low, high = interval[1:-1].split(", ")
+    bounds = []
+    if low != "-inf":
+        bounds.append(f"{_LOWER[interval[0]][1]} {low}")
+    if high != "inf":
+        bounds.append(f"{_UPPER[interval[-1]][1]} {high}")
+    limits = " and ".join(bounds)
+    if whole:
+        return f"a whole number of {limits}" if limits else "a whole number"
+    return limits or "a finite number"
+
+
+def _count(why: str, **more: Any) -> Domain:
+    return Domain("[1, inf)", why, "whole", **more)
+
+
+def _natural(why: str, **more: Any) -> Domain:
+    return Domain("[0, inf)", why, "whole", **more)
+
+
+def _pattern(why: str) -> Domain:
+    return Domain("[1, inf)", why, "whole", items="[0, 1]")
+
+
+def _positive(why: str, **more: Any) -> Domain:
+    return Domain("(0, inf)", why, **more)
+
+
+def _weight(why: str, **more: Any) -> Domain:
+    return Domain("[0, inf)", why, **more)
+
+
+def _decay(why: str) -> Domain:
+    return Domain("[0, 1)", why)
+
+
+def _share(why: str) -> Domain:
+    return Domain("[0, 1]", why)
+
+
+def _steps(why: str, interval: str = "[0, inf)", **more: Any) -> Domain:
+    return Domain(interval, why, "steps", **more)
+
+
+_WIDTH = "a dimension of a weight"
+_DIVISOR = "a divisor"
+_YARN = "YaRN divides by it, or takes its logarithm"
+_TIMES = "multiplies a loss, which a negative weight would raise"
+
+MODEL: Mapping[str, Domain] = {
+    # Widths, and how many of each
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "ffn_hidden_size",
+            "kv_channels",
+            "moe_ffn_hidden_size",
+            "moe_latent_size",
+            "vocab_size",
+            "moe_shared_expert_intermediate_size",
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_head_dim",
+            "qk_pos_emb_head_dim",
+            "v_head_dim",
+            "mamba_state_dim",
+            "mamba_head_dim",
+            "mamba_num_heads",
+            "linear_conv_kernel_dim",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "dsa_indexer_head_dim",
+        ),
+        _count(_WIDTH),
+    ),
+    **dict.fromkeys(
+        (
+            "num_layers",
+            "num_attention_heads",
+            "num_query_groups",
+            "num_moe_experts",
+            "mtp_num_layers",
+            "mamba_num_groups",
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "dsa_indexer_n_heads",
+        ),
+        _count("a number of parts that are built"),
+    ),
+    "make_vocab_size_divisible_by": _count(_DIVISOR),
+    "seq_length": _count("a number of positions"),
+    "max_position_embeddings": _count("a number of positions"),
+    "mup_base_hidden_size": _count(_DIVISOR),
+    "mup_base_head_dim": _positive(_DIVISOR),
+    "mup_width_mult": _positive("its root divides the standard deviation of the weights"),
+    "mup_embedding_mult": _positive("multiplies the embeddings"),
+    "mup_output_mult": _positive("multiplies the logits"),
+    "mup_attn_scale_power": Domain("(-inf, inf)", "an exponent"),
+    # Norms, activations, weights as they start
+    "layernorm_epsilon": _weight("added to a variance under a root, so that a negative one makes NaN"),
+    "dsa_indexer_k_norm_epsilon": _weight("added to a variance under a root"),
+    "hidden_dropout": _decay("a share of what is dropped"),
+    "attention_dropout": _decay("a share of what is dropped"),
+    "glu_linear_offset": Domain("(-inf, inf)", "added to the linear half of the gate"),
+    "activation_func_clamp_value": _positive("activations are clamped between its negative and itself"),
+    "init_method_std": _weight("a standard deviation; torch's normal_ refuses a negative one"),
+    "embedding_init_method_std": _weight("a standard deviation; torch's normal_ refuses a negative one"),
+    # Attention and positions
+    "softmax_scale": _positive("multiplies the attention scores", unless="None is 1 / sqrt(kv_channels)"),
+    "query_pre_attn_scalar": _positive("the attention scores are divided by its root"),
+    "attn_logit_softcapping": _positive("scores are divided by it", unless="None leaves them"),
+    "final_logit_softcapping": _positive("logits are divided by it", unless="None leaves them"),
+    "rotary_base": _positive("raised to a fraction, so that a negative one makes NaN"),
+    "rotary_percent": Domain(
+        "(0, 1]", "a share of a head's channels", unless="position_embedding_type='none' rotates nothing"
+    ),
+    "seq_len_interpolation_factor": _positive("positions are divided by it", unless="None leaves them"),
+    "rope_scaling_factor": _positive("positions are divided by it"),
+    "scale_factor": _positive("frequencies are divided by it"),
+    "low_freq_factor": _positive("the old context length is divided by it"),
+    "high_freq_factor": _positive("the old context length is divided by it"),
+    "old_context_len": _count("a number of positions"),
+    **dict.fromkeys(
+        (
+            "rotary_scaling_factor",
+            "beta_fast",
+            "beta_slow",
+            "yarn_rotary_scaling_factor",
+            "yarn_beta_fast",
+            "yarn_beta_slow",
+        ),
+        _positive(_YARN),
+    ),
+    "original_max_position_embeddings": _count(_YARN),
+    "yarn_original_max_position_embeddings": _count(_YARN),
+    **dict.fromkeys(
+        ("mscale", "mscale_all_dim", "yarn_mscale", "yarn_mscale_all_dim"), _weight("multiplies a logarithm")
+    ),
+    "mrope_section": _natural("channels of a section"),
+    "window_size": Domain("[-1, inf)", "keys on either side; -1 is all of them", "whole"),
+    "attention_chunk_size": _count("a number of positions"),
+    "interleaved_attn_pattern": _natural("layers with and without a window"),
+    **dict.fromkeys(
+        ("window_attn_skip_freq", "no_rope_freq", "linear_attention_freq", "moe_layer_freq"),
+        _pattern("every n-th layer, or a flag per layer"),
+    ),
+    "qk_clip_alpha": _share("the share of a correction that the queries take"),
+    "qk_clip_threshold": _positive("scores above it are scaled down to it"),
+    "dsa_indexer_topk": _count("a number of keys"),
+    "dsa_indexer_topk_freq": _count(_DIVISOR),
+    "dsa_indexer_skip_topk_offset": _natural("a number of layers"),
+    "dsa_indexer_loss_coeff": _weight(_TIMES),
+    "mtp_loss_scaling_factor": _weight(_TIMES),
+    # Experts
+    **dict.fromkeys(
+        ("moe_router_topk", "moe_router_topk_limited_devices", "moe_router_num_groups", "moe_router_group_topk"),
+        _count("a number of experts, devices or groups that are picked"),
+    ),
+    "moe_router_topk_scaling_factor": _weight("multiplies the scores of the experts; 0 leaves them"),
+    "moe_expert_capacity_factor": Domain(
+        "(-inf, inf)", "multiplies the tokens of an expert; Megatron-Core reads a negative one as None"
+    ),
+    "moe_router_bias_update_rate": _weight("a step towards balance, away from it where negative"),
+    "moe_aux_loss_coeff": _weight(_TIMES),
+    "moe_z_loss_coeff": _weight(_TIMES),
+    "moe_input_jitter_eps": _decay("inputs are multiplied by 1 - eps to 1 + eps"),
+    "moe_router_quantile_balancing_ema": _decay("the share of the mean that stays"),
+    # Recomputation, offloading, low precision, kernels
+    "recompute_num_layers": _count("a number of layers; Megatron-Core's loop over 0 of them has no end"),
+    "num_microbatches_with_partial_activation_checkpoints": _natural("a number of micro-batches"),
+    "cpu_offloading_num_layers": _natural("a number of layers"),
+    "min_offloaded_tensor_size": _natural("a number of elements"),
+    "activation_offload_fraction": _share("a share of the activations"),
+    "delta_offload_bytes_across_pp_ranks": _natural("a number of bytes"),
+    "fine_grained_offloading_max_inflight_offloads": _natural("a number of copies"),
+    "wgrad_deferral_limit": _natural("a number of micro-batches; 0 is all of them"),
+    "fp8_margin": Domain("(-inf, inf)", "an exponent of two", "whole"),
+    "fp8_interval": _count("a number of steps"),
+    "fp8_amax_history_len": _count("a number of steps"),
+    "num_layers_at_start_in_bf16": _natural("a number of layers"),
+    "num_layers_at_end_in_bf16": _natural("a number of layers"),
+    "cuda_graph_warmup_steps": _natural("a number of steps"),
+    "mlp_chunks_for_prefill": _count(_DIVISOR),
+    "mlp_chunks_for_training": _count(_DIVISOR),
+    # Hybrids
+    "hybrid_attention_ratio": _share("a share of the layers"),
+    "hybrid_mlp_ratio": _share("a share of the layers"),
+}
+
+OPTIMIZER: Mapping[str, Domain] = {
+    "lr": _positive("the peak of the schedule"),
+    "min_lr": _weight("the end of the schedule"),
+    "decoupled_lr": _weight("the peak for the embedding and the output layer"),
+    "decoupled_min_lr": _weight("the end for the embedding and the output layer"),
+    "weight_decay": _weight("weights shrink by it, and grow where it is negative"),
+    "clip_grad": _weight("gradients above this norm are scaled down to it", unless="0 does not clip"),
+    "grad_norm_skip_threshold": Domain("(0, inf]", "a step with a larger norm is skipped"),
+    "loss_scale": _weight("multiplies the loss and divides the gradients; 0 scales dynamically"),
+    "initial_loss_scale": _positive("multiplies the loss and divides the gradients"),
+    "min_loss_scale": _positive("multiplies the loss and divides the gradients"),
+    "loss_scale_window": _positive("a number of steps"),
+    "hysteresis": _count("a number of overflows"),
+    "adam_beta1": _decay("the share of a moment that stays"),
+    "adam_beta2": _decay("the share of a moment that stays"),
+    "adam_eps": _positive("added to a root that is divided by"),
+    "sgd_momentum": _share("the share of the velocity that stays"),
+    "muon_momentum": _share("the share of the velocity that stays"),
+    "muon_num_ns_steps": _count("iterations of Newton and Schulz"),
+    "muon_extra_scale_factor": _positive("multiplies the update"),
+    **dict.fromkeys(
+        ("lion_beta1", "lion_beta2", "soap_shampoo_beta", "adaptive_muon_beta2"),
+        _decay("the share of a moment that stays"),
+    ),
+    "adaptive_muon_eps": _positive("added to a root that is divided by"),
+    "soap_precondition_frequency": _count(_DIVISOR),
+    "optimizer_offload_fraction": _share("a share of the parameters"),
+}
+
+SCHEDULE: Mapping[str, Domain] = {
+    "max_steps": _steps("the length of the schedule", "[1, inf)", unless="None is trainer.max_steps"),
+    "warmup_steps": _steps("a number of steps"),
+    "hold_steps": _steps("a number of steps"),
+    "constant_steps": _steps("a number of steps"),
+    "warmup_ratio": _share("a share of max_steps"),
+    "hold_ratio": _share("a share of max_steps"),
+    "min_lr": _weight("a learning rate"),
+    "frequency": _count("Lightning moves the schedule at every so many steps"),
+    "d_model": _count("the rate is divided by its root"),
+    "decay_rate": _weight("an exponent; the rate rises where it is negative"),
+    "power": _weight("an exponent; the rate has no end where it is negative"),
+}
+
+BATCH: Mapping[str, Domain] = {
+    **dict.fromkeys(("micro_batch_size", "global_batch_size"), _count("a number of samples")),
+    "seq_length": _count("Megatron-Core's index builder divides by it"),
+}
+"""Of every data module, a user's own too."""
+
+DATA: Mapping[str, Domain] = {
+    **BATCH,
+    "num_train_samples": _count("a number of samples"),
+    "num_val_samples": _natural("a number of samples"),
+    "num_test_samples": _natural("a number of samples"),
+    "num_workers": _natural("a number of processes; 0 loads in the training process"),
+    "num_dataset_builder_threads": _count("a number of threads"),
+    "init_consumed_samples": _natural("a number of samples"),
+    "init_global_step": _natural("a number of steps"),
+    "seed": _natural("NumPy's generators take no sign"),
+    "vocab_size": Domain("[257, inf)", "256 bytes and the end of a document", "whole"),
+    "max_bytes": _count("a number of bytes"),
+}
+
+FILES: Mapping[str, Domain] = {
+    **DATA,
+    "seed": Domain(
+        "[0, 4294967295]", "Megatron-Core's shuffling by NumPy's RandomState takes 32 bits without a sign", "whole"
+    ),
+}
+"""Of a data module whose samples Megatron-Core cuts from files."""
+
+OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the rate of some parameters")}
+
+
+def data_domains(data: Any) -> Mapping[str, Domain]:
+    """The table for a data module, or its node in a recipe."""
+    return FILES if hasattr(data, "paths") or hasattr(data, "max_bytes") else DATA
+
+
+def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others: bool = True) -> Iterator[str]:
+    """What a configuration, or its node in a recipe, holds that its table does not; a paragraph for each field.
+
+    ``others``: of fields without a row NaN and the infinities too.
+    """
+    if node is None:
+        return
+    arguments = getattr(node, "__arguments__", None)
+    written = arguments if isinstance(arguments, Mapping) else getattr(node, "__dict__", {})
+    for name in dict.fromkeys((*domains, *(written if others else ()))):
+        value, domain = getattr(node, name, None), domains.get(name)
+        if domain is None:
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{path}.{name}={value!r}: must be a finite number."
+        elif not domain.holds(value):
+            unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
+            yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}).{unless}"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of domains: every numeric field has a row, and each row holds its edges and nothing beyond them."""
+
+import dataclasses
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from megatron.core.optimizer import OptimizerConfig
+
+import nemo2.models
+from nemo2.checks import domains
+from nemo2.checks.domains import Domain, out_of_range
+from nemo2.data import demo, mock, pretraining
+from nemo2.models.gpt import GPTConfig
+from nemo2.models.ssm import SSMConfig
+from nemo2.optim import lr_scheduler
+
+TABLES = {
+    "model": domains.MODEL, "optimizer": domains.OPTIMIZER, "schedule": domains.SCHEDULE, "data": domains.DATA,
+    "files": domains.FILES, "optimizer module": domains.OPTIMIZER_MODULE,
+}  # fmt: skip
+ROWS = [pytest.param(row, id=f"{table}.{name}") for table, rows in TABLES.items() for name, row in rows.items()]
+ON_THE_STRATEGY = "the strategy's, whose sizes are judged there"
+A_KERNELS = "handed to a kernel or a communication library as it is"
+OF_INFERENCE = "read in inference, which nemo2 runs without it"
+NOT_BUILT = "of a part of Megatron-Core that nemo2 does not build"
+WITHOUT_A_ROW = {
+    **dict.fromkeys(
+        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+         "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+         "hierarchical_context_parallel_sizes", "microbatch_group_size_per_vp_stage",
+         "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+         "tensor_parallel_num_weight_shards", "gtp_weight_remat_size", "expert_tensor_parallel_num_weight_shards",
+         "expert_gtp_weight_remat_size"), ON_THE_STRATEGY),
+    **dict.fromkeys(
+        ("moe_flex_dispatcher_num_sms", "moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_hybridep_num_sms_preprocessing",
+         "moe_hybridep_num_blocks_permute", "moe_hybridep_num_blocks_unpermute", "moe_mlp_glu_interleave_size",
+         "moe_shared_expert_glu_interleave_size"), A_KERNELS),
+    **dict.fromkeys(("inference_sampling_seed", "max_seqlen_per_dp_cp_rank"), OF_INFERENCE),
+    **dict.fromkeys(
+        ("moe_paged_stash_page_size", "moe_paged_stash_buffer_size_factor_cuda", "moe_paged_stash_buffer_size_factor_cpu",
+         "moe_expert_rank_capacity_factor", "moe_router_force_biased"), NOT_BUILT),
+    "rampup_batch_size": "three numbers that the sampler judges together",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_holds_its_edges_and_refuses_just_beyond(row: Domain) -> None:
+    low, high = (float(edge) for edge in row.interval[1:-1].split(", "))
+    whole = row.kind != "real"
+    for edge, closed, outwards in ((low, row.interval[0] == "[", -1), (high, row.interval[-1] == "]", 1)):
+        if math.isinf(edge):
+            assert row.holds(edge) == closed
+            continue
+        at: Any = int(edge) if whole else edge
+        beyond: Any = at + outwards if whole else math.nextafter(edge, outwards * math.inf)
+        within: Any = at - outwards if whole else math.nextafter(edge, -outwards * math.inf)
+        assert row.holds(at) == closed
+        assert not row.holds(beyond)
+        assert row.holds(within)
+    assert row.holds(None)
+    assert not any(map(row.holds, (math.nan, -math.inf, True, "1", [math.nan])))
+    assert row.holds(1.5) == (not whole and low <= 1.5 < high)
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "value"),
+    [("model", "layernorm_epsilon", -1), ("model", "rotary_base", -1), ("model", "init_method_std", -1),
+     ("model", "vocab_size", 0), ("optimizer", "lr", math.inf), ("optimizer", "clip_grad", -1), ("data", "seed", -1),
+     ("files", "seed", 2**32), ("schedule", "max_steps", 0), ("schedule", "warmup_ratio", 1.4), ("model", "layer", math.nan),
+     ("model", "moe_aux_loss_coeff", [0.1, -0.1]), ("model", "moe_layer_freq", [0, 2]), ("model", "moe_layer_freq", 0)],
+)  # fmt: skip
+def test_nonsense_is_told_with_field_value_and_domain(table: str, field: str, value: Any) -> None:
+    (told,) = out_of_range(SimpleNamespace(**{field: value}), "here", TABLES[table])
+    assert re.match(rf"here\.{field}={re.escape(repr(value))}: must be .+\.$", told)
+
+
+def test_all_violations_are_told_at_once() -> None:
+    node = SimpleNamespace(layernorm_epsilon=-1.0, rotary_base=0, init_method_std=math.nan)
+    assert len(list(out_of_range(node, "model.config", domains.MODEL))) == 3
+
+
+def model_classes() -> list[type]:
+    modules = [
+        importlib.import_module(f"nemo2.models.{one.name}") for one in pkgutil.iter_modules(nemo2.models.__path__)
+    ]
+    found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    return [one for one in found if issubclass(one, GPTConfig | SSMConfig)]
+
+
+def test_every_numeric_field_has_a_row_or_a_reason() -> None:
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    schedules = [
+        one for one in vars(lr_scheduler).values() if inspect.isclass(one) and issubclass(one, lr_scheduler.LRSchedule)
+    ]
+    modules = (mock.MockDataModule, pretraining.PreTrainingDataModule, demo.StdlibDataModule)
+    missing = [
+        f"{owner.__name__}.{name}"
+        for owners, rows in (
+            ([*model_classes(), MLATransformerConfig], domains.MODEL),
+            ([OptimizerConfig], domains.OPTIMIZER),
+            (schedules, domains.SCHEDULE),
+        )
+        for owner in owners
+        if dataclasses.is_dataclass(owner)
+        for name, kind in ((field.name, field.type) for field in dataclasses.fields(owner))
+        if numeric(kind) and name not in rows and name not in WITHOUT_A_ROW
+    ]
+    missing += [
+        f"{module.__name__}.{parameter.name}"
+        for module in modules
+        for parameter in inspect.signature(module.__init__).parameters.values()
+        if numeric(parameter.annotation)
+        and parameter.name not in domains.data_domains(SimpleNamespace(paths=""))
+        and parameter.name not in WITHOUT_A_ROW
+    ]
+    assert sorted(set(missing)) == []
+
+
+def numeric(kind: Any) -> bool:
+    return re.search(r"\b(int|float)\b", kind if isinstance(kind, str) else str(kind)) is not None
