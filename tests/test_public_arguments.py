@@ -41,11 +41,9 @@ NOBODY_READS: dict[tuple[str, str], str] = {
     ): f"{NEMO}; every schedule ends with its run, so nothing is left to stretch",
     ("MegatronCheckpointIO", "load_directly_on_device"): f"{NEMO}; Megatron-Core reads into the tensors it is given",
     ("ModelCheckpoint", "enable_version_counter"): NEMO,
-    ("MaskedTokenLossReduction", "val_drop_last"): NEMO,
     ("GPTConfig", "use_transformer_engine_full_layer_spec"): NEMO,
     ("GPTConfig126M", "use_transformer_engine_full_layer_spec"): NEMO,
     **{(f"Gemma3Config{size}", "is_vision_language"): NEMO for size in ("", "4B", "12B", "27B")},
-    ("RestoreConfig", "load_artifacts"): NEMO,
 }
 """Arguments that do nothing, and why each is there all the same."""
 

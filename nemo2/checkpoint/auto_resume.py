@@ -8,6 +8,7 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
+from nemo2.checkpoint.context import take_tokenizer
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.config.capture import configurable
@@ -25,7 +26,7 @@ class RestoreConfig:
     load_optim_state: bool = False
     """Continue its optimizer state too."""
     load_artifacts: bool = True
-    """Take its tokenizer along."""
+    """Take its tokenizer along: it becomes the model's, and the data's where both share one."""
 
 
 @dataclass
@@ -71,23 +72,30 @@ class AutoResume:
         *,
         training: bool = True,
         directory: Optional[Path] = None,
+        data: Optional[pl.LightningDataModule] = None,
     ) -> Optional[Path]:
         """Point ``trainer`` at the checkpoint to resume from; returns it, None to start fresh.
 
         Args:
             trainer: Its checkpoint callback knows where the run's checkpoints are.
-            model: Kept for NeMo's signature.
+            model: Gets the tokenizer of the weights to start from, see ``restore_config.load_artifacts``. None: nothing does.
             training: False: its weights are only looked at, so that the last checkpoint of a finished run will do.
             directory: Where the run's checkpoints are if no callback saves any. None: nowhere.
+            data: Gets the tokenizer too where the model and the data have the same one.
 
         Raises:
-            CheckpointError: asked to resume and there is nothing, or the named checkpoint isn't one.
+            CheckpointError: asked to resume and there is nothing, the named checkpoint isn't one, or the tokenizer to start
+                with isn't what was written.
+            SecurityError: the description of the tokenizer to start with names something outside the allow-list.
         """
         if self.restore_config is not None and not self._resumable(trainer, directory).found:
             trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
         path = self.get_trainer_ckpt_path(trainer, training=training, directory=directory)
+        restore: Optional[RestoreConfig] = getattr(trainer.strategy, "restore_config", None)
         if path is not None:
             trainer.ckpt_path = path
+        elif restore is not None and restore is self.restore_config and restore.load_artifacts and model is not None:
+            take_tokenizer(Path(restore.path), model, data)
         return path
 
     def get_trainer_ckpt_path(

@@ -8,6 +8,7 @@ that a tokenizer needs travel along in ``context/tokenizer``.
 import contextlib
 import dataclasses
 import json
+import logging
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -20,11 +21,12 @@ from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, refuse_links
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.explicit import explicit_fields
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.files import read_bounded
 from nemo2.parallel.layout import ParallelismConfig
 from nemo2.precision import DtypeConfig
 
+_log = logging.getLogger(__name__)
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
 _MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
@@ -89,6 +91,55 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     if part == "tokenizer":
         _point_at_files(config, directory / TOKENIZER_FILES)
     return fiddle.build(config) if build else config
+
+
+def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
+    """Give ``model`` the tokenizer of a checkpoint, and ``data`` too where both have the same one. Replacing a tokenizer by one
+    that gives other ids is said; so is a checkpoint that describes none, whose run keeps its own.
+
+    Raises:
+        CheckpointError: the description of the tokenizer isn't what was written.
+        SecurityError: the description names something outside the allow-list, or leads out of its folder.
+    """
+    own = getattr(model, "tokenizer", None)
+    file = checkpoint / CONTEXT_PATH / "tokenizer.json"
+    if not file.is_file():
+        why = _why_missing(checkpoint / CONTEXT_PATH, "tokenizer")
+        _log.info("%s doesn't describe a tokenizer%s: the run keeps its own, %s.", checkpoint, why, own)
+        return
+    if own is not None and _is_described_by(own, file):
+        return
+    try:
+        theirs = load_context(checkpoint, "tokenizer")
+    except (CheckpointError, SecurityError) as error:
+        raise type(error)(
+            f"resume.restore_config.load_artifacts=True: {error} Set resume.restore_config.load_artifacts=False to keep the "
+            "tokenizer of the run."
+        ) from error
+    if own is not None:
+        if getattr(own, "unique_identifiers", None) == theirs.unique_identifiers:
+            return
+        _log.warning(
+            "The tokenizer of %s, %s, takes the place of the run's own, %s, which gives other ids. Set "
+            "resume.restore_config.load_artifacts=False to keep the run's own.",
+            checkpoint,
+            theirs,
+            own,
+        )
+    if data is not None and getattr(data, "tokenizer", None) is own:
+        data.tokenizer = theirs
+    model.tokenizer = theirs
+
+
+def _is_described_by(tokenizer: Any, file: Path) -> bool:
+    """Whether ``file`` says of a tokenizer all that it was made with. Of one with files of its own it says too little."""
+    from nemo2.config.serialize import to_json
+
+    try:
+        own = to_json(_described(tokenizer), indent=1)
+    except Exception:  # whatever a user's class raises
+        return False
+    return not hasattr(tokenizer, "path") and own.encode() + b"\n" == read_bounded(file, at_most=MOST_BYTES)
 
 
 def described_parts(trainer: Any) -> dict[Part, Any]:

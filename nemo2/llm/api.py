@@ -184,7 +184,7 @@ def _setup(
     if training:
         _watch(trainer)
     if resume is not None:
-        checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints)
+        checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
         if training and checkpoint is not None:
             told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]

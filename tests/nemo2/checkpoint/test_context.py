@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.context import load_context, write_context
 from nemo2.data.mock import MockDataModule
-from nemo2.data.tokenizer import ByteTokenizer
+from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import CheckpointError, SecurityError
 from support import small_runs
 
@@ -95,3 +96,47 @@ def _nodes(tree: Any) -> list[dict[str, Any]]:
     if isinstance(tree, list):
         return [node for value in tree for node in _nodes(value)]
     return []
+
+
+def restored(checkpoint: Path, own: Any, *, data_too: bool = True, **options: Any) -> tuple[Any, Any]:
+    """The tokenizers of the model and of the data of a run that starts from the weights of ``checkpoint``."""
+    model = types.SimpleNamespace(tokenizer=own)
+    data = types.SimpleNamespace(tokenizer=own if data_too else None)
+    run: Any = types.SimpleNamespace(
+        checkpoint_callback=None, default_root_dir="/nowhere", ckpt_path=None, max_steps=1,
+        strategy=types.SimpleNamespace(restore_config=None),
+    )  # fmt: skip
+    resume = AutoResume(restore_config=RestoreConfig(path=str(checkpoint), **options))
+    resume.setup(run, model, data=data)  # pyright: ignore[reportArgumentType]
+    return model.tokenizer, data.tokenizer
+
+
+def test_the_tokenizer_of_the_weights_to_start_from_becomes_the_models_and_the_shared_one_of_the_data(
+    checkpoint, caplog
+):
+    own = NullTokenizer(7)
+    model, data = restored(checkpoint, own)
+    assert isinstance(model, ByteTokenizer) and data is model
+    assert "ByteTokenizer(), takes the place of the run's own, NullTokenizer(7)" in caplog.text
+    model, data = restored(checkpoint, own, data_too=False)
+    assert isinstance(model, ByteTokenizer) and data is None
+    assert isinstance(restored(checkpoint, None)[1], ByteTokenizer)
+    assert restored(checkpoint, own, load_artifacts=False) == (own, own)
+    same = ByteTokenizer()
+    assert restored(checkpoint, same)[0] is same
+
+
+def test_a_checkpoint_without_a_tokenizer_leaves_the_runs_and_a_dangerous_one_is_refused(checkpoint):
+    own = NullTokenizer(7)
+    file = checkpoint / "context" / "tokenizer.json"
+    text = file.read_text()
+    file.unlink()
+    assert restored(checkpoint, own) == (own, own)
+    config = json.loads(text)
+    for node in _nodes(config):
+        if node.get("name") == "ByteTokenizer":
+            node["module"], node["name"] = "os", "system"
+    file.write_text(json.dumps(config))
+    with pytest.raises(SecurityError, match=r"load_artifacts=True: .*os.*load_artifacts=False"):
+        restored(checkpoint, own)
+    assert restored(checkpoint, own, load_artifacts=False) == (own, own)
