@@ -66,7 +66,7 @@ def check(
 
 
 def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:
-    """What the rules say of a recipe on a machine, as plain data; `chosen`: somebody asked for these devices."""
+    """The rules' verdict on a recipe on a machine, as plain data; `chosen`: the user asked for these devices."""
     from nemo2.checks import RULES, find, nearest_layouts
     from nemo2.checks.facts import read_facts
     from nemo2.checks.table import LAYOUT_TOPICS

@@ -139,7 +139,7 @@ def row(recipe: Any) -> dict[str, Any]:
 
 
 def row_of_tree(recipe: Any) -> dict[str, Any]:
-    """The same of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
+    """The row of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
     from nemo2.parallel.layout import Layout
     from nemo2.settle import Machine, world_of
 

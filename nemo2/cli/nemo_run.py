@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same entry points under nemo-run's own command: ``nemo llm pretrain --factory llama_tiny trainer.max_steps=50``.
+"""nemo2's entry points under nemo-run's own command: ``nemo llm pretrain --factory llama_tiny trainer.max_steps=50``.
 
 Loaded by nemo-run through the entry-point group ``nemo_run.cli``. Each recipe is a factory of its own name. Overrides are
 applied by `nemo2.config.apply_overrides`, which types them by the signatures they set, and a run that fails makes the

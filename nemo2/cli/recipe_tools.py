@@ -153,7 +153,7 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _as_source(path: Path) -> str:
-    """As a user would type it: with a slash, so that it can't be taken for a name."""
+    """The path as a user would type it, with a slash, so that it can't be taken for a name."""
     return str(path) if "/" in str(path) else f"./{path}"
 
 

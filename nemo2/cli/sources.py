@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may stand where a command takes a recipe: a name, a file of one's own, a recipe in JSON, a run's directory."""
+"""The sources of a recipe on the command line: a name, a file of one's own, a recipe in JSON, a run's directory."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ def machine_of(gpus: Optional[str]) -> "Machine":
 
 
 def where(recipe: Any, machine: "Machine") -> str:
-    """For which machine a command answers, in a line."""
+    """The line that names the machine of an answer."""
     from nemo2.settle.world import world_of
 
     world = world_of(recipe, machine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe will be on a machine: its world, its settings as a run has them, and what the run would refuse."""
+"""The one answer to what a recipe will be on a machine: its world, its settings as a run has them, its refusals."""
 
 from nemo2.lazy import front_door
 

@@ -114,7 +114,7 @@ def prepare_graphs(
     parallelism: ParallelismConfig,
     machine: Machine,
 ) -> None:
-    """What CUDA graphs need of other settings, and what they don't go with (Megatron-LM's arguments.py, and what a capture
+    """Settings that CUDA graphs need, and settings that exclude them (Megatron-LM's arguments.py, and what a capture
     can't hold).
 
     Raises:

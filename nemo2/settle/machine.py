@@ -16,7 +16,7 @@ HERE = "this machine"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the settings of a run follow from, beside its recipe.
+    """The machine of a run: with the recipe, all that its settings follow from.
 
     Attributes:
         accelerator: "cuda" or "cpu", as the backends are called.

@@ -34,7 +34,7 @@ RULE_OF = {
 
 
 class Refusal(NamedTuple):
-    """What a run would refuse: the name of its rule (`nemo2.checks`), in words, and of which part of the recipe."""
+    """A refusal by the run: the id of its rule (`nemo2.checks`), the message, and the part of the recipe that it is about."""
 
     rule: str
     message: str
@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
 
 
 def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
-    """What an error says, by its own rule or else by ``rule``: a `ConfigError` has a paragraph for each thing."""
+    """The refusals in an error, under its own rule or else under ``rule``: a `ConfigError` has a paragraph for each."""
     cause = _cause(error)
     text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
     paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
@@ -61,7 +61,7 @@ def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
 
 @dataclass(frozen=True)
 class Parts:
-    """What could be built, by its path, and what the others said."""
+    """The built parts of a recipe by their paths, and the refusals of the parts that could not be built."""
 
     objects: dict[str, Any] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()

@@ -86,7 +86,7 @@ def _copied(config: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a run will be on a machine.
+    """The settled form of a recipe on a machine.
 
     Attributes:
         objects: the settled configurations by their path in the recipe; what could not be settled is missing, and
@@ -106,11 +106,11 @@ class Settled:
 
     @property
     def messages(self) -> list[str]:
-        """What is refused, in words, each once."""
+        """The refusals in words, each once."""
         return list(dict.fromkeys(refusal.told for refusal in self.refusals))
 
     def refused(self, rule: str) -> list[str]:
-        """What the rule of this name has to tell."""
+        """The refusals of the rule called ``rule``, in words."""
         return list(dict.fromkeys(refusal.told for refusal in self.refusals if refusal.rule == rule))
 
     def value(self, path: str, name: str) -> tuple[bool, Any]:
@@ -119,7 +119,7 @@ class Settled:
         return (True, getattr(owner, name)) if owner is not None and hasattr(owner, name) else (False, None)
 
     def steps(self, path: str, name: str) -> tuple[Adjustment, ...]:
-        """What changed the field after it was built, oldest first."""
+        """The changes of a field after it was built, oldest first."""
         return adjustments(self.objects.get(path)).get(name, ())
 
     def apply(self, run: RunSettings) -> None:
@@ -185,7 +185,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
 
 
 def settle_run(run: RunSettings, machine: Machine) -> Settled:
-    """What a strategy does when it is connected to a model: everything below, in order, on copies."""
+    """Settle the configurations of a run, on copies: the steps below in order, as a strategy applies them when it connects."""
     done, again = _Attempts(), run.copied()
     run = run.copied()
     model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
@@ -225,7 +225,7 @@ class _Attempts:
         self.refusals: list[Refusal] = []
 
     def attempt(self, rule: str, step: Callable[[], Any]) -> Any:
-        """What ``step`` gives; None where it is refused, which is kept, by the error's own rule or else by ``rule``."""
+        """The result of ``step``; None where it is refused. The refusal is kept under the error's rule, or else ``rule``."""
         try:
             return step()
         except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
@@ -276,7 +276,7 @@ def _count_layers(config: Any) -> None:
 def _decide(
     recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, done: _Attempts
 ) -> dict[str, Decision]:
-    """What the overlap callback does when the run is set up, and Megatron-Core when it makes the buffers."""
+    """The overlap callback's decisions at set-up, and Megatron-Core's when it makes the buffers."""
     ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
     asking = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
