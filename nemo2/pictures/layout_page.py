@@ -27,7 +27,7 @@ class LayoutView:
     drawn: Optional[Timeline]
     """The timeline to draw: of as many micro-batches as can be read. None with `whole`."""
     note: str = ""
-    """What the reader should know of the timeline."""
+    """The caption of the timeline."""
 
 
 def view(

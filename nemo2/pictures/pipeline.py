@@ -138,7 +138,7 @@ def _legend(canvas: Canvas, timeline: Timeline, messages: Optional[Messages]) ->
 
 
 class _Style:
-    """What the passes of one picture have in common: numbers and outlines are there on all or on none of a kind."""
+    """The style that all passes of one picture share: numbers and outlines are there on all or on none of a kind."""
 
     def __init__(self, timeline: Timeline, across: float) -> None:
         self._interleaved = timeline.schedule.interleaved

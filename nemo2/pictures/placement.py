@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank holds what, as a picture: one replica of the model with its ranks and layers, and how often it is repeated.
+"""The picture of the placement: one replica of the model with its ranks and layers, and the number of replicas.
 
 A world of a thousand ranks is one replica many times over, so one replica is drawn and the rest is counted.
 """
@@ -126,7 +126,7 @@ def draw_experts(placement: Placement) -> Canvas:
 
 
 def describe_rank(placement: Placement, rank: int) -> str:
-    """What a rank is and holds, in one line per thing."""
+    """Position and contents of a rank, one line each."""
     layout = placement.layout
     stage = placement.index_in("pp", rank)
     sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": placement.replicas}
@@ -199,7 +199,7 @@ def _tiles(chunk: Chunk, *, ranges: bool = False) -> list[tuple[str, str, int]]:
 
 
 def _held(stage: tuple[Chunk, ...]) -> str:
-    """What a stage holds: its chunks in full where they are few, else their number and how many layers."""
+    """Contents of a stage: its chunks in full where they are few, else their number and how many layers."""
     if len(stage) <= 2:
         return "; ".join(chunk.describe() for chunk in stage)
     layers = [len(chunk.layers) for chunk in stage]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank holds what: the groups of every kind over a whole world, and the layers of every pipeline stage.
+"""The placement of ranks: the groups of every kind over a whole world, and the layers of every pipeline stage.
 
 Nothing is initialised and no process runs. The groups are those of Megatron-Core's `RankGenerator`, the layers those of its
 `get_num_layers_to_build`, `get_transformer_layer_offset` and `PipelineParallelLayerLayout`, so that what is shown is what a
@@ -32,7 +32,7 @@ are sharded; ``expert_dp`` is the same for the experts' weights."""
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """What one virtual stage holds: all of a pipeline stage unless the schedule is interleaved."""
+    """Contents of one virtual stage: all of a pipeline stage unless the schedule is interleaved."""
 
     layers: range
     """Decoder layers, counted from 0 through the model."""
@@ -43,7 +43,7 @@ class Chunk:
     """Multi-token prediction layers."""
 
     def describe(self) -> str:
-        """For example ``embedding, layers 0-3``."""
+        """Contents in words, for example ``embedding, layers 0-3``."""
         parts = ["embedding"] if self.embedding else []
         if len(self.layers):
             first, last = self.layers[0], self.layers[-1]

@@ -20,7 +20,7 @@ Cost = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What decides the order of work.
+    """The inputs that decide the order of work.
 
     Raises:
         ConfigError: Megatron-Core would refuse the interleaving.
@@ -97,7 +97,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What every pipeline rank does when, from 0 to `span`."""
+    """The work of every pipeline rank over time, from 0 to `span`."""
 
     schedule: Schedule
     slots: tuple[tuple[Slot, ...], ...]
@@ -134,7 +134,7 @@ class Timeline:
 
 
 def rank_order(schedule: Schedule, rank: int) -> tuple[Pass, ...]:
-    """What pipeline rank ``rank`` does in one training step, in order."""
+    """The work of pipeline rank ``rank`` in one training step, in order."""
     from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
     from megatron.core.transformer.cuda_graphs import convert_schedule_table_to_order
 
@@ -246,7 +246,7 @@ def _shares(schedule: Schedule, weights: Optional[Sequence[Sequence[float]]]) ->
 
 
 class _Communicator:
-    """What Megatron-Core asks of a communicator to count a rank's warm-up passes."""
+    """The part of a communicator that Megatron-Core reads to count a rank's warm-up passes."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self._size, self._rank = schedule.pp, rank

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same pictures on a terminal: a pipeline's timeline and who holds what, as lines of text."""
+"""Pictures for a terminal: a pipeline's timeline and the placement of ranks, as lines of text."""
 
 from nemo2.pictures.ranks import GROUP_NAMES, Placement
 from nemo2.pictures.schedule import Slot, Timeline
