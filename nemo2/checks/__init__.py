@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be known to be wrong with a recipe before anything runs: every broken rule at once, with its arithmetic.
+"""The rules that a recipe must keep, judged before anything runs: every broken rule at once, with its arithmetic.
 
 `check_recipe` raises, `find_problems` lists; `RULES` is the table that both go through, and the documentation with them. No
 process group is made, and no file is opened but to see that it is there.

@@ -11,7 +11,7 @@ def nearest(value: int, unit: int) -> str:
 
 
 def divisors(value: int, limit: int = 64) -> str:
-    """What divides `value`, up to `limit`: ``1, 2, 4, 8``."""
+    """The divisors of `value` up to `limit`: ``1, 2, 4, 8``."""
     return ", ".join(str(size) for size in divisors_of(value) if size <= limit)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rules look at, read off a recipe once."""
+"""The facts of a recipe that the rules read, collected once."""
 
 import copy
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Facts:
 
     recipe: Any
     layout: Layout
-    """Of the strategy; of one rank where `sizes` are no numbers."""
+    """Layout of the strategy; that of one rank where `sizes` are no numbers."""
     sizes: Mapping[str, Any]
     """The parallel sizes as written, by their short names; empty where the strategy isn't Megatron's."""
     nodes: int
@@ -150,7 +150,7 @@ class Facts:
 
     @cached_property
     def settled(self) -> "Settled":
-        """What the run makes of these settings, under `layout`."""
+        """The settled form of these settings under `layout`."""
         from nemo2.settle.settling import settle
 
         return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
@@ -213,12 +213,12 @@ def number(node: Any, name: str) -> Optional[int]:
 
 
 def with_layout(facts: Facts, layout: Layout) -> Facts:
-    """The same run cut another way."""
+    """The facts of the same run under another layout."""
     return replace(facts, layout=layout)
 
 
 def _derived(model: Any, name: str) -> Any:
-    """What Megatron-Core would derive, for a configuration that it refuses to build."""
+    """The value that Megatron-Core would derive, for a configuration that it refuses to build."""
     heads, hidden = getattr(model, "num_attention_heads", None), getattr(model, "hidden_size", None)
     if name == "num_query_groups":
         return heads

@@ -78,11 +78,11 @@ def find(
     if local and environment is None:
         environment = os.environ
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine, environment=environment)
-    return found + judge(facts)
+    return found + apply_rules(facts)
 
 
-def judge(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
-    """What these rules say of these facts, each sentence once."""
+def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
+    """The problems that these rules find in these facts, each sentence once."""
     found: dict[str, Problem] = {}
     for rule in rules:
         if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):

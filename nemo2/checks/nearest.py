@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
-from nemo2.checks.find import judge
+from nemo2.checks.find import apply_rules
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
 from nemo2.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, Layout
 
@@ -33,7 +33,7 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
         candidate = with_layout(facts, layout)
         changes = layout.overrides(facts.sizes)
         # Problems that every layout has are not a layout's.
-        if not changes or judge(candidate, rules) or judge(candidate, own):
+        if not changes or apply_rules(candidate, rules) or apply_rules(candidate, own):
             continue
         found.append((layout, changes))
         if len(found) == limit:
@@ -60,7 +60,7 @@ def _candidates(facts: Facts) -> Iterator[Layout]:
 
 
 def _expert_tensor_sizes(wanted: Optional[int], tp: int) -> list[Optional[int]]:
-    """What was asked for, and 1; where there is one tensor-parallel rank, that is the same as unset."""
+    """The requested size, None and 1; with one tensor-parallel rank, None and 1 are the same size."""
     return list(dict.fromkeys([wanted] if tp == 1 and wanted in (None, 1) else [wanted, None, 1]))
 
 

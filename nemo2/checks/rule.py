@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule is: a sentence, the arithmetic that finds it broken, a recipe that breaks it and the nearest that does not.
+"""The form of a rule: a sentence, the arithmetic that finds it broken, a recipe that breaks it and the nearest that does not.
 
 The two recipes are part of the rule, so that the documentation shows them and a test runs them: the first must be
 refused by this rule, the second by none.
@@ -22,7 +22,7 @@ class Case:
 
     recipe: str
     changes: tuple[str, ...] = ()
-    """As on the command line: ``trainer.max_steps=100``."""
+    """Changes in the command line's form: ``trainer.max_steps=100``."""
     assigned: Mapping[str, Any] = field(default_factory=dict)
     """Values that the command line would refuse by their type, by their path."""
     corpus: Optional[Mapping[str, Any]] = None
@@ -74,7 +74,7 @@ class Rule:
     says: str
     """The rule, as a sentence."""
     otherwise: str
-    """What becomes of a run that breaks it."""
+    """The fate of a run that breaks the rule."""
     find: Finder
     """Yields a paragraph for each way the facts break it."""
     broken: Case

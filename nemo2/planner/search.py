@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
-from nemo2.checks.find import judge
+from nemo2.checks.find import apply_rules
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
 from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
@@ -207,7 +207,7 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int) -> list[C
             continue
         asked.add(way)
         facts = with_layout(with_micro_batch(one.job.micro_batch), one.layout)
-        if not (judge(facts, rules) or judge(facts, last)):
+        if not (apply_rules(facts, rules) or apply_rules(facts, last)):
             best[one.layout] = one
         if len(best) == limit:
             break

@@ -14,7 +14,7 @@ _WANTED = {
     "local": {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
     "auto": {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "1", "NVTE_UNFUSED_ATTN": "1"},
 }
-"""What Megatron-Core's LanguageModule sets for each attention backend, and asserts where a variable is there already."""
+"""Variables that Megatron-Core's LanguageModule sets for each attention backend, and asserts where they are set already."""
 
 
 @ENVIRONMENT.rule(

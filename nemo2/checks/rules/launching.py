@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is launched, and on what: the executor against the trainer, this machine, its files and its packages."""
+"""Rules of a launch: the executor against the trainer, this machine, its files and its packages."""
 
 import os
 from collections.abc import Iterator

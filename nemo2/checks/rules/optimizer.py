@@ -206,7 +206,7 @@ def _numbers(facts: Facts) -> Iterator[str]:
 
 
 def known_optimizers() -> tuple[str, ...]:
-    """What the installed Megatron-Core's ``get_megatron_optimizer`` makes optimizers of."""
+    """The optimizers that the installed Megatron-Core's ``get_megatron_optimizer`` makes."""
     try:
         # 0.19; what its registry has depends on the package emerging-optimizers.
         from megatron.core.optimizer import emerging_optimizers as emerging  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What overlapped communication needs."""
+"""Rules of overlapped communication."""
 
 from collections.abc import Iterator
 
