@@ -227,7 +227,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
         self.ddp_config = ddp_config_of(ddp)
         self.explicit_ddp_fields: frozenset[str] = explicit_fields(self.ddp_config)
-        """What the user set in ``ddp_config``; callbacks and precision leave these alone."""
+        """Fields of ``ddp_config`` that the user set; callbacks and precision leave them alone."""
         self.fsdp = fsdp
         if fsdp and pipeline_model_parallel_size > 1:
             raise ConfigError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies are made of, lower first; `nemo2.strategy` beside this folder is `MegatronStrategy` itself.
+"""The parts of strategies, lower first; `nemo2.strategy` beside this folder is `MegatronStrategy` itself.
 
     world                     processes, Megatron-Core's groups, random streams, loaders
     stepping                  one step under Lightning's loops

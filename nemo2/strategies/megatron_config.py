@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `MegatronStrategy` makes of its own arguments, and which of them it refuses."""
+"""The arguments of `MegatronStrategy`: their resolution and their refusals."""
 
 from typing import Any
 

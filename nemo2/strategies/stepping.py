@@ -116,7 +116,7 @@ class SteppingStrategy(WorldStrategy):
 
     @property
     def last_loss(self) -> Tensor:
-        """Of the step that runs or has just ended, reduced over the global batch; the same on every rank."""
+        """Loss of the step that runs or has just ended, reduced over the global batch; the same on every rank."""
         return self._last_loss
 
     def skip_update(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies have in common that leave sharding to torch: the step is Megatron-Core's, parameters and optimizer are torch's.
+"""The base of strategies that leave sharding to torch: the step is Megatron-Core's, parameters and optimizer are torch's.
 
 The recipe stays the same. Its ``MegatronOptimizerModule`` makes torch's optimizer with the same hyperparameters, groups and
 clipping, its precision plugin says in which dtype the forward runs (the sharded parameters stay fp32), and checkpoints have
@@ -45,7 +45,7 @@ from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.world import collective_timeout
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
-"""What a user's module may do with its layers outside of its ``forward``."""
+"""Methods of a user's module that may use its layers outside of its ``forward``."""
 
 
 class TorchShardedStrategy(Checkpoints):
@@ -207,7 +207,7 @@ class TorchShardedStrategy(Checkpoints):
                 torch.distributed.broadcast(tensor.detach(), src=0)
 
     def forward_dtypes(self) -> MixedPrecisionPolicy:
-        """What the precision plugin means for parameters that are sharded in fp32."""
+        """The mixed-precision policy of the precision plugin for parameters that are sharded in fp32."""
         precision = self.precision_plugin
         if not isinstance(precision, MegatronMixedPrecision) or precision.dtype_config.fp32:
             return MixedPrecisionPolicy()
@@ -266,7 +266,7 @@ def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parallelism(layout: Layout) -> ParallelismConfig:
-    """For models that cut sequences over context-parallel ranks; nothing else of Megatron-Core's is in use."""
+    """Megatron-Core's groups for models that shard sequences over context-parallel ranks; its other groups are not used."""
     return ParallelismConfig(
         **Layout(cp=layout.cp).fields(),
         pipeline_dtype=None,

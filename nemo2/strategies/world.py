@@ -94,7 +94,7 @@ class WorldStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """For plain loaders that Lightning cuts: replicas are the data-parallel ones."""
+        """Arguments of the sampler that Lightning gives plain loaders: replicas are the data-parallel ranks."""
         from megatron.core import parallel_state
 
         return {
