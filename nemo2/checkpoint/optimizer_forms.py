@@ -87,7 +87,8 @@ def with_step_of_all(state: Any) -> Any:
     """``state``, of this rank's optimizer, with the updates that any rank has counted. Every rank calls it.
 
     A group without parameters on a rank (a pipeline stage where all is frozen, or that has no experts) counts none there, and
-    of what isn't sharded the checkpoint stores what one rank has.
+    of what isn't sharded the checkpoint stores what one rank has. (State for the same layout only is stored rank by rank: there
+    the groups are a ``ShardedObject`` of each rank, and stay as they are.)
     """
     counted: list[Any] = [(_counts_by_group(state), step_of(state))] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(counted, counted[0])
@@ -95,6 +96,8 @@ def with_step_of_all(state: Any) -> Any:
     # By its value, and not converted: torch counts in a tensor.
     step = max((one for _, one in counted if one is not None), key=int, default=None)
     for part in _chain(state) if step is not None else ():
+        if not isinstance(_inner(part), dict):
+            continue
         if by_group:
             for group in _inner(part)["param_groups"]:
                 group["step"] = step
@@ -107,7 +110,8 @@ def step_of(saved: Any) -> Any:
     """The updates that the optimizer had made, from the plain part of its saved state; None if it didn't count them."""
     step = max((group["step"] for group in _groups(saved) if "step" in group), key=int, default=None)
     if step is None:
-        step = next((_inner(part).get("state", {}).get("common_step") for part in _chain(saved)), None)
+        inner = [_inner(part) for part in _chain(saved)]
+        step = next((one.get("state", {}).get("common_step") for one in inner if isinstance(one, dict)), None)
     return step
 
 
@@ -222,7 +226,8 @@ def _form(part: dict[str, Any]) -> Form:
 
 
 def _groups(state: Any) -> list[dict[str, Any]]:
-    return [group for part in _chain(state) for group in _inner(part)["param_groups"]]
+    inner = [_inner(part) for part in _chain(state)]
+    return [group for one in inner if isinstance(one, dict) for group in one["param_groups"]]
 
 
 def _counts_by_group(state: Any) -> bool:
