@@ -14,6 +14,7 @@ from bench.gpu.__main__ import clocks, comparable
 from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of
 from bench.gpu.report import data_sheet_flops, figures, gains, page, step_flops
 from nemo2.checks import check_recipe
+from nemo2.settle import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,7 +90,7 @@ def test_every_gpu_has_its_numbers_of_layers_and_graphs_their_cases() -> None:
     assert {case.graphs for case in captured} == {"transformer_engine", "full_iteration"}
     assert recipe_of(captured[0]).model.config.cuda_graph_impl == captured[0].graphs
     for case in captured:
-        check_recipe(recipe_of(case), gpu=(9, 0))  # raises where the run would refuse it
+        check_recipe(recipe_of(case), machine=Machine.named("H100"))  # raises where the run would refuse it
     assert [arm for arm in ("ours", "bare", "hf") if comparable(arm, captured[0])] == ["ours"]
     assert not comparable("hf", Case(recipe="llama32_1b", layers=None, seq=64, precision="fp8-delayed"))
 
