@@ -146,7 +146,9 @@ def resumed_from_malicious_files(directory: str) -> dict[str, str]:
 def test_resuming_from_a_malicious_checkpoint_is_refused_and_runs_nothing(run_on_ranks, tmp_path, marker):
     answers = run_on_ranks(resumed_from_malicious_files, 1, str(tmp_path))[0]
     assert answers.keys() == {".metadata", "common.pt"}
-    assert all("could run code" in answer and "is not loaded" in answer for answer in answers.values()), answers
+    for answer in answers.values():
+        assert answer.startswith(str(tmp_path / "good"))  # the checkpoint, whichever reader meets the file first
+        assert "could run code" in answer and "Nothing of it was run" in answer
     assert not marker.exists()
 
 
