@@ -24,17 +24,10 @@ NOBODY_READS: dict[tuple[str, str], str] = {
     ("RingExchangeOverlapCfg", "fp8_buf"): WHOLE,
     ("PreparedData", "empty_documents"): "a result, which callers read",
     ("PreparedData", "skipped_examples"): "a result, which callers read",
-    **{
-        ("GPTOSSConfig", f"yarn_{name}"): "Megatron-Core reads it where its version knows YaRN"
-        for name in (
-            "original_max_position_embeddings",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "correction_range_round_to_int",
-        )
-    },
+    (
+        "GPTOSSConfig",
+        "yarn_correction_range_round_to_int",
+    ): "Megatron-Core reads it where its version knows YaRN",
     (
         "PolynomialDecayAnnealingScheduler",
         "cycle",
