@@ -172,7 +172,7 @@ def test_functions_of_layers_are_handed_over_with_arguments_bound_and_others_are
 
 
 def test_an_entry_point_is_called_at_the_root_only():
-    start = Partial(llm.generate, path="/x", prompts=["x"], output_path="/tmp/x")
+    start = Partial(llm.generate, path="run", prompts=["x"], output_path="answers.json")
     assert from_json(to_json(start)) == start
     with pytest.raises(SecurityError, match="generate"):
         from_json(to_json(Config(dict, on_fit_start=start)))
