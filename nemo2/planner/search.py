@@ -239,13 +239,11 @@ def _recomputed(job: Job) -> tuple[Any, ...]:
 def _recomputation(job: Job, asked: Job) -> Sequence[str]:
     if job.recompute == "full":
         return _FULL
+    not_full = _NOT_FULL if asked.recompute == "full" else ()
     if job.recompute == "selective":
-        return (
-            "model.config.recompute_granularity=selective",
-            f'model.config.recompute_modules=["{job.recomputed[0]}"]',
-            *(_NOT_FULL if asked.recompute == "full" else ()),
-        )
-    return () if asked.recompute == "none" else ("model.config.recompute_granularity=None",)
+        selected = f'model.config.recompute_modules=["{job.recomputed[0]}"]'
+        return ("model.config.recompute_granularity=selective", selected, *not_full)
+    return () if asked.recompute == "none" else ("model.config.recompute_granularity=None", *not_full)
 
 
 def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
