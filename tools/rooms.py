@@ -92,7 +92,8 @@ ROOMS = (
     Room(
         "models",
         "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family; `walker.py` reads a config as "
-        "a `shape.py` of `parts.py`, from which parameters, FLOPs and what the planner needs follow by summing",
+        "a `shape.py` of `parts.py`, from which parameters, FLOPs and what the planner needs follow by summing; `conversion/` is "
+        "a table per family between our checkpoints' tensors and Hugging Face's",
         ("backend", "config", "parallel", "precision", "overlap", "optim", "data"),
     ),
     Room(

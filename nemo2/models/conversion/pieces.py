@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of which rows of which tensors of a Hugging Face file a tensor of ours consists.
+
+A tensor as Megatron-Core stores it (one layer's, one expert's) is a list of `Piece`, one below the other along its first axis.
+An `Operation` makes the list from names and sizes. Both directions read the same list: importing puts the pieces together,
+exporting takes them apart again, so that a table of operations can't say one thing this way and another that way.
+
+    one(a)                       all of ``a``
+    one(a, transposed=True)      ``a`` is stored [in, out], as GPT-2's Conv1D
+    one(a, stacked=True)         ``a`` holds all experts along a first axis of its own
+    cat(a, b)                    ``a``, then ``b``: gate, then up
+    qkv(q, k, v)                 by query group: its queries' rows, its key's, its value's; weights and biases
+    fused_qkv(a)                 the same out of one tensor with all q, then all k, then all v
+    every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
+    rows(a, start)               of ``a`` the rows from ``start`` on, as many as ours has
+    zeros()                      nothing of the file: zeros on import; on export they must be zero still
+    normalised(operation)        rows are brought to length 1 on import, and exported as they are
+
+In names the first ``*`` is the number of the layer, the second (or the only one of a tensor outside of layers) the expert's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Optional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows ``start``, ``start + step`` ... up to ``stop`` of the tensor ``name`` of a file."""
+
+    name: Optional[str]
+    """None: the file has none of it; it is zeros."""
+    start: int
+    stop: int
+    step: int = 1
+    transposed: bool = False
+    """Rows are those of the tensor with its (last) two axes exchanged."""
+    at: Optional[int] = None
+    """Index in the first axis of the file's tensor, of which the rest is meant."""
+    normalised: bool = False
+    """On import each row is divided by its Euclidean length."""
+
+    @property
+    def rows(self) -> int:
+        return len(range(self.start, self.stop, self.step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which tensor of ours is meant, and the sizes that cutting it takes."""
+
+    rows: int
+    """Of ours that the file has; more in ours are padding."""
+    layer: Optional[int] = None
+    expert: Optional[int] = None
+    heads: int = 1
+    groups: int = 1
+    head_dim: int = 1
+
+
+_Cut = Callable[[tuple[str, ...], Place], tuple[Piece, ...]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a tensor of ours is made of the file's tensors ``names``."""
+
+    names: tuple[str, ...]
+    cut: _Cut
+    normalised: bool = False
+
+    def renamed(self, name: Callable[[str], str]) -> "Operation":
+        return replace(self, names=tuple(name(one) for one in self.names))
+
+    def pieces(self, place: Place) -> tuple[Piece, ...]:
+        """The pieces of one tensor.
+
+        Raises:
+            ValueError: they have another number of rows than the tensor: a mistake in a table.
+        """
+        names = tuple(_filled_in(name, place) for name in self.names)
+        found = tuple(piece for piece in self.cut(names, place) if piece.rows)
+        if self.normalised:
+            found = tuple(replace(piece, normalised=True) for piece in found)
+        if (there := sum(piece.rows for piece in found)) != place.rows:
+            raise ValueError(f"{', '.join(names)}: {there} rows of pieces for {place.rows} rows")
+        return found
+
+
+def one(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
+    """All of ``name``; of its part that belongs to the expert, where it is ``stacked``."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        at = place.expert if stacked else None
+        return (Piece(name=names[0], start=0, stop=place.rows, transposed=transposed, at=at),)
+
+    return Operation((name,), cut)
+
+
+def cat(first: str, second: str) -> Operation:
+    """Two tensors of equal size, one below the other."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        return tuple(Piece(name=name, start=0, stop=place.rows // 2) for name in names)
+
+    return Operation((first, second), cut)
+
+
+def qkv(query: str, key: str, value: str) -> Operation:
+    """Megatron-Core's order: for each query group the rows of its queries, its key, its value."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        return _by_group(place, (names[0], 0), (names[1], 0), (names[2], 0))
+
+    return Operation((query, key, value), cut)
+
+
+def fused_qkv(name: str, *, transposed: bool = False) -> Operation:
+    """`qkv` of one tensor with all queries, then all keys, then all values."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        queries, keys = place.heads * place.head_dim, place.groups * place.head_dim
+        found = _by_group(place, (names[0], 0), (names[0], queries), (names[0], queries + keys))
+        return tuple(replace(piece, transposed=transposed) for piece in found)
+
+    return Operation((name,), cut)
+
+
+def every_other(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
+    """Even rows, then odd ones."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        at = place.expert if stacked else None
+        return tuple(
+            Piece(name=names[0], start=first, stop=place.rows, step=2, transposed=transposed, at=at) for first in (0, 1)
+        )
+
+    return Operation((name,), cut)
+
+
+def rows(name: str, start: int) -> Operation:
+    """A range of rows of a tensor that several of ours are cut from."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        return (Piece(name=names[0], start=start, stop=start + place.rows),)
+
+    return Operation((name,), cut)
+
+
+def zeros() -> Operation:
+    """A tensor that the file lacks, such as a bias that the release has none of."""
+    return Operation((), lambda names, place: (Piece(name=None, start=0, stop=place.rows),))
+
+
+def normalised(operation: Operation) -> Operation:
+    """Rows of length 1: what Baichuan's output layer computes with, whatever lengths are stored."""
+    return replace(operation, normalised=True)
+
+
+def _by_group(place: Place, query: tuple[str, int], key: tuple[str, int], value: tuple[str, int]) -> tuple[Piece, ...]:
+    """Each is a name and the row that its first head begins at."""
+    queries, width = place.heads // place.groups * place.head_dim, place.head_dim
+    return tuple(
+        Piece(name=name, start=first + group * length, stop=first + (group + 1) * length)
+        for group in range(place.groups)
+        for (name, first), length in ((query, queries), (key, width), (value, width))
+    )
+
+
+def _filled_in(name: str, place: Place) -> str:
+    for number in (place.layer, place.expert):
+        if number is not None:
+            name = name.replace("*", str(number), 1)
+    return name

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family's conversion between Hugging Face's files and our checkpoints is a table: a `Row` for each tensor of a layer.
+
+A row names a key of a *checkpoint* (Megatron-Core's sharded state without "module."; not a parameter's name, which differs
+between layer implementations) and an operation of `nemo2.models.conversion.pieces` on names of the file:
+
+    def rows(config: LlamaConfig) -> list[Row]:
+        return [
+            Row("embedding.word_embeddings.weight", one("model.embed_tokens.weight")),
+            *under("decoder.layers.*.", "model.layers.*.", [
+                *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+                *linear("self_attention.linear_qkv.", qkv("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
+                        bias=config.add_qkv_bias),
+            ]),
+        ]
+
+``*`` in a key is the layer; keys of experts (``.experts.experts.``) stand for all experts. What differs between sizes of a
+family is plain Python on its config; a row of some layers only says which (``layers=``). Shapes come from the config
+(`shapes`), so a row has no numbers. How layers are stored, stacked under one key or each under its own, follows from the config
+as Megatron-Core decides it. Padding of the vocabulary is added and cut off without a row's help.
+
+A `Conversion` is the table with the names that ``config.json`` has for the family, and the way of its settings there and back;
+``families.py`` lists all.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Optional
+
+import torch
+
+from nemo2.models.conversion.pieces import Operation, Piece, Place
+from nemo2.models.conversion.shapes import Shape, shape_of, shapes
+
+_EXPERTS = ".experts.experts."
+_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+_SAME = (
+    ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+    ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
+)
+_SAME_IF_LATENT = (
+    ("self_attention.q_layernorm.", "self_attention.linear_q_up_proj.layer_norm_"),
+    ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer_norm_"),
+)
+"""Where a norm before experts, or in latent attention, is stored depends on whether the layers are Transformer Engine's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Under which key a tensor is stored, and of what of the file it consists."""
+
+    key: str
+    operation: Operation
+    layers: Optional[Sequence[int]] = None
+    """The layers that have it, counted from 0. None: all; of keys without ``*`` it means nothing."""
+    shift: int = 0
+    """Added to the number of the layer in the file's names, where the file counts differently."""
+    dtype: Optional[torch.dtype] = None
+    """Kept in this one, whatever the rest of the model is converted to. None: as the rest."""
+
+
+def linear(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
+    """Rows of a layer's weight and, maybe, bias; key and names end with the dot."""
+    return [_ending(key, operation, end, **more) for end in ("weight", "bias")[: 1 + bias]]
+
+
+def norm(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
+    """As `linear`; the key ends with what stands before "weight": a dot or ``layer_norm_``."""
+    return linear(key, operation, bias=bias, **more)
+
+
+def under(key: str, name: str, rows: Iterable[Row], **more: Any) -> list[Row]:
+    """``rows`` with ``key`` in front of their keys, and ``name`` in front of their names."""
+    return [
+        replace(row, key=key + row.key, operation=row.operation.renamed(lambda one: name + one), **more) for row in rows
+    ]
+
+
+def _ending(key: str, operation: Operation, end: str, **more: Any) -> Row:
+    return Row(key + end, operation.renamed(lambda name: name + end), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A part of a stored tensor that is converted in one go: the tensor, or the layer's and expert's part of a stacked one."""
+
+    keys: tuple[str, ...]
+    """Where it is stored, with "module."; those behind the first are what other layer implementations call it."""
+    shape: Shape
+    """Of the whole stored tensor, stacked axes first."""
+    at: Shape
+    """Its indices in the stacked axes: (layer, expert), one of them, or ()."""
+    pieces: tuple[Piece, ...]
+    dtype: Optional[torch.dtype] = None
+    vocabulary: bool = False
+    """Its rows are a vocabulary's, of which the last ones may be padding."""
+
+    @property
+    def key(self) -> str:
+        return self.keys[0]
+
+    @property
+    def own_shape(self) -> Shape:
+        """Without the stacked axes."""
+        return self.shape[len(self.at) :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """A family's."""
+
+    architectures: tuple[str, ...]
+    """Names under "architectures" in config.json; the first one is written."""
+    model: Any
+    """Our Lightning class."""
+    configs: tuple[type, ...]
+    """Our configuration classes, whose subclasses count too."""
+    rows: Callable[[Any], list[Row]]
+    """The table of a configuration."""
+    config: Callable[[Mapping[str, Any]], Any]
+    """Our configuration of what config.json says. ConfigError, with field and value, for what our model can't be."""
+    hf_config: Callable[[Any], dict[str, Any]]
+    """What config.json says of our configuration, without "architectures" and dtype."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of names in files that aren't read: buffers, towers for pictures. Each with ``*`` for anything."""
+    prefixes: tuple[str, ...] = ("",)
+    """What may stand in front of all names of a file, such as ``language_model.``; the first one is written."""
+
+    def entries(self, config: Any, *, vocab_rows: int, released_rows: Optional[int] = None) -> Iterator[Entry]:
+        """All parts of all tensors, in the order of the layers.
+
+        Args:
+            config: Of ours.
+            vocab_rows: Of our embedding, padding included.
+            released_rows: Of the file's. None: the same.
+        """
+        yield from _Table(self, config, vocab_rows, vocab_rows if released_rows is None else released_rows)
+
+    def is_ignored(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)
+
+
+@dataclass(frozen=True)
+class _Table:
+    conversion: Conversion
+    config: Any
+    vocab_rows: int
+    released_rows: int
+
+    def __iter__(self) -> Iterator[Entry]:
+        rows = self.conversion.rows(self.config)
+        yield from (entry for row in rows if _is_before_layers(row) for entry in self._of(row, None))
+        numbered = [row for row in rows if "*" in row.key]
+        for layer in range(max((len(self._layers(row)) and max(self._layers(row)) + 1 for row in numbered), default=0)):
+            for row in numbered:
+                if layer in self._layers(row):
+                    yield from self._of(row, layer)
+        yield from (
+            entry for row in rows if "*" not in row.key and not _is_before_layers(row) for entry in self._of(row, None)
+        )
+
+    def _layers(self, row: Row) -> Sequence[int]:
+        return range(self.config.num_layers) if row.layers is None else row.layers
+
+    def _of(self, row: Row, layer: Optional[int]) -> Iterator[Entry]:
+        config = self._layer_config(row, layer)
+        own = shape_of(row.key, self._shapes(row, layer))
+        vocabulary = row.key in _VOCABULARY
+        released = self.released_rows if vocabulary else own[0]
+        padding = (Piece(name=None, start=0, stop=own[0] - released),) if own[0] > released else ()
+        keys, stacked, at = self._keys(row, layer, config)
+        experts = range(config.num_moe_experts) if _EXPERTS in row.key else [None]
+        for expert in experts:
+            place = Place(
+                rows=min(own[0], released),
+                layer=None if layer is None else layer + row.shift,
+                expert=expert,
+                heads=config.num_attention_heads,
+                groups=config.num_query_groups or config.num_attention_heads,
+                head_dim=config.kv_channels or 0,
+            )
+            yield Entry(
+                keys=keys,
+                shape=(*stacked, *([] if expert is None else [len(experts)]), *own),
+                at=(*at, *([] if expert is None else [expert])),
+                pieces=(*row.operation.pieces(place), *padding),
+                dtype=row.dtype,
+                vocabulary=vocabulary,
+            )
+
+    def _keys(self, row: Row, layer: Optional[int], config: Any) -> tuple[tuple[str, ...], Shape, Shape]:
+        """The keys, and sizes of and indices in the axis that layers are stacked along."""
+        if layer is None:
+            return (f"module.{row.key}",), (), ()
+        keys = [row.key]
+        for one, other in (*_SAME, *(_SAME_IF_LATENT if config.multi_latent_attention else ())):
+            keys += [key.replace(a, b) for key in keys[:1] for a, b in ((one, other), (other, one)) if f".{a}" in key]
+        keys = keys if config.num_moe_experts or config.multi_latent_attention else keys[:1]
+        if self._stacked and row.key.startswith("decoder."):
+            return tuple(f"module.{key.replace('.*', '', 1)}" for key in keys), (self.config.num_layers,), (layer,)
+        return tuple(f"module.{key.replace('*', str(layer), 1)}" for key in keys), (), ()
+
+    @cached_property
+    def _stacked(self) -> bool:
+        return stacks_layers(self.config)
+
+    def _layer_config(self, row: Row, layer: Optional[int]) -> Any:
+        of_layer = getattr(self.config, "get_config_for_layer", None)
+        if of_layer is None or layer is None or not row.key.startswith("decoder."):
+            return self.config
+        return self._layer_configs.setdefault(layer, of_layer(layer + 1))
+
+    @cached_property
+    def _layer_configs(self) -> dict[int, Any]:
+        return {}
+
+    def _shapes(self, row: Row, layer: Optional[int]) -> dict[str, Shape]:
+        config = self._layer_config(row, layer)
+        if id(config) not in self._known:
+            self._known[id(config)] = shapes(config, vocab_rows=self.vocab_rows)
+        return self._known[id(config)]
+
+    @cached_property
+    def _known(self) -> dict[int, dict[str, Shape]]:
+        return {}
+
+
+def _is_before_layers(row: Row) -> bool:
+    return row.key.startswith("embedding.")
+
+
+def stacks_layers(config: Any) -> bool:
+    """Whether Megatron-Core stores the layers of this model stacked under one key; else each has its number in its key.
+
+    Source: ``TransformerBlock.sharded_state_dict`` and ``MambaStack.sharded_state_dict`` of Megatron-Core.
+    """
+    if getattr(config, "hybrid_override_pattern", None) or config.heterogeneous_block_specs:
+        return False
+    for name in ("moe_layer_freq", "linear_attention_freq"):
+        frequency = getattr(config, name, None)
+        if isinstance(frequency, list) or (isinstance(frequency, int) and frequency > 1):
+            return False
+    return not config.hetereogenous_dist_checkpoint

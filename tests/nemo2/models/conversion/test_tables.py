@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family's table against what Megatron-Core stores of the model, and its pieces against what they are pieces of."""
+
+from typing import Any
+
+import pytest
+
+SIZES = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "ffn_hidden_size": 48,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "vocab_size": 64,
+    "seq_length": 16,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama tied, wide heads": ("LlamaConfig", {"share_embeddings_and_output_weights": True, "kv_channels": 16}),
+    "llama with biases": ("LlamaConfig", {"add_bias_linear": True}),
+    "mixtral": ("MixtralConfig", {"num_moe_experts": 4}),
+    "mixtral with layers apart": ("MixtralConfig", {"num_moe_experts": 4, "hetereogenous_dist_checkpoint": True}),
+}
+
+
+def config_of(name: str) -> Any:
+    from nemo2 import llm
+
+    kind, settings = MODELS[name]
+    return getattr(llm, kind)(**SIZES, **settings)
+
+
+def stored(names: list[str]) -> dict[str, dict[str, tuple]]:
+    """Per model: shapes of the whole tensors that Megatron-Core stores, by key."""
+    from megatron.core import parallel_state
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    from nemo2.backend import get_backend
+    from nemo2.parallel.sharded_state import sharded_state
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1)
+    found = {}
+    for name in names:
+        config = config_of(name)
+        state = sharded_state(config.configure_model(None, True, True))
+        apply_factories(state)
+        found[name] = {
+            leaf.key: tuple(leaf.global_shape) for leaf in nested_values(state) if isinstance(leaf, ShardedTensor)
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_stored(run_on_ranks: Any) -> dict[str, dict[str, tuple]]:
+    return run_on_ranks(stored, 1, list(MODELS))[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_table_names_what_megatron_core_stores_with_its_shapes(all_stored: Any, name: str) -> None:
+    from nemo2.models.conversion.families import conversion_of
+
+    config = config_of(name)
+    entries = list(conversion_of(config).entries(config, vocab_rows=config.vocab_size))
+    theirs = all_stored[name]
+    ours = {next((key for key in entry.keys if key in theirs), entry.key): entry.shape for entry in entries}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pieces_tile_the_file_s_tensors_and_ours(name: str) -> None:
+    """Each row of each of the file's tensors goes to one place, and each row of ours comes from one."""
+    from nemo2.models.conversion.families import conversion_of
+
+    config = config_of(name)
+    taken: dict[Any, list[int]] = {}
+    for entry in conversion_of(config).entries(config, vocab_rows=72, released_rows=64):
+        assert sum(piece.rows for piece in entry.pieces) == entry.own_shape[0]
+        for piece in entry.pieces:
+            if piece.name is not None:
+                taken.setdefault((piece.name, piece.at), []).extend(range(piece.start, piece.stop, piece.step))
+    for rows in taken.values():
+        assert sorted(rows) == list(range(len(rows)))
+    assert not any("*" in name for name, _ in taken)
+
+
+def test_operations_put_rows_where_megatron_core_has_them() -> None:
+    from nemo2.models.conversion.pieces import Place, every_other, fused_qkv, normalised, one, qkv, rows, zeros
+
+    place = Place(rows=16, layer=3, expert=1, heads=4, groups=2, head_dim=2)
+
+    def told(operation: Any) -> list[Any]:
+        return [(piece.name, *range(piece.start, piece.stop, piece.step)) for piece in operation.pieces(place)]
+
+    grouped = [("q", 0, 1, 2, 3), ("k", 0, 1), ("v", 0, 1), ("q", 4, 5, 6, 7), ("k", 2, 3), ("v", 2, 3)]
+    assert told(qkv("q", "k", "v")) == grouped
+    first = {"q": 0, "k": 8, "v": 12}
+    assert told(fused_qkv("x")) == [("x", *(first[name] + row for row in found)) for name, *found in grouped]
+    assert told(every_other("x")) == [("x", *range(0, 16, 2)), ("x", *range(1, 16, 2))]
+    assert told(rows("x", 5)) == [("x", *range(5, 21))]
+    assert told(zeros()) == [(None, *range(16))]
+    assert told(one("a.*.b.*.c")) == [("a.3.b.1.c", *range(16))]
+    stacked = one("a.*.c", stacked=True, transposed=True).pieces(place)[0]
+    assert (stacked.name, stacked.at, stacked.transposed) == ("a.3.c", 1, True)
+    assert all(piece.normalised for piece in normalised(one("x")).pieces(place))
+
+
+def test_a_table_that_gives_other_rows_than_the_tensor_has_is_refused() -> None:
+    from nemo2.models.conversion.pieces import Place, cat
+
+    with pytest.raises(ValueError, match="6 rows of pieces for 7 rows"):
+        cat("a", "b").pieces(Place(rows=7))
+
+
+def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
+    from nemo2.errors import ConfigError
+    from nemo2.models.conversion.families import conversion_for, conversion_of
+
+    with pytest.raises(ConfigError, match="architectures=.*'LlamaForCausalML'.*did you mean 'LlamaForCausalLM'"):
+        conversion_for({"architectures": ["LlamaForCausalML"]})
+    with pytest.raises(ConfigError, match="architectures is missing"):
+        conversion_for({})
+    with pytest.raises(ConfigError, match=r"model.config=int: there is no conversion"):
+        conversion_of(3)
