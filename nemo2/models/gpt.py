@@ -59,6 +59,9 @@ class GPTConfig(TransformerConfig):
     """Tie the output layer to the embedding."""
     make_vocab_size_divisible_by: int = 128
     """The vocabulary is padded to a multiple of this times the tensor-parallel size."""
+    mask_vocab_padding: bool = True
+    """Rows that pad the vocabulary take no part in the softmax, in training and in generation, so that the loss doesn't
+    depend on their number. False gives them a share, as NeMo and Megatron-LM do."""
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
     rotary_base: int = 10000
     rotary_percent: float = 1.0
@@ -160,7 +163,7 @@ class GPTConfig(TransformerConfig):
             pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         if post_process is None:
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
-        from nemo2.models.layers import cap_logits, mtp_block_spec, weigh_further_losses
+        from nemo2.models.layers import mtp_block_spec, weigh_further_losses
 
         if self.num_moe_experts or self.mtp_num_layers:
             forget_tracked_losses()
@@ -186,10 +189,19 @@ class GPTConfig(TransformerConfig):
         )
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = fusing_where_possible(build)
-        if self.final_logit_softcapping is not None and hasattr(model, "output_layer"):
-            cap_logits(model.output_layer, self.final_logit_softcapping)
+        self._finish_logits(model, tokenizer)
         weigh_further_losses(model)
         return model
+
+    def _finish_logits(self, model: Any, tokenizer: Any) -> None:
+        """What is done to the logits of a chunk, where it has an output layer, before anything reads them."""
+        from nemo2.models.layers import cap_logits, mask_padding
+
+        if not hasattr(model, "output_layer"):
+            return
+        if self.final_logit_softcapping is not None:
+            cap_logits(model.output_layer, self.final_logit_softcapping)
+        mask_padding(model.output_layer, self.num_token_ids(tokenizer), model.vocab_size)
 
     def padded_vocab_size(self, tokenizer: Any) -> int:
         """Rows of the embedding over all tensor-parallel ranks.
@@ -218,6 +230,16 @@ class GPTConfig(TransformerConfig):
                 f"{-(-self.vocab_size // tp) * tp}, or leave it unset to have it padded."
             )
         return self.vocab_size
+
+    def num_token_ids(self, tokenizer: Any) -> int:
+        """Rows of the embedding that an id of the data may name: those of a ``vocab_size`` that is set, or else the tokenizer's
+        tokens. Without ``mask_vocab_padding`` the padding too.
+
+        Raises:
+            ConfigError: as `padded_vocab_size`.
+        """
+        padded = self.padded_vocab_size(tokenizer)
+        return padded if self.vocab_size is not None or not self.mask_vocab_padding else tokenizer.vocab_size
 
     def _resolve_layer_spec(self, vp_stage: Optional[int]) -> ModuleSpec:
         if isinstance(self.transformer_layer_spec, ModuleSpec):
@@ -305,9 +327,9 @@ class GPTModel(pl.LightningModule):
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:
         """The next micro-batch for this rank, its token ids checked; see :func:`gpt_data_step`."""
-        vocab_size = self.padded_vocab_size
-        if vocab_size is not None:
-            dataloader_iter = (check_token_ids(batch, vocab_size) for batch in dataloader_iter)
+        if self.padded_vocab_size is not None:
+            token_ids = self.config.num_token_ids(self.tokenizer)
+            dataloader_iter = (check_token_ids(batch, token_ids) for batch in dataloader_iter)
         if self.config.mtp_num_layers and self.config.data_step_fn is gpt_data_step:
             # Multi-token prediction embeds the tokens again, on the last stage.
             return gpt_data_step(dataloader_iter, use_mtp=True)

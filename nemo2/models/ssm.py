@@ -111,7 +111,9 @@ class SSMConfig(GPTConfig):
             pre_process=parallel_state.is_pipeline_first_stage() if pre_process is None else pre_process,
             post_process=parallel_state.is_pipeline_last_stage() if post_process is None else post_process,
         )
-        return fusing_where_possible(build)
+        model = fusing_where_possible(build)
+        self._finish_logits(model, tokenizer)
+        return model
 
 
 def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:

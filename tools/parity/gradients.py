@@ -6,9 +6,8 @@ and experts one by one. Each rank compares each of its pieces, replicas included
 the others is seen; no tensor travels.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +60,24 @@ def pieces_of(megatron_parallel: Any) -> Iterator[Piece]:
                 yield Piece(name, label, place, tuple(tensor.global_shape[layers:]), tensor.data)
         left = [name for name, p in core.named_parameters() if p.requires_grad and id(p) not in described]
         assert not left, f"no gradient is described for {left}"
+
+
+def without_padding(pieces: Iterable[Piece], tokens: int) -> Iterator[Piece]:
+    """The pieces, cut to the rows of the vocabulary that stand for one of the ``tokens``: how many pad it is the layout's.
+
+    Raises:
+        AssertionError: a row of padding has a gradient.
+    """
+    for piece in pieces:
+        if not piece.name[0].endswith(("word_embeddings.weight", "output_layer.weight")) or piece.shape[0] <= tokens:
+            yield piece
+            continue
+        rows, *columns = piece.place
+        kept = max(0, min(rows.stop, tokens) - rows.start)
+        assert not piece.gradient[kept:].any(), f"padding of {piece.label} has a gradient"
+        place = (slice(rows.start, rows.start + kept), *columns)
+        if kept:
+            yield replace(piece, place=place, shape=(tokens, *piece.shape[1:]), gradient=piece.gradient[:kept])
 
 
 def whole_gradients(pieces: Iterable[Piece]) -> dict[Name, dict[str, Any]]:
@@ -137,9 +154,9 @@ def _tensors(node: Any, gradient: Tensor) -> list[Any]:
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     if isinstance(node, ShardedTensorFactory):
-        return _flat(dataclasses.replace(node, data=gradient).build())
+        return _flat(replace(node, data=gradient).build())
     assert isinstance(node, ShardedTensor) and tuple(node.local_shape) == tuple(gradient.shape), node
-    return [dataclasses.replace(node, data=gradient, dtype=gradient.dtype)]
+    return [replace(node, data=gradient, dtype=gradient.dtype)]
 
 
 def _flat(node: Any) -> list[Any]:

@@ -54,7 +54,7 @@ def reference(run: Run, folder: str) -> dict[str, Any]:
         )
 
     def first_gradients(trainer: Any) -> dict[str, Any]:
-        whole = gradients.whole_gradients(gradients.pieces_of(trainer.strategy.megatron_parallel))
+        whole = gradients.whole_gradients(_megatrons(trainer))
         torch.save(whole, Path(folder) / GRADIENTS)
         return {"parameters": len(whole)}
 
@@ -79,7 +79,7 @@ def in_another_order(run: Run, reference_folder: str) -> dict[str, Any]:
     """Train in one process from the reference's weights; ``gradients`` are those of the first step, by name."""
 
     def first_gradients(trainer: Any) -> dict[str, Any]:
-        return {"gradients": gradients.whole_gradients(gradients.pieces_of(trainer.strategy.megatron_parallel))}
+        return {"gradients": gradients.whole_gradients(_megatrons(trainer))}
 
     return _train(run, weights=str(Path(reference_folder) / WEIGHTS), first_gradients=first_gradients)
 
@@ -132,10 +132,17 @@ def _train(
 def _pieces(trainer: Any, whole: dict[gradients.Name, dict[str, Any]]) -> Iterable[gradients.Piece]:
     """This rank's gradients of the first step, before clipping."""
     if moments.holds_gradients(trainer.strategy):
-        return gradients.pieces_of(trainer.strategy.megatron_parallel)
+        return _megatrons(trainer)
     optimizer = trainer.lightning_module.optim.config
     clipping = moments.clipped(float(trainer.callback_metrics["grad_norm"]), optimizer.clip_grad)
-    return moments.pieces_of(trainer.strategy, whole, factor=(1 - optimizer.adam_beta1) * clipping)
+    pieces = moments.pieces_of(trainer.strategy, whole, factor=(1 - optimizer.adam_beta1) * clipping)
+    return gradients.without_padding(pieces, trainer.lightning_module.tokenizer.vocab_size)
+
+
+def _megatrons(trainer: Any) -> Iterable[gradients.Piece]:
+    """This rank's gradients as Megatron-Core's buffers have them."""
+    pieces = gradients.pieces_of(trainer.strategy.megatron_parallel)
+    return gradients.without_padding(pieces, trainer.lightning_module.tokenizer.vocab_size)
 
 
 class Recorder(pl.Callback):
@@ -168,13 +175,13 @@ class Samples(Dataset):
 
     def __init__(self, run: Run) -> None:
         self.size = run.steps * models.GLOBAL_BATCH
-        self.packed = models.MODELS[run.model].packed
+        self.model = models.MODELS[run.model]
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return models.sample(index, packed=self.packed)
+        return models.sample(index, packed=self.model.packed, tokens=self.model.tokens)
 
 
 class Data(pl.LightningDataModule):

@@ -61,6 +61,7 @@ _DEEPSEEK: dict[str, Any] = (
         "moe_router_bias_update_rate": 1e-3,
     }
 )
+_PADDED: dict[str, Any] = {"vocab_size": None, "make_vocab_size_divisible_by": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,12 @@ class Model:
     """Several sequences in a row of the data."""
     optimizer: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def tokens(self) -> int:
+        """Ids that its data may have. Where the configuration leaves the vocabulary to the tokenizer, a number that no layout
+        divides."""
+        return VOCAB if self.config.get("vocab_size", VOCAB) else 101
+
 
 LLAMA, MIXTRAL, DEEPSEEK = "llama:LlamaConfig", "mixtral:MixtralConfig", "deepseek:DeepSeekConfig"
 MODELS: dict[str, Model] = {
@@ -87,6 +94,9 @@ MODELS: dict[str, Model] = {
         config={"calculate_per_token_loss": True},
     ),
     "llama, packed": Model(family=LLAMA, about="each sample packs several sequences of different lengths", packed=True),
+    "llama, padded vocabulary": Model(
+        family=LLAMA, about="101 tokens, padded to 104 rows, or to 112 with TP 2", config=_PADDED
+    ),
     "llama, sgd": Model(
         family=LLAMA,
         about="SGD, which unlike Adam shows a gradient that is wrong by a factor, or clipped differently per rank",
@@ -97,6 +107,11 @@ MODELS: dict[str, Model] = {
         family="gpt3:GPTConfig126M",
         about="GPT-3-like: LayerNorm, biases, GELU, learned positions; the output layer is the embedding",
         config={"num_query_groups": 8, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    ),
+    "gpt, tied, padded vocabulary": Model(
+        family="gpt3:GPTConfig126M",
+        about="the same with 101 tokens",
+        config=_PADDED | {"num_query_groups": 8, "hidden_dropout": 0.0, "attention_dropout": 0.0},
     ),
     "gemma2": Model(
         family="gemma2:Gemma2Config",
@@ -128,6 +143,9 @@ MODELS: dict[str, Model] = {
         about="both",
         config=_DEEPSEEK | {"mtp_num_layers": 1, "calculate_per_token_loss": True},
     ),
+    "deepseek, multi-token, padded vocabulary": Model(
+        family=DEEPSEEK, about="predicting a second token of 101", config=_DEEPSEEK | _PADDED | {"mtp_num_layers": 1}
+    ),
 }
 
 
@@ -137,6 +155,7 @@ def build_model(name: str, changes: dict[str, Any], *, optimizer: dict[str, Any]
 
     from megatron.core.optimizer import OptimizerConfig
 
+    from nemo2.data.tokenizer import NullTokenizer
     from nemo2.models.gpt import GPTModel
     from nemo2.optim.megatron import MegatronOptimizerModule
 
@@ -146,11 +165,11 @@ def build_model(name: str, changes: dict[str, Any], *, optimizer: dict[str, Any]
     config = getattr(family, config_class)(**_DENSE | model.config | changes)
     adam = {"optimizer": "adam", "lr": 2e-3, "weight_decay": 0.01, "adam_beta2": 0.95, "clip_grad": CLIP}
     optim = MegatronOptimizerModule(OptimizerConfig(**adam | model.optimizer | (optimizer or {})))
-    return GPTModel(config, optim=optim)
+    return GPTModel(config, optim=optim, tokenizer=NullTokenizer(model.tokens))
 
 
-def sample(index: int, *, packed: bool = False) -> dict[str, Any]:
-    """Sample ``index``, ``[SEQ]`` each: random tokens, of which the loss leaves out about a third.
+def sample(index: int, *, packed: bool = False, tokens: int = VOCAB) -> dict[str, Any]:
+    """Sample ``index``, ``[SEQ]`` each: random ones of ``tokens``, of which the loss leaves out about a third.
 
     Packed samples hold three sequences whose lengths are multiples of 4, so that 2 context-parallel ranks can cut them,
     and padding.
@@ -158,7 +177,7 @@ def sample(index: int, *, packed: bool = False) -> dict[str, Any]:
     import torch
 
     generator = torch.Generator().manual_seed(7919 * index + 1)
-    text = torch.randint(VOCAB, (SEQ + 1,), generator=generator)
+    text = torch.randint(tokens, (SEQ + 1,), generator=generator)
     kept = {
         "tokens": text[:-1].contiguous(),
         "labels": text[1:].contiguous(),

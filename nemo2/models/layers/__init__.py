@@ -10,6 +10,7 @@ from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.rules import layer_problems
 from nemo2.models.layers.softcap import cap_logits
 from nemo2.models.layers.spec import layer_spec, local_layer_spec, mtp_block_spec
+from nemo2.models.layers.vocabulary import mask_padding
 
 __all__ = [
     "LocalMLA",
@@ -20,6 +21,7 @@ __all__ = [
     "layer_problems",
     "layer_spec",
     "local_layer_spec",
+    "mask_padding",
     "mtp_block_spec",
     "openai_gelu",
     "quick_gelu",

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that pad a vocabulary have no probability and no gradient, whoever computes the loss and however it is cut."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from nemo2.errors import DataError
+from nemo2.models.layers.vocabulary import PaddingMask
+from tests.nemo2.models.test_gpt import TINY, start
+
+UNIT = 32
+LAST_RANK_HOLDS_FIVE, LAST_RANK_HOLDS_NONE = 37, 30
+"""Tokens of vocabularies that two tensor-parallel ranks pad to 64 rows."""
+
+
+def built(tokens: int, tp: int = 1, family: str = "llama", **settings: Any) -> Any:
+    """A model of `family` with a tokenizer of `tokens`, on this rank."""
+    from nemo2.models import GPTModel, LlamaConfig, SSMConfig
+
+    config = {"llama": LlamaConfig, "ssm": SSMConfig}[family](
+        **TINY | {"make_vocab_size_divisible_by": UNIT, "tensor_model_parallel_size": tp, "normalization": "RMSNorm"},
+        sequence_parallel=tp > 1,
+        **settings,
+    )
+    model = GPTModel(config, tokenizer=SimpleNamespace(vocab_size=tokens))
+    model.configure_model()
+    return model
+
+
+def batch_of(tokens: int) -> dict[str, Any]:
+    text = torch.randint(tokens, (2, 17), generator=torch.Generator().manual_seed(5))
+    places = torch.arange(16).expand(2, 16).contiguous()
+    return {
+        "tokens": text[:, :-1].contiguous(),
+        "labels": text[:, 1:].contiguous(),
+        "position_ids": places,
+        "attention_mask": None,
+    }
+
+
+def whole(logits: torch.Tensor) -> torch.Tensor:
+    """Of all ranks, without a gradient."""
+    parts = [torch.empty_like(logits) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, logits.detach().contiguous())
+    return torch.cat(parts, dim=-1)
+
+
+def loss_against_torch(tokens: int, tp: int, fused: bool, settings: dict[str, Any]) -> dict[str, Any]:
+    start(tensor_model_parallel_size=tp)
+    model = built(tokens, tp, **settings)
+    model.config.cross_entropy_loss_fusion = fused
+    batch = batch_of(tokens)
+    logits = whole(model.forward_step({**batch, "labels": None}))
+    loss = model.forward_step(batch)
+    loss.sum().backward()
+    weight = model.module.output_layer.weight
+    kept = max(0, min(weight.shape[0], tokens - weight.shape[0] * torch.distributed.get_rank()))
+    return {
+        "loss": loss.detach(),
+        "of torch": cross_entropy(logits[..., :tokens].transpose(1, 2), batch["labels"], reduction="none"),
+        "of all rows": logits.logsumexp(-1) - logits.gather(-1, batch["labels"].unsqueeze(-1)).squeeze(-1),
+        "kept": float(weight.grad[:kept].abs().sum()),
+        "padding": float(weight.grad[kept:].abs().sum()),
+        "rows of padding": len(weight.grad) - kept,
+    }
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    ("tokens", "tp"), [(LAST_RANK_HOLDS_FIVE, 1), (LAST_RANK_HOLDS_FIVE, 2), (LAST_RANK_HOLDS_NONE, 2)]
+)
+def test_the_loss_is_that_of_the_tokens_alone(run_on_ranks: Any, tokens: int, tp: int, fused: bool) -> None:
+    ranks = run_on_ranks(loss_against_torch, tp, tokens, tp, fused, {})
+    for found in ranks:
+        torch.testing.assert_close(found["loss"], found["of torch"], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found["of torch"], found["of all rows"])
+        assert found["padding"] == 0.0
+    assert sum(found["rows of padding"] for found in ranks) == UNIT * tp * -(-tokens // (UNIT * tp)) - tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"final_logit_softcapping": 3.0},
+        {"family": "ssm", "hybrid_override_pattern": "*-", "num_query_groups": 2},
+        {"family": "ssm", "hybrid_override_pattern": "*-", "num_query_groups": 2, "final_logit_softcapping": 3.0},
+    ],
+    ids=["capped", "hybrid", "capped hybrid"],
+)
+def test_whatever_else_is_done_to_the_logits(run_on_ranks: Any, settings: dict[str, Any]) -> None:
+    for found in run_on_ranks(loss_against_torch, 2, LAST_RANK_HOLDS_FIVE, 2, False, settings):
+        torch.testing.assert_close(found["loss"], found["of torch"], rtol=1e-6, atol=1e-6)
+        assert found["padding"] == 0.0
+
+
+def further_losses(tokens: int) -> list[float]:
+    """What multi-token prediction reports, with the padding's rows as they are and then turned up."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    start(tensor_model_parallel_size=2)
+    model = built(tokens, 2, mtp_num_layers=1)
+    reported = []
+    for factor in (1.0, 100.0):
+        weight = model.module.output_layer.weight
+        weight.data[max(0, tokens - len(weight) * torch.distributed.get_rank()) :] *= factor
+        MTPLossLoggingHelper.tracker.clear()
+        model.forward_step(batch_of(tokens)).sum().backward()
+        reported.append(float(MTPLossLoggingHelper.tracker["values"].sum()))
+    return reported
+
+
+def test_further_predictions_do_not_see_padding_either(run_on_ranks: Any) -> None:
+    for as_drawn, turned_up in run_on_ranks(further_losses, 2, LAST_RANK_HOLDS_FIVE):
+        assert as_drawn == turned_up > 1.0
+
+
+def gathered_logits(tokens: int) -> torch.Tensor:
+    start(tensor_model_parallel_size=2)
+    batch = batch_of(tokens)
+    model = built(tokens, 2, share_embeddings_and_output_weights=False).module
+    with torch.no_grad():
+        return model(batch["tokens"], batch["position_ids"], None, runtime_gather_output=True)
+
+
+def test_logits_that_are_gathered_hold_the_padding_at_their_end(run_on_ranks: Any) -> None:
+    for logits in run_on_ranks(gathered_logits, 2, LAST_RANK_HOLDS_FIVE):
+        probabilities = logits.softmax(-1)
+        assert logits.shape == (2, 16, 64) and logits.isfinite().all()
+        assert probabilities[..., LAST_RANK_HOLDS_FIVE:].count_nonzero() == 0
+        assert probabilities[..., :LAST_RANK_HOLDS_FIVE].min() > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_hold_the_mask_and_it_travels(dtype: torch.dtype) -> None:
+    mask = pickle.loads(pickle.dumps(PaddingMask(tokens=5, rows=8, first=0)))
+    logits = torch.zeros(2, 8, dtype=dtype)
+    mask(torch.nn.Identity(), (), (logits, None))
+    assert logits.isfinite().all() and logits.float().softmax(-1)[:, 5:].count_nonzero() == 0
+
+
+def an_id_of_padding(tokens: int, mask: bool) -> str:
+    start()
+    batch = batch_of(tokens) | {"loss_mask": torch.ones(2, 16)}
+    batch["labels"][1, 3] = tokens
+    try:
+        built(tokens, mask_vocab_padding=mask).data_step(iter([batch]))
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("mask", "words"), [(True, "outside the vocabulary of 37"), (False, "")])
+def test_an_id_without_a_probability_is_refused(run_on_ranks: Any, mask: bool, words: str) -> None:
+    [said] = run_on_ranks(an_id_of_padding, 1, LAST_RANK_HOLDS_FIVE, mask)
+    assert words in said and bool(words) == bool(said)
+
+
+def nemos_way(tokens: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    start()
+    model = built(tokens, mask_vocab_padding=False)
+    batch = batch_of(tokens)
+    logits = model.forward_step({**batch, "labels": None}).detach()
+    loss = model.forward_step(batch)
+    loss.sum().backward()
+    expected = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+    return loss.detach(), expected, float(model.module.output_layer.weight.grad[tokens:].abs().sum())
+
+
+def test_a_switch_gives_padding_its_share_as_nemo_does(run_on_ranks: Any) -> None:
+    [(loss, expected, of_padding)] = run_on_ranks(nemos_way, 1, LAST_RANK_HOLDS_FIVE)
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    assert of_padding > 0
