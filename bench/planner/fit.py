@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.planner.rows import Row
-from nemo2.planner.constants import PRIORS, Constants
+from nemo2.planner.constants import PRIORS, Constants, Share
 from nemo2.planner.step_time import predict
 
 NOISE = 0.08
@@ -55,8 +55,9 @@ def values_at(at: np.ndarray) -> dict[str, float]:
 
 
 def _moved(name: str, deviations: float) -> float:
-    value, spread, _ = PRIORS[name]
-    if not PRIORS[name].is_share:
+    prior = PRIORS[name]
+    value, spread = prior.value, prior.spread
+    if not isinstance(prior, Share):
         return value * math.exp(deviations * math.log(spread))
     # A deviation changes the share by its spread where it is small, and its distance from 1 where it is large.
     logit = math.log(value / (1 - value)) + deviations * math.log(spread) / (1 - value)

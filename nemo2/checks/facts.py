@@ -155,18 +155,6 @@ class Facts:
 
         return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
 
-    def messages(self) -> tuple[bool, bool]:
-        """Whether messages between pipeline stages are overlapped, and whether they are batched, where no callback decides:
-        what the model's configuration sets, else Megatron-Core's defaults, but for two interleaved stages, whose messages the
-        strategy overlaps."""
-        overlap, batch = (
-            bool(self.of_model(name)) if self.set_on_model(name) else None
-            for name in ("overlap_p2p_comm", "batch_p2p_comm")
-        )
-        if overlap is None:
-            overlap = bool(self.layout.vp and self.layout.vp > 1) and self.layout.pp == 2
-        return overlap, not overlap if batch is None else batch
-
 
 def read_facts(
     recipe: Any,

@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nemo2.gpus import GENERATIONS
 
@@ -31,17 +31,17 @@ class ByGeneration:
         return getattr(self, generation)
 
 
-class Prior(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Prior:
     """A guess, the factor by which it may be off (one standard deviation), and why it is that."""
 
     value: float
     spread: float
     why: str
 
-    @property
-    def is_share(self) -> bool:
-        """Whether it is a share of something, which no calibration may raise above 1."""
-        return self.why.startswith("share")
+
+class Share(Prior):
+    """The guess of a share, which no calibration may raise above 1."""
 
 
 _GEMM = (
@@ -50,36 +50,36 @@ _GEMM = (
 _FLASH = "share of the 16-bit rate that fused causal attention reaches forward"
 
 PRIORS: dict[str, Prior] = {
-    "gemm.volta": Prior(0.75, 1.15, f"{_GEMM} has no V100; cuBLAS' own figures are 90 to 100 of 125 TFLOP/s"),
-    "gemm.ampere": Prior(0.85, 1.1, f"{_GEMM}, 271 of 312 TFLOP/s"),
-    "gemm.hopper": Prior(0.78, 1.1, f"{_GEMM}, 794 of 989 TFLOP/s"),
-    "gemm.blackwell": Prior(0.74, 1.15, f"{_GEMM}, 1745 of 2250 and 1822 of 2500 TFLOP/s"),
+    "gemm.volta": Share(0.75, 1.15, f"{_GEMM} has no V100; cuBLAS' own figures are 90 to 100 of 125 TFLOP/s"),
+    "gemm.ampere": Share(0.85, 1.1, f"{_GEMM}, 271 of 312 TFLOP/s"),
+    "gemm.hopper": Share(0.78, 1.1, f"{_GEMM}, 794 of 989 TFLOP/s"),
+    "gemm.blackwell": Share(0.74, 1.15, f"{_GEMM}, 1745 of 2250 and 1822 of 2500 TFLOP/s"),
     "power": Prior(
         0.5, 1.5, "exponent of a chip's power over its generation's: a rate at the limit grows slower than its watts"
     ),
-    "gemm_fp8": Prior(
+    "gemm_fp8": Share(
         0.88, 1.15, "share of their rate that 8 bits reach, over that of 16: 1403 of 1979 over 794 of 989"
     ),
-    "gemm_fp4": Prior(0.7, 1.3, "share as of 8 bits; less, for the work per byte doubles again"),
+    "gemm_fp4": Share(0.7, 1.3, "share as of 8 bits; less, for the work per byte doubles again"),
     "gemm_edge": Prior(64, 1.5, "rows or columns that a product wastes: half a tile of 128"),
     "gemm_bytes": Prior(
         0.3, 2.0, "of the operands' traffic that does not run beside the arithmetic: prologues and epilogues"
     ),
     "accumulate_bytes": Prior(8, 1.3, "fp32 gradients are read and written once per micro-batch"),
     "cast_bytes": Prior(4, 1.5, "16 bits read, 8 bits written twice, as it is and transposed"),
-    "flash.volta": Prior(0.35, 1.4, f"{_FLASH}; memory-efficient kernels, there is no FlashAttention-2 for it"),
-    "flash.ampere": Prior(
+    "flash.volta": Share(0.35, 1.4, f"{_FLASH}; memory-efficient kernels, there is no FlashAttention-2 for it"),
+    "flash.ampere": Share(
         0.55, 1.2, f"{_FLASH}: FlashAttention-2's figures (arXiv 2307.08691, figure 5), less for short rows"
     ),
-    "flash.hopper": Prior(0.55, 1.2, f"{_FLASH}: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5)"),
-    "flash.blackwell": Prior(0.5, 1.4, f"{_FLASH}: as on Hopper"),
+    "flash.hopper": Share(0.55, 1.2, f"{_FLASH}: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5)"),
+    "flash.blackwell": Share(0.5, 1.4, f"{_FLASH}: as on Hopper"),
     "flash_fp8": Prior(
         1.25, 1.15, "of the 16-bit rate in 8 bits: products twice as fast, the softmax between them not"
     ),
-    "flash2": Prior(
+    "flash2": Share(
         0.65, 1.2, "share, from Hopper on: FlashAttention-2 is made for Ampere, and reaches 0.35 (same figure)"
     ),
-    "flash1": Prior(0.55, 1.3, "share: FlashAttention-2 is about twice as fast (its abstract)"),
+    "flash1": Share(0.55, 1.3, "share: FlashAttention-2 is about twice as fast (its abstract)"),
     "score_bytes": Prior(
         20, 1.4, "ten 16-bit reads and writes of every score: products, masked softmax, dropout, both passes"
     ),
@@ -101,26 +101,26 @@ PRIORS: dict[str, Prior] = {
     "logit_bytes": Prior(
         24, 1.5, "per logit: written in 16 bits, cast, maximum, exponent and sum in fp32, gradient, cast back"
     ),
-    "nvlink": Prior(
+    "nvlink": Share(
         0.7, 1.3, "share of NVLink's rate: NCCL's 370 of 450 GB/s for large messages, less for those of a layer"
     ),
-    "network": Prior(0.8, 1.3, "share of an adapter's rate: NCCL over many machines, 40 of 50 GB/s"),
+    "network": Share(0.8, 1.3, "share of an adapter's rate: NCCL over many machines, 40 of 50 GB/s"),
     "collective_us": Prior(20, 1.5, "launch, synchronisation and latency of one collective"),
-    "tp_exposed": Prior(
+    "tp_exposed": Share(
         0.3, 1.5, "share of an overlapped tensor-parallel collective that shows: first and last of four pieces"
     ),
-    "pp_exposed": Prior(0.3, 1.5, "share of overlapped sends that shows: those that arrive late"),
-    "exchange": Prior(
+    "pp_exposed": Share(0.3, 1.5, "share of overlapped sends that shows: those that arrive late"),
+    "exchange": Share(
         0.8, 1.3, "share of a ring's rate that an exchange of all with all reaches: smaller messages, and more of them"
     ),
-    "ep_exposed": Prior(
+    "ep_exposed": Share(
         0.5, 1.4, "share of an overlapped exchange of tokens that shows: kernels that share the GPU with products"
     ),
-    "dp_exposed": Prior(
+    "dp_exposed": Share(
         0.1, 1.8, "share of the data-parallel collectives that nothing covers: the first and the last bucket"
     ),
-    "dp_hidden": Prior(0.7, 1.3, "share of a pass that can cover them: the kernels slow each other down"),
-    "fsdp_exposed": Prior(0.15, 1.8, "share of ZeRO-3's collectives that shows even where computation takes longer"),
+    "dp_hidden": Share(0.7, 1.3, "share of a pass that can cover them: the kernels slow each other down"),
+    "fsdp_exposed": Share(0.15, 1.8, "share of ZeRO-3's collectives that shows even where computation takes longer"),
     "layer_us": Prior(600, 1.4, "60 kernels of a layer in both passes, 10 microseconds of Python and driver each"),
     "moe_us": Prior(800, 1.5, "80 kernels more: routing, sorting, counts that the host waits for"),
     "expert_us": Prior(60, 1.5, "of every expert on a rank: six products of its own, 10 microseconds each"),
@@ -129,8 +129,8 @@ PRIORS: dict[str, Prior] = {
         1.6,
         "in fewer than 16 bits: four tensors of its own cast, six kernels or calls each, 10 microseconds a piece",
     ),
-    "graphed": Prior(0.15, 1.6, "share of launching that is left with CUDA graphs"),
-    "expert_gemm": Prior(
+    "graphed": Share(0.15, 1.6, "share of launching that is left with CUDA graphs"),
+    "expert_gemm": Share(
         0.75, 1.25, "share of a linear layer's rate that grouped products reach: uneven rows, short ones"
     ),
     "sort_bytes": Prior(

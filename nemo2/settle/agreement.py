@@ -177,18 +177,42 @@ def add_gradients_apart(config: TransformerConfig, *, why: str) -> None:
 
 
 def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozenset[str]) -> None:
-    """Two interleaved stages exchange messages right only when these overlap: otherwise each rank posts two sends to
-    the same peer in an order that the peer doesn't expect, and trains on the wrong activations without a word
-    (Megatron-LM's arguments.py refuses it for this reason; the core alone does not).
+    """Only messages between interleaved stages overlap, and these are overlapped or batched, not both: Megatron-Core batches by
+    default, and raises in the first step otherwise.
+
+    Two interleaved stages exchange messages right only when these overlap: otherwise each rank posts two sends to the same
+    peer in an order that the peer doesn't expect, and trains on the wrong activations without a word (Megatron-LM's
+    arguments.py refuses it for this reason; the core alone does not).
     """
-    if layout.pp != 2 or not layout.vp or layout.vp == 1 or config.overlap_p2p_comm:
+    if layout.pp == 1:
         return
-    if "overlap_p2p_comm" in explicit:
+    if not layout.vp or layout.vp == 1:
+        if config.overlap_p2p_comm:
+            raise ConfigError(
+                f"model.config.overlap_p2p_comm=True{at(config, 'overlap_p2p_comm')} with strategy.pipeline_model_parallel_size="
+                f"{layout.pp} and no virtual stages: between two passes of whole stages there is nothing to overlap with. "
+                "Unset it, or set strategy.virtual_pipeline_model_parallel_size.",
+                rule="overlapped-messages-are-between-chunks",
+            )
+        return
+    off = "overlap_p2p_comm" in explicit and not config.overlap_p2p_comm
+    batched = "batch_p2p_comm" in explicit and config.batch_p2p_comm
+    if layout.pp == 2 and (off or batched):
+        name, value = ("overlap_p2p_comm", False) if off else ("batch_p2p_comm", True)
         raise ConfigError(
-            f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
-            "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
-            "or use more stages."
+            f"model.config.{name}={value}{at(config, name)} with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
+            f"pipeline_model_parallel_size=2: two interleaved stages need overlapped messages, which aren't batched. Set it to "
+            f"{not value}, unset it, or use more stages.",
+            rule="two-interleaved-stages-overlap-messages",
         )
-    why = "two interleaved stages keep their messages in order only where these overlap"
-    adjust(config, "overlap_p2p_comm", True, why=why)
-    adjust(config, "batch_p2p_comm", False, why=why)
+    if config.overlap_p2p_comm and batched:
+        raise ConfigError(
+            f"model.config.overlap_p2p_comm=True and batch_p2p_comm=True{at(config, 'batch_p2p_comm')} exclude each other: "
+            "batched sends and receives can't be waited for one by one. Leave batch_p2p_comm unset.",
+            rule="messages-overlap-or-batch",
+        )
+    if layout.pp == 2:
+        why = "two interleaved stages keep their messages in order only where these overlap"
+        adjust(config, "overlap_p2p_comm", True, why=why)
+    if config.overlap_p2p_comm:
+        adjust(config, "batch_p2p_comm", False, why="overlapped sends and receives aren't batched")

@@ -201,15 +201,20 @@ def _stage_layout(facts: Facts) -> Iterator[str]:
     mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
 def _two_stages(facts: Facts) -> Iterator[str]:
-    layout = facts.layout
-    if facts.asks_for_overlap:
-        return  # it is asked itself, with overlapped communication
-    if layout.pp == 2 and layout.vp and layout.vp > 1 and not facts.messages()[0]:
-        yield (
-            f"model.config.overlap_p2p_comm=False with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
-            "pipeline_model_parallel_size=2: two interleaved stages need overlapped messages. Set it to True, unset it, "
-            "or use more stages."
-        )
+    if not facts.asks_for_overlap:  # else the callback is asked, with overlapped communication
+        yield from facts.settled.refused("two-interleaved-stages-overlap-messages")
+
+
+@PIPELINE.rule(
+    "overlapped-messages-are-between-chunks",
+    says="`overlap_p2p_comm`, set on the model, needs virtual stages.",
+    otherwise="Megatron-Core raises in the first step.",
+    broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
+    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
+)
+def _whole_stages(facts: Facts) -> Iterator[str]:
+    if not facts.asks_for_overlap:  # as above
+        yield from facts.settled.refused("overlapped-messages-are-between-chunks")
 
 
 @PIPELINE.rule(
@@ -220,13 +225,8 @@ def _two_stages(facts: Facts) -> Iterator[str]:
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
 def _overlap_or_batch(facts: Facts) -> Iterator[str]:
-    if facts.asks_for_overlap:
-        return  # it is asked itself, with overlapped communication
-    if facts.layout.pp > 1 and facts.layout.vp and facts.layout.vp > 1 and all(facts.messages()):
-        yield (
-            "overlap_p2p_comm=True and batch_p2p_comm=True exclude each other: batched sends and receives cannot be waited for "
-            "one by one. Leave batch_p2p_comm unset."
-        )
+    if not facts.asks_for_overlap:  # as above
+        yield from facts.settled.refused("messages-overlap-or-batch")
 
 
 @PIPELINE.rule(

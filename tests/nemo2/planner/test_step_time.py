@@ -10,7 +10,7 @@ from bench.planner.rows import decoder
 from nemo2.errors import ConfigError
 from nemo2.gpus import NAMES, gpu
 from nemo2.models.shape import ModelShape
-from nemo2.planner.constants import GUESSED, PRIORS, calibrated, calibration
+from nemo2.planner.constants import GUESSED, PRIORS, Share, calibrated, calibration
 from nemo2.planner.error_band import band
 from nemo2.planner.job import Job
 from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds
@@ -161,9 +161,9 @@ def test_unknown_gpus_are_refused_with_the_nearest() -> None:
 def test_calibrated_constants_are_all_there_and_within_what_their_guesses_allow() -> None:
     values = calibration()["constants"]
     assert list(values) == list(PRIORS)
-    for name, (guess, spread, _) in PRIORS.items():
-        assert guess / spread**4 < values[name] < guess * spread**4, name
-        assert not PRIORS[name].is_share or values[name] < 1, name
+    for name, prior in PRIORS.items():
+        assert prior.value / prior.spread**4 < values[name] < prior.value * prior.spread**4, name
+        assert not isinstance(prior, Share) or values[name] < 1, name
     assert calibrated().gemm["hopper"] == values["gemm.hopper"]
 
 

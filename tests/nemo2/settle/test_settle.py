@@ -93,6 +93,7 @@ def test_another_machine_is_a_matter_of_the_argument_only(caplog: pytest.LogCapt
     assert LlamaConfig(num_layers=2, hidden_size=32, num_attention_heads=4).apply_rope_fusion is True
 
 
+PP, VP = "strategy.pipeline_model_parallel_size", "strategy.virtual_pipeline_model_parallel_size"
 REFUSED = [
     ("model.config.tensor_model_parallel_size=4", "sizes-on-the-strategy"),
     ("optim.config.use_distributed_optimizer=False strategy.ddp.overlap_param_gather=True",
@@ -110,6 +111,10 @@ REFUSED = [
     ("data.micro_batch_size=0", "batches-are-counts"),
     ("model.config.rotary_interleaved=True model.config.multi_latent_attention=True", "megatron-core-agrees"),
     ("trainer.devices=0", "nodes-and-devices-are-counts"),
+    (f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False", "two-interleaved-stages-overlap-messages"),
+    (f"{PP}=2 {VP}=2 model.config.batch_p2p_comm=True", "two-interleaved-stages-overlap-messages"),
+    (f"{PP}=4 model.config.overlap_p2p_comm=True", "overlapped-messages-are-between-chunks"),
+    (f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True", "messages-overlap-or-batch"),
 ]  # fmt: skip
 
 
@@ -120,6 +125,26 @@ def test_a_refusal_names_the_rule_that_tells_it(changes: str, rule: str) -> None
     assert [refusal.rule for refusal in settled.refusals] == [rule]
     assert settled.refused(rule) == settled.messages and settled.messages[0]
     assert rule in {problem.rule for problem in find(recipe, machine=H100)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "overlapped", "batched"),
+    [
+        (f"{PP}=4 {VP}=2", False, True),
+        (f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True", True, False),
+        (f"{PP}=2 {VP}=2", True, False),
+        (f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True", True, False),
+        ("strategy.pipeline_model_parallel_size=1 model.config.overlap_p2p_comm=True", True, True),  # no messages
+    ],
+)
+def test_messages_of_interleaved_stages_are_overlapped_or_batched(
+    changes: str, overlapped: bool, batched: bool
+) -> None:
+    recipe = changed(llama3_8b, *changes.split(), "strategy.context_parallel_size=1", "trainer.callbacks=None")
+    settled = settle(recipe, H100)
+    assert settled.messages == []
+    assert settled.value("model.config", "overlap_p2p_comm") == (True, overlapped)
+    assert settled.value("model.config", "batch_p2p_comm") == (True, batched)
 
 
 def test_every_rule_that_a_refusal_may_name_is_in_the_table() -> None:
