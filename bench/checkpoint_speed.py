@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     from bench.checkpoint_speed import measure  # ranks know it by this name
 
-    ranks.prepare("support.warm")
+    ranks.prepare("support.quiet")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         times = ranks.run(measure, 1, folder, options.repeats, timeout=1200.0, quiet=True)[0]
     print(json.dumps(times))

@@ -30,17 +30,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }
-PRELOAD = (
-    "torch.distributed",
-    "torch._dynamo",  # torch imports it when the first optimizer is made: a second and more per rank
-    "lightning.pytorch",
-    "megatron.core.distributed",
-    "megatron.core.dist_checkpointing",
-    "megatron.core.models.gpt",
-    "megatron.core.optimizer",
-    "megatron.core.pipeline_parallel",
-    "nemo2.backend.cpu",
-)
+PRELOAD = ("support.warm",)
+"""Modules that a rank has imported when it starts."""
 _MAIN = threading.Lock()
 _SPENT = threading.local()
 
@@ -50,8 +41,8 @@ class RankFailed(AssertionError):
 
 
 def prepare(*preload: str) -> None:
-    """Set the environment of a process that starts ranks, before it imports torch; ``preload`` are modules that the ranks
-    have imported beside `PRELOAD` when they start."""
+    """Set the environment of a process that starts ranks, before it imports torch; ``preload`` are modules to import beside
+    `PRELOAD`."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if Path("/sys/class/net/lo").exists():

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
     pairs = [pair for pair in resharding.PAIRS if options.only in str(pair)][options.skip :]
-    ranks.prepare("support.warm")
+    ranks.prepare("support.quiet")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         lines = run(pairs, Path(folder))

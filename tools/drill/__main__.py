@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the runs' directories there")
     options = parser.parse_args()
     ranks.prepare()
-    import support.warm  # noqa: F401  (ranks are forked from this process)
+    import support.quiet  # noqa: F401  (ranks are forked from this process)
 
     speak()
     started = time.monotonic()

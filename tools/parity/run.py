@@ -27,7 +27,7 @@ Runner = Callable[..., list[Any]]
 
 def prepare() -> None:
     """Have ranks start with what they all need imported."""
-    ranks.prepare("support.warm", "nemo2.models.deepseek", "nemo2.models.gpt3", "nemo2.models.mixtral")
+    ranks.prepare("support.quiet", "nemo2.models.deepseek", "nemo2.models.gpt3", "nemo2.models.mixtral")
 
 
 def run_rows(

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks without warnings and messages, on the backend's patches from their start: for commands of many short runs.
+
+A module to preload, ``ranks.prepare("support.quiet")``, or imported by a command that forks ranks itself. Tests, of which some
+look at warnings and at what is patched when, go without.
+"""
+
+import logging
+import warnings
+
+from nemo2.backend import get_backend
+
+warnings.filterwarnings("ignore")
+import support.warm  # noqa: E402, F401  (its imports warn)
+
+get_backend().install()
+for _name in ("lightning.pytorch", "lightning.fabric", "megatron"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
