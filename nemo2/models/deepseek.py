@@ -7,14 +7,16 @@ released config.json files of deepseek-ai/DeepSeek-V2, V2-Lite and V3-Base.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from nemo2.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig, GPTModel
+from nemo2.models.layers.group_routing import rank_groups_by_best_expert
 
 
 @configurable(max_position_embeddings="original_max_position_embeddings")
@@ -53,6 +55,9 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
     moe_shared_expert_overlap: bool = True
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
+    moe_router_group_score: Literal["sum", "max"] = "sum"
+    """What ranks the groups of experts: ``"sum"`` of the best ``moe_router_topk / moe_router_group_topk`` scores of each
+    (V3, and all that Megatron-Core knows), or ``"max"``, the best one alone (V2)."""
     moe_permute_fusion: bool = field(default_factory=have_te)
     init_method_std: float = 0.006
     layernorm_epsilon: float = 1e-6
@@ -63,6 +68,18 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     masked_softmax_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
     cross_entropy_fusion_impl: Literal["native", "te"] = "te"
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        if self.moe_router_group_score == "max":
+            rank_groups_by_best_expert(model)
+        return model
 
 
 @configurable
@@ -80,6 +97,8 @@ class DeepSeekV2Config(DeepSeekConfig):
     moe_router_topk: int = 6
     moe_router_num_groups: Optional[int] = 8
     moe_router_group_topk: Optional[int] = 3
+    # NeMo 2.0 and Megatron-Core rank the groups by sums: other experts for a quarter and more of the tokens.
+    moe_router_group_score: Literal["sum", "max"] = "max"
     moe_router_topk_scaling_factor: Optional[float] = 16.0
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     mscale: float = 0.707

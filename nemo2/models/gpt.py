@@ -98,6 +98,12 @@ class GPTConfig(TransformerConfig):
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
     def __post_init__(self) -> None:
+        missing = [name for name in ("num_layers", "hidden_size", "num_attention_heads") if not getattr(self, name)]
+        if missing:
+            raise ConfigError(
+                f"{type(self).__name__} has no size of its own: set {', '.join(missing)}, or use a class that has them, such "
+                "as Llama32Config1B."
+            )
         spell_as_installed(self)
         aside = self._without_kernels()
         # Settling runs this again, with the fields and the machine that the run has.

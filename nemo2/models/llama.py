@@ -253,8 +253,12 @@ def scale_rotary_frequencies(
 
     A frequency that turns more than ``high_freq_factor`` times within ``old_context_len`` positions stays; one that
     turns less than ``low_freq_factor`` times is divided by ``scale_factor``; between the two, the answer moves
-    linearly with the number of turns. Source: ``apply_scaling`` in meta-llama/llama-models, ``llama3/model.py``.
+    linearly with the number of turns, or jumps where both factors are the same (Llama 4). Source: ``apply_scaling`` in
+    meta-llama/llama-models, ``llama3/model.py``.
     """
     turns = old_context_len * frequencies / (2 * math.pi)
-    kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
+    if high_freq_factor == low_freq_factor:
+        kept = (turns >= low_freq_factor).to(frequencies.dtype)
+    else:
+        kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scale_factor)

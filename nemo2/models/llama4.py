@@ -9,11 +9,14 @@ Llama-4-Maverick-17B-128E in Hugging Face transformers. Not here: the vision tow
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Optional, Union
 
+import torch
+import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -56,7 +59,12 @@ class Llama4Config(Llama3Config):
     """Every n-th layer has no positions; or, layer by layer, 1 where it has none."""
     rope_scaling: bool = True
     """Whether rotary frequencies are stretched, as in Llama 3.1, by ``rope_scaling_factor``."""
-    rope_scaling_factor: float = 8.0
+    # NeMo 2.0 has Llama 3.1's (8, 1, 4).
+    rope_scaling_factor: float = 16.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    """Where it is ``low_freq_factor``, a frequency is either kept or divided, with nothing between."""
+    old_context_len: int = 8192
     attention_chunk_size: Optional[int] = 8192
     """Layers with positions see their own chunk of so many tokens; None lets them see everything before."""
     qk_l2_norm: bool = True
@@ -84,27 +92,25 @@ class Llama4Config(Llama3Config):
         """Parameters and result are those of the parent's method.
 
         Raises:
-            ConfigError: sequences longer than a chunk that can't be cut into whole ones, or are spread over
-                context-parallel ranks.
+            ConfigError: sequences longer than a chunk are spread over context-parallel ranks.
         """
-        chunk = self.attention_chunk_size
-        chunked = chunk is not None and self.seq_length > chunk
-        if chunk is not None and chunked and (self.seq_length % chunk or self.context_parallel_size > 1):
+        chunk, cp = self.attention_chunk_size, self.context_parallel_size
+        if chunk is not None and cp > 1 and self.seq_length > chunk:
             raise ConfigError(
-                f"model.config.attention_chunk_size={chunk} cuts sequences longer than that, and seq_length="
-                f"{self.seq_length} with context_parallel_size={self.context_parallel_size} can't be cut: use a multiple "
-                "of it and no context parallelism, or attention_chunk_size=None for full attention."
+                f"model.config.attention_chunk_size={chunk} cuts sequences longer than that, and those of seq_length="
+                f"{self.seq_length} are spread over context_parallel_size={cp} ranks: use no context parallelism, or "
+                "attention_chunk_size=None for full attention."
             )
         model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
         if self.rope_scaling:
             model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
                 model.rotary_pos_emb.inv_freq,
                 scale_factor=self.rope_scaling_factor,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                old_context_len=8192,
+                low_freq_factor=self.low_freq_factor,
+                high_freq_factor=self.high_freq_factor,
+                old_context_len=self.old_context_len,
             )
-        if chunk is not None and chunked:
+        if chunk is not None and cp == 1:
             skips: Any = self.no_rope_freq or [0] * self.num_layers
             layers: Any = model.decoder.layers
             for layer in layers:
@@ -135,23 +141,61 @@ class Llama4Experts128Config(Llama4Config):
 def attend_in_chunks(core_attention: nn.Module, chunk: int) -> None:
     """Makes a causal core attention see only its own chunk of ``chunk`` tokens.
 
-    The chunks of a sequence are handed over as further samples of the batch. Rotary positions, applied before, may stay
-    those of the whole sequence: scores depend on differences only. Tensors are ``[sequence, batch, heads, channels]``.
+    The chunks of a sequence are handed over as further samples of the batch, the last of them filled up with zeros, which
+    causal attention keeps out of the sight of real tokens; those of packed sequences as packed sequences. Rotary positions,
+    applied before, may stay those of the whole sequence: scores depend on differences only. Tensors are
+    ``[sequence, batch, heads, channels]``, packed ones ``[tokens, heads, channels]``.
+
+    The attention raises:
+        ConfigError: queries are fewer than keys, as with a cache, or come with a mask of their own.
     """
     core_attention.forward = partial(_forward_in_chunks, core_attention.forward, chunk)
 
 
 def _forward_in_chunks(
-    forward: Callable[..., Tensor], chunk: int, query: Tensor, key: Tensor, value: Tensor, *others: Any, **kwargs: Any
+    forward: Callable[..., Tensor],
+    chunk: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Optional[Tensor] = None,
+    **kwargs: Any,
 ) -> Tensor:
-    if kwargs.get("packed_seq_params") is not None:
-        raise ConfigError(
-            "Packed sequences longer than model.config.attention_chunk_size are not cut: shorten data.seq_length, or set "
-            "attention_chunk_size=None."
-        )
+    packed = kwargs.get("packed_seq_params")
+    if packed is not None:
+        kwargs["packed_seq_params"] = _packed_in_chunks(packed, chunk)
+        return forward(query, key, value, attention_mask, **kwargs)
     length, batch = query.shape[:2]
-    if length <= chunk:
-        return forward(query, key, value, *others, **kwargs)
-    folded = (x.unflatten(0, (-1, chunk)).transpose(0, 1).flatten(1, 2) for x in (query, key, value))
-    output = forward(*folded, *others, **kwargs)
-    return output.unflatten(1, (-1, batch)).transpose(0, 1).flatten(0, 1)
+    if key.size(0) <= chunk:
+        return forward(query, key, value, attention_mask, **kwargs)
+    if length != key.size(0) or attention_mask is not None and attention_mask.size(-2) > 1:
+        raise ConfigError(
+            f"model.config.attention_chunk_size={chunk} cuts whole causal sequences: {length} queries over {key.size(0)} keys, "
+            "or a mask of their own, are not cut. Generate without a cache, or set attention_chunk_size=None."
+        )
+
+    def folded(x: Tensor) -> Tensor:
+        """``[chunk, chunks * batch, heads, channels]``"""
+        whole = F.pad(x, [0, 0, 0, 0, 0, 0, 0, -length % chunk])
+        return whole.unflatten(0, (-1, chunk)).transpose(0, 1).flatten(1, 2)
+
+    output = forward(folded(query), folded(key), folded(value), None, **kwargs)
+    return output.unflatten(1, (-1, batch)).transpose(0, 1).flatten(0, 1)[:length]
+
+
+def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
+    """Of packed sequences their chunks, as packed sequences; padding behind a sequence stays behind its last tokens."""
+    real, padded = packed.cu_seqlens_q, packed.cu_seqlens_q_padded
+    assert real is not None, "sequences of the format thd come with their ends"
+    lengths, rooms = real.diff(), (real if padded is None else padded).diff()
+    counts = (rooms + chunk - 1) // chunk
+    within = torch.arange(int(counts.sum()), device=real.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    cut = {}
+    for name, sizes in (("real", lengths), ("padded", rooms)):
+        pieces = (sizes.repeat_interleave(counts) - within * chunk).clamp(0, chunk)
+        cut[name] = F.pad(pieces.cumsum(0), [1, 0]).to(real.dtype)
+    longest = None if packed.max_seqlen_q is None else min(int(packed.max_seqlen_q), chunk)
+    ends: dict[str, Any] = {"cu_seqlens_q": cut["real"], "cu_seqlens_kv": cut["real"]}
+    if padded is not None:
+        ends |= {"cu_seqlens_q_padded": cut["padded"], "cu_seqlens_kv_padded": cut["padded"]}
+    return replace(packed, **ends, max_seqlen_q=longest, max_seqlen_kv=longest)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3 mini: Llama's decoder at 3.8 B parameters.
+"""Phi-3 mini: Llama's decoder at 3.8 B parameters, with a window.
 
-Sources: arXiv:2404.14219, section 2; config.json of microsoft/Phi-3-mini-4k-instruct.
+Sources: arXiv:2404.14219, section 2; config.json of microsoft/Phi-3-mini-4k-instruct, whose ``sliding_window`` is 2,047.
+Microsoft's own code applies it under flash attention only, transformers' class always, as is done here; without the window
+the model is the same up to 2,047 tokens, and another one beyond.
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.decoder import DecoderConfig
@@ -32,6 +34,10 @@ class Phi3ConfigMini(Phi3Config):
     num_query_groups: Optional[int] = 32
     rotary_base: int = 10_000
     vocab_size: Optional[int] = 32064
+    # A token and the 2,046 before it; NeMo 2.0 has no window.
+    window_size: Optional[tuple[int, int]] = (2046, 0)
+    # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
 
 
 @configurable

@@ -7,7 +7,7 @@ bigcode/starcoder2-*.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Literal, Optional, Union
 
 import torch.nn.functional as F
 
@@ -53,7 +53,7 @@ class StarcoderConfig15B(StarcoderConfig):
 @configurable
 @dataclass
 class Starcoder2Config(GPTConfig):
-    """StarCoder 2: rotary positions."""
+    """StarCoder 2: rotary positions; a token attends to itself and the 4,095 before it (arXiv:2402.19173, section 6.1)."""
 
     normalization: str = "LayerNorm"
     # With the fusion below the tanh approximation, as in StarCoder.
@@ -62,6 +62,10 @@ class Starcoder2Config(GPTConfig):
     seq_length: int = 16384
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
     rotary_percent: float = 1.0
+    # NeMo 2.0 has none: another model from the 4,097th token on.
+    window_size: Optional[tuple[int, int]] = (4095, 0)
+    # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_method_std: float = 0.01

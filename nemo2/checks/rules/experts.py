@@ -106,6 +106,21 @@ def _bias(facts: Facts) -> Iterator[str]:
 
 
 @EXPERTS.rule(
+    "best-of-group-needs-plain-router",
+    says='Groups of experts that are ranked by their best expert (`moe_router_group_score="max"`, DeepSeek V2\'s rule) need the '
+    "router that isn't fused.",
+    otherwise="Transformer Engine's router would rank the groups by sums; the model is refused when it is built.",
+    recipe="deepseek_v2",
+    broken="model.config.moe_router_fusion=True",
+    mended="model.config.moe_router_fusion=False",
+)
+def _best_of_group(facts: Facts) -> Iterator[str]:
+    if facts.sized_config is not None:
+        for problem in layers.best_of_group_needs_plain_router(facts.sized_config):
+            yield f"model.config.{problem}"
+
+
+@EXPERTS.rule(
     "router-picks-what-there-is",
     says="A token goes to at most as many experts as there are.",
     otherwise="torch raises in the first step.",

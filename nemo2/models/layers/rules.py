@@ -124,6 +124,23 @@ def experts_cut_only_where_shared(config: Any) -> list[str]:
     ]
 
 
+def best_of_group_needs_plain_router(config: Any) -> list[str]:
+    """Whatever the layers are built from: Transformer Engine's fused router ranks groups by the sum of the best scores of each,
+    which is the best one alone where a token gets no more experts than groups."""
+    topk, groups = config.moe_router_topk, config.moe_router_group_topk
+    if (
+        getattr(config, "moe_router_group_score", "sum") != "max"
+        or not config.moe_router_fusion
+        or not groups
+        or topk // groups == 1
+    ):
+        return []
+    return [
+        f"moe_router_fusion=True ranks groups of experts by the sum of their best {topk // groups} scores, and "
+        "moe_router_group_score='max' (DeepSeek V2's rule) by the best one: set moe_router_fusion=False."
+    ]
+
+
 def experts_need_sequence_parallel(config: Any) -> list[str]:
     """Whatever the layers are built from."""
     tp = config.tensor_model_parallel_size

@@ -33,7 +33,7 @@ from nemo2.models.layers.moe import UPSTREAM_SCALES_RIGHT, LocalMoELayer
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.post_norm import with_post_norm
-from nemo2.models.layers.rules import layer_problems, mla_problems, refuse
+from nemo2.models.layers.rules import best_of_group_needs_plain_router, layer_problems, mla_problems, refuse
 
 
 def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -53,7 +53,7 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
         if isinstance(backend, CudaBackend):  # a CPU misses nothing: there these layers are the only ones
             say_once(backend.plain_layers())
         return local_layer_spec(config, vp_stage=vp_stage)
-    refuse(mla_problems(config))
+    refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
     block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
     return ModuleSpec(module=TransformerBlock, submodules=_exchange(block, _additions_to_te(config)))
 
