@@ -191,6 +191,8 @@ MODEL: Mapping[str, Domain] = {
     "low_freq_factor": _positive("the old context length is divided by it"),
     "high_freq_factor": _positive("the old context length is divided by it"),
     "old_context_len": _count("a number of positions"),
+    "floor_scale": _count(_DIVISOR),
+    "attn_scale": _weight("multiplies a logarithm"),
     **dict.fromkeys(
         (
             "rotary_scaling_factor",

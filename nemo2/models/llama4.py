@@ -3,8 +3,7 @@
 
 Every fourth layer has no positions; the others rotate them and see only their own chunk of 8,192 tokens. One expert per
 token, beside one that all share. Sources: config.json and modeling code of meta-llama/Llama-4-Scout-17B-16E and
-Llama-4-Maverick-17B-128E in Hugging Face transformers. Not here: the vision tower, and the scaling of queries beyond
-8,192 tokens in layers without positions, which NeMo 2.0 leaves out too.
+Llama-4-Maverick-17B-128E in Hugging Face transformers. The vision tower is not here.
 """
 
 import copy
@@ -15,6 +14,7 @@ from typing import Any, Literal, Optional, Union
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.gpt import default_layer_spec
+from nemo2.models.layers.chunks import chunks_of
 from nemo2.models.llama import Llama3Config, scale_rotary_frequencies
 
 
@@ -67,6 +68,11 @@ class Llama4Config(Llama3Config):
     old_context_len: int = 8192
     attention_chunk_size: Optional[int] = 8192
     """Layers with positions see their own chunk of so many tokens; None lets them see everything before."""
+    attn_temperature_tuning: bool = True
+    """In layers without positions the query at position p is multiplied by 1 + ``attn_scale`` ln(1 + floor((p + 1) /
+    ``floor_scale``)), which is 1 up to there (arXiv:2501.19399). NeMo 2.0 leaves it out."""
+    floor_scale: int = 8192
+    attn_scale: float = 0.1
     qk_l2_norm: bool = True
     """Queries and keys are divided by their root mean square, without weights."""
     moe_grouped_gemm: bool = True
@@ -110,12 +116,15 @@ class Llama4Config(Llama3Config):
                 high_freq_factor=self.high_freq_factor,
                 old_context_len=self.old_context_len,
             )
-        if chunk is not None and cp == 1:
-            skips: Any = self.no_rope_freq or [0] * self.num_layers
-            layers: Any = model.decoder.layers
-            for layer in layers:
-                if not skips[layer.layer_number - 1]:
-                    attend_in_chunks(layer.self_attention.core_attention, chunk)
+        skips: Any = self.no_rope_freq or [0] * self.num_layers
+        layers: Any = model.decoder.layers
+        for layer in layers:
+            core_attention = layer.self_attention.core_attention
+            if skips[layer.layer_number - 1]:
+                if self.attn_temperature_tuning:
+                    sharpen_far_queries(core_attention, floor=self.floor_scale, factor=self.attn_scale)
+            elif chunk is not None and cp == 1:
+                attend_in_chunks(core_attention, chunk)
         return model
 
 
@@ -199,3 +208,33 @@ def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
     if padded is not None:
         ends |= {"cu_seqlens_q_padded": cut["padded"], "cu_seqlens_kv_padded": cut["padded"]}
     return replace(packed, **ends, max_seqlen_q=longest, max_seqlen_kv=longest)
+
+
+def sharpen_far_queries(core_attention: nn.Module, *, floor: int, factor: float) -> None:
+    """Makes a core attention multiply the query at position p by 1 + ``factor`` ln(1 + floor((p + 1) / ``floor``))."""
+    core_attention.forward = partial(_forward_sharpened, core_attention.forward, floor, factor)
+
+
+def _forward_sharpened(
+    forward: Callable[..., Tensor], floor: int, factor: float, query: Tensor, key: Tensor, *others: Any, **kwargs: Any
+) -> Tensor:
+    positions = _positions(query, key, kwargs.get("packed_seq_params"))
+    scales = 1.0 + factor * torch.log1p(((positions.float() + 1.0) / floor).floor())
+    query = query * scales.to(query.dtype).view(-1, *[1] * (query.dim() - 1))
+    return forward(query, key, *others, **kwargs)
+
+
+def _positions(query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]) -> Tensor:
+    """Of each token of this rank its place in its sequence, ``[tokens]``."""
+    cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    sequences = [(key.size(0) * cp - query.size(0) * cp, key.size(0) * cp)]
+    if packed is not None:
+        padded = packed.cu_seqlens_q_padded
+        ends = (packed.cu_seqlens_q if padded is None else padded).tolist()
+        sequences = list(zip(ends[:-1], ends[1:], strict=True))
+    elif cp == 1:
+        return torch.arange(*sequences[0], device=query.device)
+    positions = torch.zeros(query.size(0), dtype=torch.long, device=query.device)
+    for chunk in chunks_of(sequences, cp, rank):
+        positions[chunk.places] = torch.arange(chunk.position, chunk.position + chunk.length, device=query.device)
+    return positions

@@ -1,13 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 2, 3, 3.1 and 3.2, Code Llama."""
+"""Llama 2, 3, 3.1 and 3.2, Code Llama, Llama-Nemotron Nano and 70B."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from nemo2.models.conversion.pieces import cat, one, qkv
+from nemo2.models.conversion.settings import (
+    NEEDED,
+    Config,
+    Rope,
+    decoder_fields,
+    read,
+    refusal,
+    rope_fields,
+    rope_of,
+    said,
+    scaled,
+    written,
+)
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.gpt import GPTConfig
-from nemo2.models.llama import LlamaConfig, LlamaModel
+from nemo2.models.llama import Llama31Config, LlamaConfig, LlamaModel
+
+_FIELDS = decoder_fields()
+_ONLY = {"model_type": "llama", "hidden_act": "silu"}
+SCALING: dict[str, tuple[str, Any]] = {
+    "factor": ("scale_factor", NEEDED),
+    "low_freq_factor": ("low_freq_factor", NEEDED),
+    "high_freq_factor": ("high_freq_factor", NEEDED),
+    "original_max_position_embeddings": ("old_context_len", NEEDED),
+}
 
 
 def rows(config: LlamaConfig) -> list[Row]:
@@ -41,39 +62,46 @@ def gated_feed_forward(*, bias: bool = False) -> list[Row]:
     ]
 
 
-def config(released: Mapping[str, Any]) -> LlamaConfig:
-    heads, hidden = released["num_attention_heads"], released["hidden_size"]
-    return LlamaConfig(
-        num_layers=released["num_hidden_layers"],
-        hidden_size=hidden,
-        ffn_hidden_size=released["intermediate_size"],
-        num_attention_heads=heads,
-        num_query_groups=released.get("num_key_value_heads") or heads,
-        kv_channels=released.get("head_dim") or hidden // heads,
-        vocab_size=released["vocab_size"],
-        rotary_base=int(released.get("rope_theta", 10_000)),
-        layernorm_epsilon=released.get("rms_norm_eps", 1e-6),
-        share_embeddings_and_output_weights=released.get("tie_word_embeddings", False),
-        seq_length=released.get("max_position_embeddings", 2048),
-    )
+def config(hf: Config) -> LlamaConfig:
+    rope = rope_of(hf, kinds=("default", "linear", "llama3"))
+    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf), **positions(hf, rope)}
+    return (Llama31Config if rope.kind == "llama3" else LlamaConfig)(**fields)
 
 
-def hf_config(config: LlamaConfig) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "num_hidden_layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_query_groups,
-        "head_dim": config.kv_channels,
-        "vocab_size": config.vocab_size,
-        "rope_theta": config.rotary_base,
-        "rms_norm_eps": config.layernorm_epsilon,
-        "tie_word_embeddings": config.share_embeddings_and_output_weights,
-        "max_position_embeddings": config.seq_length,
-        "hidden_act": "silu",
-    }
+def hf_config(ours: LlamaConfig) -> dict[str, Any]:
+    bias = ours.add_bias_linear
+    hf = {**written(ours, _FIELDS, only=_ONLY), "attention_bias": bias, "mlp_bias": bias, **positions_of(ours)}
+    return said(ours, hf, config)
+
+
+def biases(hf: Config) -> dict[str, Any]:
+    """``add_bias_linear`` of Hugging Face's two fields; ours are on all linear layers or on none."""
+    attention, mlp = (bool(hf.get(name)) for name in ("attention_bias", "mlp_bias"))
+    if attention != mlp:
+        raise refusal(hf, "attention_bias", f"our layers have biases as a whole, and mlp_bias is {mlp}")
+    return {"add_bias_linear": attention}
+
+
+def positions(hf: Config, rope: Rope) -> dict[str, Any]:
+    """Our rotary settings, those of a linear or of Llama 3.1's scaling among them."""
+    if rope.partial != 1.0:
+        raise refusal(hf, "partial_rotary_factor", "our Llama rotates all channels")
+    found: dict[str, Any] = {"rotary_base": rope.theta}
+    if rope.kind == "llama3":
+        return found | scaled(hf, rope, SCALING)
+    if rope.kind == "linear":
+        return found | scaled(hf, rope, {"factor": ("seq_len_interpolation_factor", NEEDED)})
+    return found
+
+
+def positions_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `positions`."""
+    if isinstance(ours, Llama31Config):
+        scaling = {theirs: getattr(ours, name) for theirs, (name, _) in SCALING.items()}
+        return rope_fields(ours.rotary_base, kind="llama3", **scaling)
+    if ours.seq_len_interpolation_factor is not None:
+        return rope_fields(ours.rotary_base, kind="linear", factor=ours.seq_len_interpolation_factor)
+    return rope_fields(ours.rotary_base)
 
 
 LLAMA = Conversion(

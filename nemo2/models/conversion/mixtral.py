@@ -1,13 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtral, by the names in released files."""
+"""Mixtral."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from nemo2.models.conversion.llama import attention
 from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    decoder_fields,
+    read,
+    rope_fields,
+    rope_of,
+    said,
+    size_of,
+    window_of,
+    written,
+)
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.mixtral import MixtralConfig, MixtralModel
+
+_FIELDS = [
+    *decoder_fields(num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5),
+    Field("num_local_experts", "num_moe_experts", 8),
+    Field("num_experts_per_tok", "moe_router_topk", 2),
+    Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+]
+_ONLY = {"model_type": "mixtral", "hidden_act": "silu"}
 
 
 def rows(config: MixtralConfig) -> list[Row]:
@@ -27,42 +46,24 @@ def rows(config: MixtralConfig) -> list[Row]:
     ]
 
 
-def config(released: Mapping[str, Any]) -> MixtralConfig:
-    heads, hidden = released["num_attention_heads"], released["hidden_size"]
+def config(hf: Config) -> MixtralConfig:
+    fields = read(hf, _FIELDS, only=_ONLY)
     return MixtralConfig(
-        num_layers=released["num_hidden_layers"],
-        hidden_size=hidden,
-        ffn_hidden_size=released["intermediate_size"],
-        num_attention_heads=heads,
-        num_query_groups=released.get("num_key_value_heads") or heads,
-        kv_channels=released.get("head_dim") or hidden // heads,
-        vocab_size=released["vocab_size"],
-        rotary_base=int(released.get("rope_theta", 1_000_000)),
-        layernorm_epsilon=released.get("rms_norm_eps", 1e-5),
-        num_moe_experts=released["num_local_experts"],
-        moe_router_topk=released["num_experts_per_tok"],
-        seq_length=released.get("max_position_embeddings", 4096),
+        **fields,
+        max_position_embeddings=fields["seq_length"],
+        rotary_base=rope_of(hf, theta=1_000_000.0).theta,
+        window_size=window_of(hf.get("sliding_window")),
     )
 
 
-def hf_config(config: MixtralConfig) -> dict[str, Any]:
-    return {
-        "model_type": "mixtral",
-        "num_hidden_layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.moe_ffn_hidden_size or config.ffn_hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_query_groups,
-        "head_dim": config.kv_channels,
-        "vocab_size": config.vocab_size,
-        "rope_theta": config.rotary_base,
-        "rms_norm_eps": config.layernorm_epsilon,
-        "num_local_experts": config.num_moe_experts,
-        "num_experts_per_tok": config.moe_router_topk,
-        "max_position_embeddings": config.seq_length,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
+def hf_config(ours: MixtralConfig) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        "max_position_embeddings": ours.max_position_embeddings,
+        "sliding_window": size_of(ours.window_size),
+        **rope_fields(ours.rotary_base),
     }
+    return said(ours, hf, config)
 
 
 MIXTRAL = Conversion(

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Baichuan 2 7B.
+
+transformers has no class of its own for it: fields and tensors are those of baichuan-inc/Baichuan2-7B-Base (config.json,
+modeling_baichuan.py). The output layer's rows are copied as they are: our model, like the release, divides them by their length.
+"""
+
+from typing import Any
+
+from nemo2.models.baichuan import Baichuan2Config
+from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
+
+# Every head has its own key and value, as wide as fits.
+_FIELDS = without(decoder_fields(), "num_key_value_heads", "head_dim")
+_ONLY = {"model_type": "baichuan", "hidden_act": "silu"}
+
+
+def config(hf: Config) -> Baichuan2Config:
+    if "max_position_embeddings" not in hf:
+        raise refusal(
+            hf, "model_max_length", "without max_position_embeddings this is the 13B, whose ALiBi our model lacks"
+        )
+    return Baichuan2Config(**read(hf, _FIELDS, only=_ONLY))
+
+
+def hf_config(ours: Baichuan2Config) -> dict[str, Any]:
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), "model_max_length": ours.seq_length}, config)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek V2, V2-Lite and V3."""
+
+from typing import Any
+
+from nemo2.models.conversion.settings import (
+    NEEDED,
+    Config,
+    Field,
+    decoder_fields,
+    meaning,
+    read,
+    refusal,
+    rope_fields,
+    rope_of,
+    said,
+    scaled,
+    without,
+    written,
+)
+from nemo2.models.deepseek import DeepSeekConfig, DeepSeekV2Config, DeepSeekV3Config
+
+_LATENT = [
+    # Every head has a key and a value of its own, cut from the latent.
+    *without(decoder_fields(), "num_key_value_heads", "head_dim", "max_position_embeddings"),
+    Field("q_lora_rank", "q_lora_rank", 1536),
+    Field("kv_lora_rank", "kv_lora_rank", 512),
+    Field("qk_nope_head_dim", "qk_head_dim", 128),
+    Field("qk_rope_head_dim", "qk_pos_emb_head_dim", 64),
+    Field("v_head_dim", "v_head_dim", 128),
+    Field("n_routed_experts", "num_moe_experts"),
+    Field("num_experts_per_tok", "moe_router_topk"),
+    Field("moe_intermediate_size", "moe_ffn_hidden_size"),
+    Field("routed_scaling_factor", "moe_router_topk_scaling_factor", 1.0),
+]
+_GROUPS = [Field("n_group", "moe_router_num_groups", None), Field("topk_group", "moe_router_group_topk", None)]
+_ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1, "ep_size": 1}
+_ONLY_2 = _ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False}
+_ONLY_3 = _ONLY | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
+_ONLY_3 |= {"topk_method": "noaux_tc", "rope_interleave": True}
+_YARN = {
+    "factor": ("rotary_scaling_factor", NEEDED),
+    "beta_fast": ("beta_fast", 32),
+    "beta_slow": ("beta_slow", 1),
+    "mscale": ("mscale", NEEDED),
+    "mscale_all_dim": ("mscale_all_dim", NEEDED),
+    "original_max_position_embeddings": ("original_max_position_embeddings", NEEDED),
+}
+
+
+def config_v2(hf: Config) -> DeepSeekV2Config:
+    fields = read(hf, _LATENT, only=_ONLY_2)
+    method = hf.get("topk_method", "greedy")
+    if method == "group_limited_greedy":
+        fields |= read(hf, _GROUPS)
+    elif method == "greedy":
+        fields |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
+    else:
+        raise refusal(hf, "topk_method", "V2 knows 'greedy' and 'group_limited_greedy'")
+    return DeepSeekV2Config(**fields, **_others(hf, fields))
+
+
+def hf_config_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
+    grouped = (ours.moe_router_num_groups or 1) > 1
+    method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
+    return said(ours, _written(ours, _ONLY_2) | method, config_v2)
+
+
+def config_v3(hf: Config) -> DeepSeekV3Config:
+    fields = read(hf, [*_LATENT, *_GROUPS], only=_ONLY_3)
+    further = hf.get("num_nextn_predict_layers", 0)
+    return DeepSeekV3Config(**fields, **_others(hf, fields), mtp_num_layers=further or None)
+
+
+def hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
+    further = {"num_nextn_predict_layers": ours.mtp_num_layers or 0}
+    return said(ours, _written(ours, _ONLY_3) | further, config_v3)
+
+
+def _others(hf: Config, fields: Config) -> dict[str, Any]:
+    """What isn't one field on both sides: dense layers before those with experts, shared experts, positions."""
+    rope = rope_of(hf, kinds=("default", "yarn"))
+    yarn = {"rope_type": "yarn", **scaled(hf, rope, _YARN)} if rope.kind == "yarn" else {"rope_type": "rope"}
+    dense, layers = hf.get("first_k_dense_replace") or 0, fields["num_layers"]
+    shared = (hf.get("n_shared_experts") or 0) * fields["moe_ffn_hidden_size"]
+    return {
+        **yarn,
+        "rotary_base": rope.theta,
+        "seq_length": yarn.get("original_max_position_embeddings", hf.get("max_position_embeddings", 2048)),
+        "kv_channels": fields["qk_head_dim"],
+        "moe_layer_freq": [int(layer >= dense) for layer in range(layers)],
+        "moe_shared_expert_intermediate_size": shared or None,
+        "moe_shared_expert_overlap": bool(shared),
+    }
+
+
+def _written(ours: DeepSeekConfig, only: Config) -> dict[str, Any]:
+    experts_in = meaning(ours)["experts_in"] or []
+    yarn = ours.rope_type == "yarn"
+    scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _YARN.items()} if yarn else {}
+    return {
+        **written(ours, [*_LATENT, *_GROUPS], only=only),
+        "num_key_value_heads": ours.num_attention_heads,
+        "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
+        "n_shared_experts": (ours.moe_shared_expert_intermediate_size or 0) // (ours.moe_ffn_hidden_size or 1),
+        "max_position_embeddings": max(
+            ours.seq_length, int(ours.original_max_position_embeddings * scaling.get("factor", 1))
+        ),
+        **rope_fields(ours.rotary_base, kind="yarn" if yarn else "default", **scaling),
+    }

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 1, 2 and the text model of Gemma 3."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nemo2.models.conversion.settings import (
+    FULL,
+    SLIDING,
+    Config,
+    Field,
+    Rope,
+    decoder_fields,
+    layer_types,
+    pattern_of,
+    read,
+    refusal,
+    rope_fields,
+    rope_of,
+    said,
+    scaled,
+    size_of,
+    window_of,
+    written,
+)
+from nemo2.models.gemma import GemmaConfig
+from nemo2.models.gemma2 import Gemma2Config
+from nemo2.models.gemma3 import Gemma3Config
+
+_SHARED: dict[str, Any] = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+_FIELDS_1 = decoder_fields(num_key_value_heads=16, **_SHARED)
+_FIELDS_2 = [
+    *decoder_fields(num_key_value_heads=4, **_SHARED),
+    Field("query_pre_attn_scalar", "query_pre_attn_scalar", 256),
+    Field("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+    Field("final_logit_softcapping", "final_logit_softcapping", 30.0),
+]
+# Released files for pictures leave out what is a default of the class.
+_DEFAULTS_3 = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
+_FIELDS_3 = [
+    *decoder_fields(
+        num_key_value_heads=4, num_attention_heads=8, **_DEFAULTS_3, **_SHARED | {"max_position_embeddings": 131072}
+    ),
+    Field("attn_logit_softcapping", "attn_logit_softcapping", None),
+    Field("final_logit_softcapping", "final_logit_softcapping", None),
+]
+_TANH = "gelu_pytorch_tanh"
+_ONLY_1 = {"model_type": "gemma", "hidden_act": _TANH, "attention_bias": False}
+_ONLY = {"hidden_activation": _TANH, "attention_bias": False}
+
+
+def config_1(hf: Config) -> GemmaConfig:
+    hf = {**hf, "hidden_act": hf.get("hidden_activation") or hf.get("hidden_act", _TANH)}
+    return GemmaConfig(**read(hf, _FIELDS_1, only=_ONLY_1), rotary_base=rope_of(hf).theta)
+
+
+def hf_config_1(ours: GemmaConfig) -> dict[str, Any]:
+    hf = {**written(ours, _FIELDS_1, only=_ONLY_1), "hidden_activation": _TANH, **rope_fields(ours.rotary_base)}
+    return said(ours, hf, config_1)
+
+
+def config_2(hf: Config) -> Gemma2Config:
+    types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(hf["num_hidden_layers"])]
+    return Gemma2Config(
+        **read(hf, _FIELDS_2, only=_ONLY | {"model_type": "gemma2"}),
+        rotary_base=rope_of(hf).theta,
+        window_size=window_of(hf.get("sliding_window", 4096)),
+        window_attn_skip_freq=pattern_of(hf, types),
+    )
+
+
+def hf_config_2(ours: Gemma2Config) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS_2, only=_ONLY | {"model_type": "gemma2"}),
+        "sliding_window": size_of(ours.window_size),
+        "layer_types": layer_types(ours),
+        **rope_fields(ours.rotary_base),
+    }
+    return said(ours, hf, config_2)
+
+
+def config_3(hf: Config) -> Gemma3Config:
+    """Also of a model for pictures, whose text model has a configuration of its own in config.json."""
+    text = hf.get("text_config")
+    told = hf if text is None else {"architectures": hf.get("architectures"), **text}
+    fields = read(told, _FIELDS_3, only=_ONLY | {"model_type": "gemma3_text", "use_bidirectional_attention": False})
+    near, far = _rotary(told)
+    scalar, period = told.get("query_pre_attn_scalar", 256), told.get("sliding_window_pattern", 6)
+    types = told.get("layer_types") or [SLIDING if (n + 1) % period else FULL for n in range(fields["num_layers"])]
+    return Gemma3Config(
+        **fields,
+        is_vision_language=text is not None,
+        softmax_scale=None if scalar == fields["kv_channels"] else scalar**-0.5,
+        rotary_base=(int(near.theta), int(far.theta)),
+        rope_scaling_factor=far.scaling.get("factor", 1.0),
+        window_size=told.get("sliding_window", 4096),
+        interleaved_attn_pattern=_interleaved(told, types),
+    )
+
+
+def hf_config_3(ours: Gemma3Config) -> dict[str, Any]:
+    bases = ours.rotary_base
+    near, far = bases if isinstance(bases, (tuple, list)) else (bases, bases)
+    scaling = {"rope_type": "linear", "factor": ours.rope_scaling_factor}
+    scaling = scaling if ours.rope_scaling_factor != 1.0 else {"rope_type": "default"}
+    scalar = ours.kv_channels if ours.softmax_scale is None else ours.softmax_scale**-2
+    hf = {
+        **written(ours, _FIELDS_3, only=_ONLY | {"model_type": "gemma3_text"}),
+        "query_pre_attn_scalar": round(scalar),
+        "sliding_window": size_of(ours.window_size),
+        "layer_types": layer_types(ours),
+        "sliding_window_pattern": sum(ours.interleaved_attn_pattern),
+        "rope_theta": float(far),
+        "rope_local_base_freq": float(near),
+        "rope_scaling": scaling if ours.rope_scaling_factor != 1.0 else None,
+        "rope_parameters": {
+            FULL: {"rope_theta": float(far), **scaling},
+            SLIDING: {"rope_theta": float(near), "rope_type": "default"},
+        },
+    }
+    return said(ours, hf, config_3)
+
+
+def _rotary(hf: Config) -> tuple[Rope, Rope]:
+    """Of local and of global layers."""
+    both = hf.get("rope_parameters") or {}
+    if FULL in both:
+        near = rope_of({"rope_parameters": both.get(SLIDING)}, theta=10_000.0)
+        far = rope_of({"rope_parameters": both[FULL]}, theta=1_000_000.0, kinds=("default", "linear"))
+    else:
+        near = rope_of({"rope_theta": hf.get("rope_local_base_freq", 10_000.0)})
+        far = rope_of(hf, theta=1_000_000.0, kinds=("default", "linear"))
+    if far.kind == "linear":
+        scaled(hf, far, {"factor": ("rope_scaling_factor", 1.0)})
+    return near, far
+
+
+def _interleaved(hf: Config, types: Sequence[str]) -> tuple[int, int]:
+    """(local, global) layers that come over and over."""
+    period = types.index(FULL) if FULL in types else len(types)
+    behind = next((n for n, kind in enumerate(types[period:]) if kind != FULL), len(types) - period)
+    pattern = [SLIDING] * period + [FULL] * behind
+    if list(types) != (pattern * len(types))[: len(types)]:
+        raise refusal(hf, "layer_types", "our Gemma 3 repeats one run of local and one of global layers")
+    told = hf.get("sliding_window_pattern")
+    if told and not hf.get("layer_types"):
+        return told - 1, 1
+    return period, behind

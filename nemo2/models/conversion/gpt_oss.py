@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-OSS."""
+
+from typing import Any
+
+from nemo2.models.conversion.settings import (
+    FULL,
+    SLIDING,
+    Config,
+    Field,
+    decoder_fields,
+    layer_types,
+    pattern_of,
+    read,
+    rope_fields,
+    rope_of,
+    said,
+    scaled,
+    size_of,
+    window_of,
+    without,
+    written,
+)
+from nemo2.models.gpt_oss import GPTOSSConfig
+
+_FIELDS = [
+    *without(
+        decoder_fields(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, rms_norm_eps=1e-5),
+        "intermediate_size",
+    ),
+    Field("intermediate_size", "moe_ffn_hidden_size", 2880),
+    Field("num_local_experts", "num_moe_experts", 128),
+    Field("num_experts_per_tok", "moe_router_topk", 4),
+    Field("swiglu_limit", "activation_func_clamp_value", 7.0),
+]
+_ONLY = {"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True, "swiglu_alpha": 1.702}
+_YARN = {
+    "factor": ("yarn_rotary_scaling_factor", 1.0),
+    "beta_fast": ("yarn_beta_fast", 32.0),
+    "beta_slow": ("yarn_beta_slow", 1.0),
+    "original_max_position_embeddings": ("yarn_original_max_position_embeddings", 4096),
+    "truncate": ("yarn_correction_range_round_to_int", True),
+}
+
+
+def config(hf: Config) -> GPTOSSConfig:
+    fields = read(hf, _FIELDS, only=_ONLY)
+    rope = rope_of(hf, theta=150_000.0, kinds=("default", "yarn"))
+    positions = scaled(hf, rope, _YARN) if rope.kind == "yarn" else {"position_embedding_type": "rope"}
+    types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(fields["num_layers"])]
+    return GPTOSSConfig(
+        **fields,
+        **positions,
+        ffn_hidden_size=fields["moe_ffn_hidden_size"],
+        rotary_base=rope.theta,
+        window_size=window_of(hf.get("sliding_window", 128)),
+        window_attn_skip_freq=pattern_of(hf, types),
+    )
+
+
+def hf_config(ours: GPTOSSConfig) -> dict[str, Any]:
+    yarn = ours.position_embedding_type == "yarn"
+    scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _YARN.items()} if yarn else {}
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        "experts_per_token": ours.moe_router_topk,
+        "sliding_window": size_of(ours.window_size),
+        "layer_types": layer_types(ours),
+        **rope_fields(ours.rotary_base, kind="yarn" if yarn else "default", **scaling),
+    }
+    return said(ours, hf, config)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Llama-Nemotron Super and Ultra: Llama 3.1 with blocks of their own widths, some without attention or feed-forward.
+
+transformers has no class of its own for them: fields and tensors are those of nvidia/Llama-3_3-Nemotron-Super-49B-v1
+(configuration_decilm.py, block_config.py). Nano and 70B are Llamas (`llama`).
+"""
+
+import json
+from typing import Any
+
+from nemo2.errors import ConfigError
+from nemo2.models.conversion.llama import biases, positions, positions_of
+from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, rope_of, said, without, written
+from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
+
+# Widths and key-value heads are the blocks' own.
+_FIELDS = without(decoder_fields(), "intermediate_size", "num_key_value_heads")
+_ONLY = {"model_type": "nemotron-nas", "hidden_act": "silu"}
+_KNOWN = {"attention": ("n_heads_in_group", "no_op"), "ffn": ("ffn_mult", "no_op")}
+
+
+def config(hf: Config) -> Any:
+    rope = rope_of(hf, kinds=("llama3",))
+    blocks = hf.get("block_configs")
+    if not blocks or len(blocks) != hf["num_hidden_layers"]:
+        raise refusal(hf, "block_configs", "there has to be one block for each of num_hidden_layers")
+    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf), **positions(hf, rope)}
+    kept = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
+    groups = [block["attention"]["n_heads_in_group"] for block in kept if not block["attention"]["no_op"]]
+    if not groups:
+        raise refusal(hf, "block_configs", "no block attends")
+    return Llama33NemotronSuper49BConfig(
+        **fields,
+        num_query_groups=fields["num_attention_heads"] // groups[0],
+        heterogeneous_layers_config_encoded_json=json.dumps({"block_configs": kept}),
+    )
+
+
+def hf_config(ours: Any) -> dict[str, Any]:
+    if not getattr(ours, "heterogeneous_layers_config_encoded_json", None):
+        raise ConfigError(
+            "model.config.heterogeneous_layers_config_encoded_json is not set: a Llama without blocks of its own is a "
+            "LlamaForCausalLM."
+        )
+    blocks = json.loads(ours.heterogeneous_layers_config_encoded_json)["block_configs"]
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        "intermediate_size": None,
+        "num_key_value_heads": None,
+        "attention_bias": ours.add_bias_linear,
+        "mlp_bias": ours.add_bias_linear,
+        "block_configs": [{part: {**block[part], "replace_with_linear": False} for part in _KNOWN} for block in blocks],
+        **positions_of(ours),
+    }
+    return said(ours, hf, config)
+
+
+def _block(hf: Config, part: str, told: Config) -> dict[str, Any]:
+    """What of a block's attention or feed-forward our layers know."""
+    strange = {name: value for name, value in told.items() if value and name not in _KNOWN[part]}
+    if strange:
+        raise refusal(hf, "block_configs", f"our blocks have no {part} with {strange}")
+    return {name: told.get(name) for name in _KNOWN[part]} | {"no_op": bool(told.get("no_op"))}

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistral 7B, Mistral NeMo and Large."""
+
+from typing import Any
+
+from nemo2.models.conversion.settings import (
+    Config,
+    decoder_fields,
+    read,
+    rope_fields,
+    rope_of,
+    said,
+    size_of,
+    window_of,
+    written,
+)
+from nemo2.models.mistral import MistralConfig7B
+
+_FIELDS = decoder_fields(num_key_value_heads=8, max_position_embeddings=131072)
+_ONLY = {"model_type": "mistral", "hidden_act": "silu"}
+
+
+def config(hf: Config) -> MistralConfig7B:
+    window = window_of(hf.get("sliding_window", 4096))
+    return MistralConfig7B(
+        **read(hf, _FIELDS, only=_ONLY),
+        rotary_base=rope_of(hf).theta,
+        window_size=window,
+        cp_comm_type=None if window is None else "a2a",
+    )
+
+
+def hf_config(ours: MistralConfig7B) -> dict[str, Any]:
+    window = {"sliding_window": size_of(ours.window_size)}
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **window, **rope_fields(ours.rotary_base)}, config)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nemotron 3 and 4."""
+
+from typing import Any
+
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    decoder_fields,
+    read,
+    rope_fields,
+    rope_of,
+    said,
+    without,
+    written,
+)
+from nemo2.models.nemotron import NemotronConfig
+
+_FIELDS = [
+    *without(decoder_fields(max_position_embeddings=4096, initializer_range=0.0134), "rms_norm_eps"),
+    Field("norm_eps", "layernorm_epsilon", 1e-5),
+]
+_ONLY = {"model_type": "nemotron", "hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
+
+
+def config(hf: Config) -> NemotronConfig:
+    rope = rope_of(hf, partial=hf.get("rope_percent", 0.5))
+    fields: dict[str, Any] = {"num_query_groups": None, "kv_channels": None, **read(hf, _FIELDS, only=_ONLY)}
+    return NemotronConfig(**fields, rotary_base=rope.theta, rotary_percent=rope.partial)
+
+
+def hf_config(ours: NemotronConfig) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
+        **rope_fields(ours.rotary_base, partial=ours.rotary_percent),
+    }
+    return said(ours, hf, config)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 2 and 2.5."""
+
+from typing import Any
+
+from nemo2.models.conversion.settings import (
+    FULL,
+    SLIDING,
+    Config,
+    decoder_fields,
+    layer_types,
+    pattern_of,
+    read,
+    rope_fields,
+    rope_of,
+    said,
+    size_of,
+    window_of,
+    without,
+    written,
+)
+from nemo2.models.qwen2 import Qwen2Config
+
+# Heads are as wide as fits, and the field isn't there.
+_FIELDS = without(decoder_fields(num_key_value_heads=32, max_position_embeddings=32768), "head_dim")
+_ONLY = {"model_type": "qwen2", "hidden_act": "silu"}
+
+
+def config(hf: Config) -> Qwen2Config:
+    return Qwen2Config(**read(hf, _FIELDS, only=_ONLY), **windows(hf), rotary_base=rope_of(hf).theta)
+
+
+def hf_config(ours: Qwen2Config) -> dict[str, Any]:
+    return said(
+        ours, {**written(ours, _FIELDS, only=_ONLY), **windows_of(ours), **rope_fields(ours.rotary_base)}, config
+    )
+
+
+def windows(hf: Config) -> dict[str, Any]:
+    """Our settings of ``sliding_window``, which counts from ``max_window_layers`` on, and only where it is switched on."""
+    if not hf.get("use_sliding_window") or hf.get("sliding_window", 4096) is None:
+        return {}
+    first, count = hf.get("max_window_layers", 28), hf["num_hidden_layers"]
+    types = hf.get("layer_types") or [SLIDING if layer >= first else FULL for layer in range(count)]
+    if SLIDING not in types:
+        return {}
+    return {
+        "window_size": window_of(hf.get("sliding_window", 4096)),
+        "window_attn_skip_freq": pattern_of(hf, types),
+        # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+        "cp_comm_type": "a2a",
+    }
+
+
+def windows_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `windows`."""
+    types = layer_types(ours)
+    return {
+        "use_sliding_window": SLIDING in types,
+        "sliding_window": size_of(ours.window_size),
+        "max_window_layers": types.index(SLIDING) if SLIDING in types else len(types),
+        "layer_types": types,
+    }

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 3, dense and with experts."""
+
+from typing import Any
+
+from nemo2.models.conversion.qwen2 import windows, windows_of
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    decoder_fields,
+    meaning,
+    read,
+    rope_fields,
+    rope_of,
+    said,
+    written,
+)
+from nemo2.models.qwen3 import Qwen3Config, Qwen3MoEConfig
+
+_FIELDS = decoder_fields(num_key_value_heads=32, head_dim=128, max_position_embeddings=32768)
+_EXPERTS = [
+    *decoder_fields(num_key_value_heads=4, max_position_embeddings=32768),
+    Field("moe_intermediate_size", "moe_ffn_hidden_size", 768),
+    Field("num_experts", "num_moe_experts", 128),
+    Field("num_experts_per_tok", "moe_router_topk", 8),
+    Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+]
+_ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False}
+
+
+def config(hf: Config) -> Qwen3Config:
+    fields = read(hf, _FIELDS, only=_ONLY)
+    return Qwen3Config(
+        **fields, **windows(hf), max_position_embeddings=fields["seq_length"], rotary_base=rope_of(hf).theta
+    )
+
+
+def hf_config(ours: Qwen3Config) -> dict[str, Any]:
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **_common(ours)}, config)
+
+
+def config_with_experts(hf: Config) -> Qwen3MoEConfig:
+    # transformers 5 writes Mixtral's name for their number.
+    named = {"num_experts": hf["num_local_experts"], **hf} if "num_local_experts" in hf else hf
+    fields = read(named, _EXPERTS, only=_ONLY | {"model_type": "qwen3_moe"})
+    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
+    experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(fields["num_layers"])]
+    return Qwen3MoEConfig(
+        **fields,
+        **windows(hf),
+        max_position_embeddings=fields["seq_length"],
+        rotary_base=rope_of(hf).theta,
+        moe_router_pre_softmax=not hf.get("norm_topk_prob", False),
+        moe_layer_freq=1 if all(experts_in) else experts_in,
+    )
+
+
+def hf_config_with_experts(ours: Qwen3MoEConfig) -> dict[str, Any]:
+    hf = {
+        **written(ours, _EXPERTS, only=_ONLY | {"model_type": "qwen3_moe"}),
+        **_common(ours),
+        "norm_topk_prob": not ours.moe_router_pre_softmax,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts],
+    }
+    return said(ours, hf, config_with_experts)
+
+
+def _common(ours: Qwen3Config) -> dict[str, Any]:
+    longest = {"max_position_embeddings": ours.max_position_embeddings}
+    return {**longest, **windows_of(ours), **rope_fields(ours.rotary_base)}

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json and our configurations: fields under both names, and what either side can't say.
+
+A family lists its fields (`Field`) and what its class always does (``only=``). Defaults are those of transformers' class, for
+config.json leaves out what is a default. Nothing here needs transformers.
+
+What a model computes is decided by `meaning` of its configuration: two with the same are the same model. `said` holds an
+exported configuration against what reading it gives, so that no setting that decides anything is lost on the way.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+
+Config = Mapping[str, Any]
+"""What config.json says."""
+NEEDED: Any = object()
+"""In a default's place: config.json has to say it."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting: what config.json calls it, what we call it, and what it is where config.json doesn't say (None: unset)."""
+
+    theirs: str
+    ours: str
+    default: Any = NEEDED
+
+
+def decoder_fields(**defaults: Any) -> list[Field]:
+    """Fields that most decoders have since Llama; ``defaults`` of transformers' class where they aren't Llama's."""
+    known = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    known |= {"max_position_embeddings": 2048, "initializer_range": 0.02, "attention_dropout": 0.0} | defaults
+    names = {
+        "vocab_size": "vocab_size",
+        "num_hidden_layers": "num_layers",
+        "hidden_size": "hidden_size",
+        "intermediate_size": "ffn_hidden_size",
+        "num_attention_heads": "num_attention_heads",
+        "num_key_value_heads": "num_query_groups",
+        "head_dim": "kv_channels",
+        "max_position_embeddings": "seq_length",
+        "initializer_range": "init_method_std",
+        "rms_norm_eps": "layernorm_epsilon",
+        "attention_dropout": "attention_dropout",
+        "tie_word_embeddings": "share_embeddings_and_output_weights",
+    }
+    return [Field(theirs, ours, known.get(theirs, NEEDED)) for theirs, ours in names.items()]
+
+
+def without(fields: Iterable[Field], *theirs: str) -> list[Field]:
+    """``fields`` but for those that config.json calls ``theirs``."""
+    return [field for field in fields if field.theirs not in theirs]
+
+
+def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:
+    """Our settings by our names.
+
+    ``only`` are values that config.json must have, if it has the field at all.
+
+    Raises:
+        ConfigError: a field that is needed is missing, or one of ``only`` has another value.
+    """
+    for name, value in (only or {}).items():
+        must_be(hf, name, value)
+    found = {}
+    for field in fields:
+        if hf.get(field.theirs) is None and field.default is NEEDED:
+            raise ConfigError(f"config.json has no {field.theirs}, which this architecture needs: add it.")
+        found[field.ours] = _whole(hf.get(field.theirs, field.default))
+    return found
+
+
+def must_be(hf: Config, name: str, *values: Any) -> None:
+    """
+    Raises:
+        ConfigError: config.json has the field, with none of these values.
+    """
+    if name in hf and hf[name] not in values:
+        raise refusal(hf, name, f"the only one that our model computes is {' or '.join(map(repr, values))}")
+
+
+def refusal(hf: Config, name: str, reason: str) -> ConfigError:
+    """For a value of config.json that our model can't have."""
+    architecture = (hf.get("architectures") or [hf.get("model_type", "model")])[0]
+    return ConfigError(f"config.json ({architecture}) says {name}={hf.get(name)!r}: {reason}.")
+
+
+def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:
+    """What config.json says of these fields of our configuration.
+
+    Special tokens are None: a tokenizer has them, and defaults of transformers' classes may lie beyond a small vocabulary.
+    """
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return {**tokens, **(only or {}), **{field.theirs: getattr(ours, field.ours) for field in fields}}
+
+
+# Rotary positions
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions as config.json has them, in either of its spellings."""
+
+    theta: float
+    kind: str
+    """"default", or how frequencies are scaled: "linear", "llama3", "yarn", ..."""
+    scaling: Config
+    """The scaling's own numbers."""
+    partial: float
+    """The share of a head's channels that is rotated."""
+
+
+def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds: Sequence[str] = ("default",)) -> Rope:
+    """From ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``; ``theta`` and ``partial`` are defaults.
+
+    Raises:
+        ConfigError: a kind of scaling that our model hasn't.
+    """
+    told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    kind = told.pop("rope_type", told.get("type", "default"))
+    told.pop("type", None)
+    if kind not in kinds:
+        field = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
+        raise refusal(hf, field, f"our model knows {', '.join(map(repr, kinds))}, not {kind!r}")
+    base = told.pop("rope_theta", hf.get("rope_theta", theta))
+    share = told.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
+    return Rope(theta=_whole(base), kind=kind, scaling={k: _whole(v) for k, v in told.items()}, partial=share)
+
+
+def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Our settings of a scaling: its numbers by their names, as (our name, default).
+
+    Raises:
+        ConfigError: it has a number that isn't among them, or lacks one that has no default.
+    """
+    for name, value in rope.scaling.items():
+        if name not in names and value is not None:
+            raise refusal(
+                hf, "rope_parameters" if hf.get("rope_parameters") else "rope_scaling", f"{name} has no place"
+            )
+    found = {}
+    for theirs, (ours, default) in names.items():
+        value = rope.scaling.get(theirs)
+        if value is None and default is NEEDED:
+            raise ConfigError(f"config.json's rotary scaling ({rope.kind}) has no {theirs}: add it.")
+        found[ours] = default if value is None else value
+    return found
+
+
+def rope_fields(
+    theta: float, *, kind: str = "default", partial: Optional[float] = None, **scaling: Any
+) -> dict[str, Any]:
+    """Rotary positions in both spellings: transformers 4, vLLM and others read one, transformers 5 the other."""
+    told: dict[str, Any] = {"rope_type": kind, **scaling}
+    fields: dict[str, Any] = {"rope_theta": float(theta), "rope_parameters": {"rope_theta": float(theta), **told}}
+    if kind != "default":
+        fields["rope_scaling"] = told
+    if partial is not None:
+        fields["partial_rotary_factor"] = fields["rope_parameters"]["partial_rotary_factor"] = partial
+    return fields
+
+
+# Windows
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def window_of(size: Optional[int]) -> Optional[tuple[int, int]]:
+    """Ours, for a token that sees ``size`` tokens, itself included; None sees all."""
+    return None if size is None else (size - 1, 0)
+
+
+def size_of(window: Optional[tuple[int, int]]) -> Optional[int]:
+    """The inverse of `window_of`."""
+    return None if window is None or window[0] < 0 else window[0] + 1
+
+
+def windowed_layers(ours: Any) -> list[bool]:
+    """Of each layer whether it has the window."""
+    skip = getattr(ours, "window_attn_skip_freq", None)
+    if size_of(ours.window_size) is None:
+        return [False] * ours.num_layers
+    if skip is None:
+        return [True] * ours.num_layers
+    if isinstance(skip, int):
+        return [layer % skip != 0 for layer in range(1, ours.num_layers + 1)]
+    return [bool(flag) for flag in skip]
+
+
+def layer_types(ours: Any) -> list[str]:
+    return [SLIDING if windowed else FULL for windowed in windowed_layers(ours)]
+
+
+def pattern_of(hf: Config, types: Sequence[str]) -> Any:
+    """``window_attn_skip_freq`` of a kind per layer: None where all have the window, 2 where every other one has, else a list.
+
+    Raises:
+        ConfigError: there is another kind, or not one per layer.
+    """
+    unknown = set(types) - {FULL, SLIDING}
+    if unknown or len(types) != hf["num_hidden_layers"]:
+        raise refusal(hf, "layer_types", f"our model has {FULL!r} and {SLIDING!r}, one for each layer")
+    flags = [int(kind == SLIDING) for kind in types]
+    if all(flags):
+        return None
+    return 2 if flags == [(layer + 1) % 2 for layer in range(len(flags))] else flags
+
+
+# What decides what a model computes
+
+_DECIDES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "vocab_size",
+    "share_embeddings_and_output_weights", "normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma",
+    "post_sublayer_layernorm", "activation_func", "gated_linear_unit", "activation_func_clamp_value",
+    "glu_linear_offset", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "softmax_type",
+    "attn_logit_softcapping", "final_logit_softcapping", "position_embedding_type", "rotary_percent",
+    "rotary_interleaved", "seq_len_interpolation_factor", "scale_factor", "low_freq_factor", "high_freq_factor",
+    "old_context_len", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings", "yarn_beta_fast",
+    "yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim", "yarn_correction_range_round_to_int",
+    "attention_chunk_size", "normalize_output_layer", "attn_temperature_tuning", "floor_scale", "attn_scale",
+    "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
+    "rope_type", "rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size",
+    "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function", "moe_router_num_groups",
+    "moe_router_group_topk", "moe_router_group_score", "moe_router_topk_scaling_factor",
+    "moe_router_enable_expert_bias", "moe_apply_probs_on_input", "mtp_num_layers", "hybrid_override_pattern",
+    "mamba_num_groups", "mamba_state_dim", "mamba_head_dim",
+)  # fmt: skip
+
+
+def meaning(ours: Any) -> dict[str, Any]:
+    """What decides what a model of this configuration computes, in a form that doesn't depend on how it is said."""
+    told = {name: getattr(ours, name, None) for name in _DECIDES}
+    heads = ours.num_attention_heads
+    told["num_query_groups"] = ours.num_query_groups or heads
+    told["rotary_base"] = _listed(getattr(ours, "rotary_base", None))
+    told["window"] = [size_of(ours.window_size) if windowed else None for windowed in windowed_layers(ours)]
+    told["softmax_scale"] = round((ours.softmax_scale or ours.kv_channels**-0.5) ** -2, 6)
+    told["without_positions"] = _flags(
+        getattr(ours, "no_rope_freq", None), ours.num_layers, every=lambda n, k: n % k == k - 1
+    )
+    told["experts_in"] = _flags(
+        ours.moe_layer_freq if ours.num_moe_experts else None, ours.num_layers, every=lambda n, k: n % k == 0
+    )
+    told["rope_scaling_factor"] = getattr(ours, "rope_scaling_factor", None)
+    if getattr(ours, "rope_scaling", None) is False:
+        told |= dict.fromkeys(("rope_scaling_factor", "low_freq_factor", "high_freq_factor", "old_context_len"))
+    if ours.position_embedding_type == "none":
+        told |= dict.fromkeys(("rotary_base", "rotary_percent"))
+    elif ours.position_embedding_type == "learned_absolute":
+        told |= {"rotary_base": None, "rotary_percent": None, "positions": ours.seq_length}
+    if told["hybrid_override_pattern"]:
+        told["mamba_num_heads"] = ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
+    else:
+        told |= dict.fromkeys(("mamba_num_groups", "mamba_state_dim", "mamba_head_dim"))
+    if not ours.num_moe_experts:
+        told |= {name: None for name in told if name.startswith("moe_")}
+    blocks = getattr(ours, "heterogeneous_layers_config_encoded_json", None)
+    if blocks:  # have widths and groups of their own
+        told |= {"blocks": json.loads(blocks)["block_configs"], "ffn_hidden_size": None, "num_query_groups": None}
+    return told
+
+
+def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+    """What decides what a model computes and isn't the same in two configurations, by our names."""
+    here, there = meaning(one), meaning(other)
+    return {
+        name: (here.get(name), there.get(name))
+        for name in {**here, **there}
+        if _listed(here.get(name)) != _listed(there.get(name))
+    }
+
+
+def said(ours: Any, hf: dict[str, Any], config: Callable[[Config], Any]) -> dict[str, Any]:
+    """``hf``, which says what our configuration says.
+
+    Raises:
+        ConfigError: read again by ``config`` it is another model; with the fields and values that it can't say.
+    """
+    rows = {} if ours.vocab_size is not None else {"vocab_size": 1}  # the embedding has them, not the configuration
+    lost = {
+        name: pair for name, pair in differences(ours, config({**hf, **rows})).items() if not (rows and name in rows)
+    }
+    if lost:
+        fields = ", ".join(f"{name}={before!r} (it would become {after!r})" for name, (before, after) in lost.items())
+        raise ConfigError(
+            f"model.config ({type(ours).__name__}) can't be said in config.json for a {hf.get('model_type')} of Hugging Face's: "
+            f"{fields}. Export the model that it was trained as, or keep these fields as the family has them."
+        )
+    return hf
+
+
+def _flags(frequency: Any, layers: int, *, every: Callable[[int, int], bool]) -> Optional[list[int]]:
+    if frequency is None:
+        return None
+    if isinstance(frequency, int):
+        return [int(every(layer, frequency)) for layer in range(layers)]
+    return [int(flag) for flag in frequency]
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _whole(value: Any) -> Any:
+    """An integer where a float holds one that JSON wrote with a point, such as a rotary base."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1 else value

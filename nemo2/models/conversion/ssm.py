@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba 2; Nemotron-H and Nemotron Nano v2, and with them NVIDIA's Mamba 2 hybrids, which mix the same layers."""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from megatron.core.activations import squared_relu
+
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
+from nemo2.models.ssm import BaseMambaConfig130M, NemotronHConfigBase, SSMConfig
+
+_MAMBA = [
+    Field("vocab_size", "vocab_size"),
+    Field("num_hidden_layers", "num_layers"),
+    Field("hidden_size", "hidden_size"),
+    Field("head_dim", "mamba_head_dim", 64),
+    Field("num_heads", "mamba_num_heads"),
+    Field("state_size", "mamba_state_dim", 128),
+    Field("n_groups", "mamba_num_groups", 8),
+    Field("initializer_range", "init_method_std", 0.1),
+    Field("tie_word_embeddings", "share_embeddings_and_output_weights", False),
+]
+_HYBRID = [
+    *without(
+        decoder_fields(num_key_value_heads=8, max_position_embeddings=4096),
+        "num_hidden_layers",
+        "rms_norm_eps",
+        "head_dim",
+    ),
+    Field("layer_norm_epsilon", "layernorm_epsilon", 1e-5),
+    Field("hidden_dropout", "hidden_dropout", 0.0),
+    Field("ssm_state_size", "mamba_state_dim", 128),
+    Field("mamba_num_heads", "mamba_num_heads", 128),
+    Field("mamba_head_dim", "mamba_head_dim", 64),
+    Field("n_groups", "mamba_num_groups", 8),
+]
+# Our mixer's gated norm has this epsilon whatever the others have.
+_MIXER = {"conv_kernel": 4, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "use_bias": False}
+_ONLY_MAMBA = _MIXER | {"model_type": "mamba2", "hidden_act": "silu"}
+_ONLY_HYBRID = _MIXER | {"model_type": "nemotron_h", "mamba_hidden_act": "silu", "mamba_proj_bias": False}
+_ONLY_HYBRID |= {"attention_bias": False, "mlp_bias": False, "num_nextn_predict_layers": 0, "sliding_window": None}
+_KINDS = {"mamba": "M", "linear_attention": "M", "mlp": "-", "attention": "*", "full_attention": "*"}
+_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention"}
+_ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
+
+
+def config_mamba(hf: Config) -> BaseMambaConfig130M:
+    fields = read(hf, _MAMBA, only=_ONLY_MAMBA)
+    _any_step(hf)
+    if fields["mamba_num_groups"] != 1:
+        raise refusal(hf, "n_groups", "transformers' Mamba 2 normalises all groups together, and ours each by itself")
+    if fields["mamba_num_heads"] * fields["mamba_head_dim"] != hf.get("expand", 2) * fields["hidden_size"]:
+        raise refusal(hf, "expand", "it has to be num_heads * head_dim / hidden_size")
+    pattern = "M" * fields["num_layers"]
+    return BaseMambaConfig130M(**fields, hybrid_override_pattern=pattern, ffn_hidden_size=fields["hidden_size"])
+
+
+def hf_config_mamba(ours: SSMConfig) -> dict[str, Any]:
+    heads = _heads(ours)
+    hf = {
+        **written(ours, _MAMBA, only=_ONLY_MAMBA),
+        "num_heads": heads,
+        "expand": heads * ours.mamba_head_dim // ours.hidden_size,
+        "time_step_limit": [0.0, math.inf],
+    }
+    return said(ours, hf, config_mamba)
+
+
+def config_hybrid(hf: Config) -> SSMConfig:
+    activation = hf.get("mlp_hidden_act", "relu2")
+    if activation not in _ACTIVATIONS:
+        raise refusal(hf, "mlp_hidden_act", f"our hybrids know {', '.join(map(repr, _ACTIVATIONS))}")
+    _any_step(hf)
+    pattern = _pattern(hf)
+    width = hf.get("head_dim") or hf.get("attention_head_dim") or 128
+    fields = {**read(hf, _HYBRID, only=_ONLY_HYBRID), "num_layers": len(pattern), "hybrid_override_pattern": pattern}
+    return NemotronHConfigBase(**fields, kv_channels=width, activation_func=_ACTIVATIONS[activation])
+
+
+def hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
+    pattern = ours.hybrid_override_pattern or ""
+    kinds = [_LETTERS.get(letter, letter) for letter in pattern]
+    names = {function: name for name, function in _ACTIVATIONS.items()}
+    heads = _heads(ours)
+    hf = {
+        **written(ours, _HYBRID, only=_ONLY_HYBRID),
+        "num_hidden_layers": len(pattern),
+        "hybrid_override_pattern": pattern,
+        "layers_block_type": kinds,
+        "mlp_hidden_act": names.get(ours.activation_func, getattr(ours.activation_func, "__name__", "")),
+        "mamba_num_heads": heads,
+        "expand": max(1, heads * ours.mamba_head_dim // ours.hidden_size),
+        "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
+        "head_dim": ours.kv_channels,
+        "attention_head_dim": ours.kv_channels,
+        "time_step_limit": [0.0, math.inf],
+    }
+    return said(ours, hf, config_hybrid)
+
+
+def _heads(ours: SSMConfig) -> int:
+    return ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
+
+
+def _pattern(hf: Config) -> str:
+    told = hf.get("hybrid_override_pattern")
+    if told is None:
+        kinds = hf.get("layers_block_type") or hf.get("layer_types") or []
+        told = "".join(_KINDS.get(kind, "?") for kind in kinds)
+        field = "layers_block_type"
+    else:
+        field = "hybrid_override_pattern"
+    if not told or set(told) - set(_LETTERS):
+        raise refusal(hf, field, "our layers are mixers, attention and feed-forward blocks")
+    return told
+
+
+def _any_step(hf: Config) -> None:
+    limits = hf.get("time_step_limit") or (0.0, math.inf)
+    if tuple(float(limit) for limit in limits) != (0.0, math.inf):
+        raise refusal(hf, "time_step_limit", "our mixers don't limit the steps of time")

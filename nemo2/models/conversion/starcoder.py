@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""StarCoder 1 (GPTBigCode) and 2."""
+
+from typing import Any
+
+from nemo2.models.conversion.gpt2 import conv_fields
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    decoder_fields,
+    read,
+    refusal,
+    rope_fields,
+    rope_of,
+    said,
+    size_of,
+    window_of,
+    without,
+    written,
+)
+from nemo2.models.starcoder import Starcoder2Config, StarcoderConfig
+
+_FIELDS_1 = conv_fields()
+_ONLY_1 = {"model_type": "gpt_bigcode", "activation_function": "gelu_pytorch_tanh", "scale_attn_weights": True}
+_FIELDS_2 = [
+    *without(
+        decoder_fields(
+            num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.018042, tie_word_embeddings=True
+        ),
+        "rms_norm_eps",
+        "head_dim",
+    ),
+    Field("norm_epsilon", "layernorm_epsilon", 1e-5),
+    Field("residual_dropout", "hidden_dropout", 0.0),
+]
+_ONLY_2 = {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "use_bias": True}
+
+
+def config_1(hf: Config) -> StarcoderConfig:
+    fields = read(hf, _FIELDS_1, only=_ONLY_1)
+    groups = 1 if hf.get("multi_query", True) else fields["num_attention_heads"]
+    width = {} if "ffn_hidden_size" in fields else {"ffn_hidden_size": 4 * fields["hidden_size"]}
+    return StarcoderConfig(**fields, **width, num_query_groups=groups)
+
+
+def hf_config_1(ours: StarcoderConfig) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS_1, only=_ONLY_1),
+        "embd_pdrop": ours.hidden_dropout,
+        "multi_query": ours.num_query_groups == 1,
+    }
+    return said(ours, hf, config_1)
+
+
+def config_2(hf: Config) -> Starcoder2Config:
+    fields = read(hf, _FIELDS_2, only=_ONLY_2)
+    if hf.get("embedding_dropout", 0.0) != fields["hidden_dropout"]:
+        raise refusal(hf, "embedding_dropout", f"ours is residual_dropout, {fields['hidden_dropout']}")
+    window = window_of(hf.get("sliding_window"))
+    communication = None if window is None else "a2a"
+    return Starcoder2Config(**fields, rotary_base=rope_of(hf).theta, window_size=window, cp_comm_type=communication)
+
+
+def hf_config_2(ours: Starcoder2Config) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS_2, only=_ONLY_2),
+        "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
+        "embedding_dropout": ours.hidden_dropout,
+        "sliding_window": size_of(ours.window_size),
+        **rope_fields(ours.rotary_base),
+    }
+    return said(ours, hf, config_2)
