@@ -24,10 +24,7 @@ NOBODY_READS: dict[tuple[str, str], str] = {
     ("RingExchangeOverlapCfg", "fp8_buf"): WHOLE,
     ("PreparedData", "empty_documents"): "a result, which callers read",
     ("PreparedData", "skipped_examples"): "a result, which callers read",
-    (
-        "GPTOSSConfig",
-        "yarn_correction_range_round_to_int",
-    ): "Megatron-Core reads it where its version knows YaRN",
+    ("GPTOSSConfig",): "Megatron-Core reads it where its version knows YaRN",
     (
         "PolynomialDecayAnnealingScheduler",
         "cycle",

@@ -43,7 +43,7 @@ _ONLY_GLM = {"model_type": "glm", "hidden_act": "silu", "attention_bias": True}
 
 def config(hf: Config) -> ChatGLMConfig:
     """Of a released ChatGLM; longer ones raise the rotary base by ``rope_ratio``."""
-    return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=10_000 * hf.get("rope_ratio", 1))
+    return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=int(10_000 * hf.get("rope_ratio", 1)))
 
 
 def hf_config(ours: ChatGLMConfig) -> dict[str, Any]:

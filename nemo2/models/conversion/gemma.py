@@ -98,7 +98,7 @@ def config_3(hf: Config) -> Gemma3Config:
     )
 
 
-def hf_config_3(ours: Gemma3Config) -> dict[str, Any]:
+def hf_config_3(ours: Any) -> dict[str, Any]:
     bases = ours.rotary_base
     near, far = bases if isinstance(bases, (tuple, list)) else (bases, bases)
     scaling = {"rope_type": "linear", "factor": ours.rope_scaling_factor}

@@ -46,7 +46,7 @@ _YARN = {
 def config(hf: Config) -> GPTOSSConfig:
     fields = read(hf, _FIELDS, only=_ONLY)
     rope = rope_of(hf, theta=150_000.0, kinds=("default", "yarn"))
-    positions = scaled(hf, rope, _YARN) if rope.kind == "yarn" else {"position_embedding_type": "rope"}
+    positions: dict[str, Any] = scaled(hf, rope, _YARN) if rope.kind == "yarn" else {"position_embedding_type": "rope"}
     types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(fields["num_layers"])]
     return GPTOSSConfig(
         **fields,

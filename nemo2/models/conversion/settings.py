@@ -105,7 +105,7 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
 class Rope:
     """Rotary positions as config.json has them, in either of its spellings."""
 
-    theta: float
+    theta: Any
     kind: str
     """"default", or how frequencies are scaled: "linear", "llama3", "yarn", ..."""
     scaling: Config

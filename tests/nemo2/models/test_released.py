@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
     "seq_length": 32,
     "kv_channels": 8,
 }
-EXPERTS = {
+EXPERTS: dict[str, Any] = {
     "num_moe_experts": 16,
     "moe_ffn_hidden_size": 16,
     "moe_shared_expert_intermediate_size": 16,
@@ -63,7 +63,7 @@ def chosen(layout: dict[str, Any], replay: bool) -> list[dict[str, Any]]:
     published: Any = DeepseekV2TopkRouter(
         Published(
             hidden_size=32, num_attention_heads=4, n_routed_experts=16, num_experts_per_tok=6, n_group=4, topk_group=2,
-            topk_method="group_limited_greedy", routed_scaling_factor=config.moe_router_topk_scaling_factor,
+            topk_method="group_limited_greedy", routed_scaling_factor=16.0,
         )
     )  # fmt: skip
     routers = [module for module in config.configure_model(None).modules() if isinstance(module, TopKRouter)]
@@ -213,7 +213,8 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
     from nemo2.models.llama4 import Llama4Experts16Config, attend_in_chunks
 
     start()
-    config = Llama4Experts16Config(**TINY | {"num_layers": 4}, attention_chunk_size=chunk)
+    sizes: dict[str, Any] = TINY | {"num_layers": 4}
+    config = Llama4Experts16Config(**sizes, attention_chunk_size=chunk)
     attention: Any = SDPAttention(config, 1, AttnMaskType.causal, "self")
     attend_in_chunks(attention, chunk)
     total, batch = (lengths[0], 2) if rooms is None else (sum(rooms), 1)
@@ -250,8 +251,9 @@ def llama4_at_other_lengths() -> dict[str, torch.Tensor]:
     from nemo2.models.llama4 import Llama4Experts16Config
 
     start()
+    sizes: dict[str, Any] = TINY | {"seq_length": 8, "num_layers": 4}
     config = Llama4Experts16Config(
-        **(TINY | {"seq_length": 8, "num_layers": 4}), num_moe_experts=2, moe_ffn_hidden_size=16,
+        **sizes, num_moe_experts=2, moe_ffn_hidden_size=16,
         moe_shared_expert_intermediate_size=16, attention_chunk_size=8,
     )  # fmt: skip
     chunk = config.configure_model(None)
