@@ -45,7 +45,7 @@ from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
-from nemo2.overlap.userbuffers import start_userbuffers, stop_userbuffers
+from nemo2.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.hooks import CallbackConnector
@@ -375,7 +375,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         self.trainer = trainer
         fitting = trainer.state.fn == TrainerFn.FITTING
         callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
+        self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler, OneSize())
         self.setup_megatron_parallel(trainer, wrap=fitting)
         if fitting:
             self._say_what_is_trained()

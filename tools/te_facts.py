@@ -109,6 +109,11 @@ def measure(directory: Path) -> dict[str, Any]:
             ),
             "atomic_in_16_bits": _outcome(lambda: _start(ub_cfgs={"qkv_fprop": {"atomic_gemm": True}})),
             "two_modes": _two_modes(),
+            "beside_a_delayed_wgrad": _outcome(
+                lambda: _start(),
+                lambda: _build(te.pytorch.Linear, "column", ub_bulk_wgrad=True, delay_wgrad_compute=True),
+            ),
+            "mxfp8_rows": _mxfp8_rows(),
         },
         "layers": {name: _layer(getattr(te.pytorch, name)) for name in ("Linear", "LayerNormLinear", "LayerNormMLP")},
         "asked_for": {
@@ -295,6 +300,28 @@ def _quantizers() -> dict[str, str | None] | str:
         except Exception as error:  # any other: it got further than the question whether the format is known
             if "Unsupported quantizer" in str(error):
                 found[name] = str(error).split("(")[0].strip()
+    return found
+
+
+def _mxfp8_rows() -> dict[str, str | None] | None:
+    """By number of rows, whether an MXFP8 tensor of so many can travel in userbuffers; None where none can."""
+    fill = getattr(_base(), "fill_userbuffers_buffer_for_all_gather", None)
+    if fill is None:
+        return None
+    quantizer = MagicMock(spec=_somewhere("MXFP8Quantizer"), rowwise_usage=True, columnwise_usage=False)
+    cls = _somewhere("MXFP8TensorStorage") or _somewhere("MXFP8TensorBase")
+    found: dict[str, str | None] = {}
+    for rows in (64, 128, 192, 256):
+        tensor = MagicMock(spec=cls, _with_gemm_swizzled_scales=False)
+        tensor.size, tensor._rowwise_scale_inv = lambda rows=rows: torch.Size((rows, 32)), torch.zeros(rows, 1)
+        tensor._rowwise_data = None
+        comm = MagicMock(with_cublasmp=lambda: False, is_fp8_ubuf=lambda: True)
+        try:
+            fill(comm, tensor, quantizer, None)
+        except Exception as error:  # any other: it got further than the question
+            found[str(rows)] = str(error).split(",")[0] if "divisible" in str(error) else None
+        else:
+            found[str(rows)] = None
     return found
 
 

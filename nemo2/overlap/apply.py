@@ -21,6 +21,7 @@ from nemo2.overlap.settings import (
     Decision,
     Setting,
 )
+from nemo2.overlap.tp_switches import left_out
 from nemo2.parallel.layout import Layout
 
 
@@ -63,6 +64,9 @@ def overlap(
     if say is not None:
         for setting, used in ineffective(decisions, given):
             say("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
+        if decisions["tp_comm_overlap"].value:
+            for sentence in left_out(decisions["tp_comm_overlap_cfg"].value):
+                say("%s", sentence)
     for target, names in zip(
         configs.values(), ((*MODEL_FIELDS, *SWITCH_FIELDS), OPTIMIZER_FIELDS, DDP_FIELDS), strict=True
     ):

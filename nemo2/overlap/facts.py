@@ -15,6 +15,7 @@ from nemo2.overlap.settings import (
     OverlapFacts,
     Setting,
 )
+from nemo2.overlap.userbuffer_limits import without_buffers
 from nemo2.parallel.layout import Layout
 
 
@@ -50,6 +51,7 @@ def facts_of_run(
         context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
         always_overlapped=_always_overlapped(ddp_config),
         transformer_engine_missing=transformer_engine_missing,
+        without_buffers=without_buffers(model_config),
         gpu=gpu,
         quantized=getattr(model_config, "fp8", None),
         hidden_size=getattr(model_config, "hidden_size", None),

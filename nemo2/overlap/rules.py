@@ -142,7 +142,7 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
     elif not facts.sequence_parallel:
         obstacle = "sequence_parallel is off"
     else:
-        obstacle = facts.transformer_engine_missing
+        obstacle = facts.transformer_engine_missing or facts.without_buffers
     if obstacle is not None:
         _turn_off(decided, "tp_comm_overlap", obstacle)
     decided.setdefault("tp_comm_overlap", Decision(False, "not asked for"))

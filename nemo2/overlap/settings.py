@@ -43,6 +43,8 @@ class OverlapFacts:
     """Whether ``gradient_accumulation_fusion`` is on, and the output layer's kernel for it is here."""
     transformer_engine_missing: Optional[str]
     """Why Transformer Engine cannot be used; None where it can."""
+    without_buffers: Optional[str] = None
+    """Which of the model's projections have no userbuffers, as a reason; None where all have."""
     context_messages: str = "p2p"
     """``model.config.cp_comm_type``: how context-parallel ranks exchange keys and values."""
     always_overlapped: tuple[str, ...] = ()

@@ -95,6 +95,19 @@ def unswitchable(settings: Any) -> list[str]:
     return found
 
 
+def left_out(settings: Any) -> list[str]:
+    """GEMMs that were set and are off all the same, for their layer has one switch for two and needs it off; a sentence each."""
+    asked, switched = _Asked(settings), switches_of(settings)
+    return [
+        f"{_CFG}.{layer}_fprop is off: {other}_dgrad scatters and {layer}_dgrad doesn't, and what keeps {layer}_dgrad in bulk, "
+        f"model.config.tp_comm_overlap_disable_{layer}=True, turns {layer}_fprop's gather off too."
+        for layer, other in (_COLUMN, _COLUMN[::-1])
+        if switched[f"tp_comm_overlap_disable_{layer}"]
+        and asked.on(f"{layer}_fprop")
+        and switched["tp_comm_overlap_ag"]
+    ]
+
+
 def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
     """Switches that make a layer use a buffer in another way than it was made for, a sentence each.
 

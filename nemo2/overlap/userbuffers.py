@@ -7,16 +7,18 @@ and the first layer, which is where `nemo2.strategy.MegatronStrategy.model_shard
 """
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Optional
 
 from torch import nn
 
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, DataError
 from nemo2.overlap.presets import preset
 from nemo2.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
 from nemo2.overlap.tp_switches import SWITCHES, contradictions
+from nemo2.overlap.userbuffer_limits import some_layers_in_16_bits, uncarried
+from nemo2.parallel.megatron_parallel import MegatronStep
 
 _running: Optional[dict[str, Any]] = None
 """The arguments of the last `start_userbuffers`; None where no userbuffers run."""
@@ -34,15 +36,18 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
         data_sampler: Knows the sequence length and the micro-batch size.
 
     Raises:
-        ConfigError: nobody knows the size of a micro-batch; settings that Transformer Engine would refuse.
+        ConfigError: nobody knows the size of a micro-batch; settings that Transformer Engine would refuse; what its buffers can't
+            carry.
     """
     global _running
     if not getattr(config, "tp_comm_overlap", False):
         return
     if config.tensor_model_parallel_size < 2 or not config.sequence_parallel:
         return
+    tokens = _tokens(config, data_sampler)
+    _refuse_what_they_cannot_carry(config, tokens)
     wanted = {
-        "shape": [_tokens(config, data_sampler), config.hidden_size],
+        "shape": [tokens, config.hidden_size],
         "tp_size": config.tensor_model_parallel_size,
         "dtype": config.params_dtype,
         "bootstrap_backend": config.tp_comm_bootstrap_backend,
@@ -72,6 +77,28 @@ def stop_userbuffers() -> None:
     _running = None
 
 
+class OneSize:
+    """Refuses a step over micro-batches of another size than the buffers', which Transformer Engine would copy past or short of.
+
+    Listens to the steps of `nemo2.parallel.megatron_parallel.MegatronParallel`; a comparison per micro-batch that has ``tokens``.
+    """
+
+    def on_megatron_microbatches_start(self, step: MegatronStep) -> None:
+        config = step.pipeline.config
+        if _running is None or not getattr(config, "tp_comm_overlap", False):
+            return
+        has = _running["shape"][0] * config.context_parallel_size
+        for batch in step.microbatches():
+            tokens = batch.get("tokens") if isinstance(batch, Mapping) else None
+            if tokens is None or tokens.numel() == has:
+                continue
+            raise DataError(
+                f"A micro-batch of {step.stage} has {' x '.join(map(str, tokens.shape))} = {tokens.numel()} tokens, and the "
+                "userbuffers of model.config.tp_comm_overlap=True were made for data.micro_batch_size x data.seq_length = "
+                f"{has}. Pad samples to one length and give every loader the same micro-batch, or set tp_comm_overlap=False."
+            )
+
+
 @contextmanager
 def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
     """Inside, the layers of ``model`` exchange before and after their GEMMs: for batches of another size than a micro-batch's."""
@@ -88,6 +115,14 @@ def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
     finally:
         for layer, name in switched:
             setattr(layer, name, True)
+
+
+def _refuse_what_they_cannot_carry(config: Any, tokens: int) -> None:
+    import transformer_engine  # pyright: ignore[reportMissingImports]
+
+    found = list(uncarried(config, version=transformer_engine.__version__, tokens=tokens))
+    if found:
+        raise ConfigError("\n".join(sentence for _, sentence in found), rule=found[0][0])
 
 
 def _tokens(config: Any, data_sampler: Any) -> int:
@@ -113,23 +148,10 @@ def _buffer_sets(config: Any) -> dict[str, Any]:
     if problems:
         raise ConfigError("\n".join(problems))
     settings = userbuffer_settings(asked, quantized=quantized)
-    both = quantized and _some_layers_in_16_bits(config)
+    both = quantized and some_layers_in_16_bits(config)
     # Transformer Engine 2.8 replaced the flag by a list with one mode per set, and warns of the flag.
     if "quantization_modes" not in inspect.signature(base.initialize_ub).parameters:
-        if both:
-            raise ConfigError(
-                "model.config.first_last_layers_bf16=True with tp_comm_overlap=True: this Transformer Engine has buffers of one "
-                "dtype only. Install 2.8 or newer, or set one of the two to False."
-            )
         return {"use_fp8": quantized, "ub_cfgs": settings}
     modes = base.UserBufferQuantizationMode
     chosen = [modes.FP8 if quantized else modes.NONE, *([modes.NONE] if both else [])]
     return {"quantization_modes": chosen, "ub_cfgs": settings_per_mode(settings, 1 + both)}
-
-
-def _some_layers_in_16_bits(config: Any) -> bool:
-    if getattr(config, "quant_recipe", None) is not None:  # each layer may have its own
-        return True
-    return bool(config.first_last_layers_bf16) and (
-        config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16 > 0
-    )

@@ -43,7 +43,7 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
 from nemo2.parallel.plain_chunk import PlainChunk
-from nemo2.parallel.sharded_state import sharded_state
+from nemo2.parallel.sharded_state import is_empty_state, sharded_state
 from nemo2.parallel.transform import Transform, transformed
 
 
@@ -497,7 +497,9 @@ class MegatronParallel(nn.ModuleList):
         cores = self.unwrapped
         for index, core in enumerate(cores):
             part = state if len(cores) == 1 else state[f"model_{index}"]
-            given = {key.removeprefix("module."): value for key, value in part.items()}
+            given = {
+                key.removeprefix("module."): value for key, value in part.items() if not is_empty_state(key, value)
+            }
             core.load_state_dict({**core.state_dict(), **given}, strict=strict)
 
 

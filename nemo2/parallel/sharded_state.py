@@ -12,7 +12,7 @@ from typing import Any, Optional, cast
 
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from torch import nn
+from torch import Tensor, nn
 
 from nemo2.parallel.transform import Transformed, full_parameter_names, record_of
 
@@ -35,6 +35,12 @@ def sharded_state(core: nn.Module, metadata: Optional[dict[str, Any]] = None) ->
         else:
             state[name] = plain.get(renamed.get(name, ""), leaf)
     return state
+
+
+def is_empty_state(name: str, value: Any) -> bool:
+    """Whether a layer of Transformer Engine's kept nothing beside its tensors. From 2.4 on it says so with no bytes, which older
+    versions fail to unpickle."""
+    return name.endswith(_EXTRA) and isinstance(value, Tensor) and value.numel() == 0
 
 
 def added_keys(core: nn.Module) -> frozenset[str]:

@@ -8,7 +8,8 @@ first step. Neither changes what it is given: they answer with settled copies, w
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -22,6 +23,7 @@ from nemo2.config.machine_settings import adjust_to
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
 from nemo2.overlap.settings import Decision
+from nemo2.overlap.userbuffer_limits import uncarried
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.precision import MegatronMixedPrecision
@@ -172,6 +174,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
             decisions = done.attempt(
                 "overlap-is-asked-for-once", lambda: _decide(recipe, settled.objects, laid, size, machine, done)
             )
+        done.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
     objects = dict(settled.objects)
     if "trainer.plugins" in objects:
         objects[parts.precision_at] = objects.pop("trainer.plugins")
@@ -305,6 +308,18 @@ def _decide(
         )
     leave_one_bucket(ddp_config)
     return decisions
+
+
+def _uncarried(model: Any, data: Any, machine: Machine) -> Iterator[Refusal]:
+    """The refusals of the start of userbuffers, where these are asked for."""
+    overlapped = getattr(model, "tp_comm_overlap", False) and model.sequence_parallel and machine.transformer_engine
+    if not overlapped or model.tensor_model_parallel_size < 2:
+        return
+    sizes = getattr(data, "seq_length", None), getattr(data, "micro_batch_size", None)
+    counts = [size for size in sizes if isinstance(size, int)]
+    tokens = math.prod(counts) // model.context_parallel_size if len(counts) == len(sizes) else None
+    for rule, sentence in uncarried(model, version=str(machine.transformer_engine), tokens=tokens):
+        yield Refusal(rule, sentence)
 
 
 def _resized(parallelism: ParallelismConfig, layout: Layout) -> ParallelismConfig:

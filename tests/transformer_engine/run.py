@@ -28,11 +28,11 @@ def main(results: Path, work: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=_RANK, world_size=2)
     plain = _fit(work / "plain", overlap=False, te=False)
     found: dict[str, Any] = {"plain": plain}
-    for version in stand_in.VERSIONS:
+    for version in stand_in.RUN:
         te = stand_in.use(version)
         runs = {}
         # The other two start buffers as these do, or none: once is enough, and what they begin with is written for them alone.
-        more = (_resume, _generate) if version == stand_in.VERSIONS[-1] else ()
+        more = (_resume, _generate) if version == stand_in.RUN[-1] else ()
         for entry in (_fit, _validate, *more):
             before = len(te.log)
             try:
@@ -44,6 +44,8 @@ def main(results: Path, work: Path) -> None:
             te.buffers = None
             small_runs.release()
         found[version] = runs
+    stand_in.use(stand_in.RUN[0])
+    found["older"] = _resume(work / stand_in.RUN[-1], steps=STEPS + 2)
     if _RANK == 0:
         results.write_text(json.dumps(found, default=str))
     torch.distributed.barrier()
@@ -84,7 +86,7 @@ def _recipe(directory: Path, *, overlap: bool = True) -> Any:
     recipe.log.log_dir = str(directory)
     recipe.log.name = "run"
     recipe.trainer.strategy.ckpt_async_save = False
-    if directory.name != stand_in.VERSIONS[-1]:
+    if directory.name != stand_in.RUN[-1]:
         recipe.log.ckpt = None
     for callback in recipe.trainer.callbacks:
         if "MegatronCommOverlapCallback" in str(callback):
@@ -111,8 +113,8 @@ def _fit(directory: Path, *, overlap: bool = True, te: bool = True, steps: int =
     return losses.losses
 
 
-def _resume(directory: Path) -> Any:
-    return _fit(directory, steps=STEPS + 1, resume=True)
+def _resume(directory: Path, *, steps: int = STEPS + 1) -> Any:
+    return _fit(directory, steps=steps, resume=True)
 
 
 def _validate(directory: Path) -> Any:

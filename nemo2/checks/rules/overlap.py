@@ -10,6 +10,7 @@ from nemo2.checks.rules.world import CP, PP, TP
 
 OVERLAP = Topic("Overlapped communication")
 _SP = "strategy.sequence_parallel=True"
+_OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
 
 
 @OVERLAP.rule(
@@ -81,7 +82,7 @@ def _average(facts: Facts) -> Iterator[str]:
     says="`tp_comm_overlap`, set on the model, needs tensor and sequence parallelism.",
     otherwise="Transformer Engine overlaps the gathers of sequence parallelism, and there are none.",
     broken=f"model.config.tp_comm_overlap=True {TP}=2",
-    mended=f"model.config.tp_comm_overlap=True {TP}=2 {_SP}",
+    mended=_OVERLAPPED,
 )
 def _tensor(facts: Facts) -> Iterator[str]:
     if not getattr(facts.model, "tp_comm_overlap", False):
@@ -93,6 +94,42 @@ def _tensor(facts: Facts) -> Iterator[str]:
             f"sequence_parallel={layout.sp}: there is nothing to overlap without both. Set strategy.sequence_parallel=True "
             "(and a tensor size of 2 or more), or tp_comm_overlap=False."
         )
+
+
+@OVERLAP.rule(
+    "userbuffers-carry-the-format",
+    says="With `tp_comm_overlap` tensors have a format that the machine's Transformer Engine exchanges through userbuffers: "
+    "delayed and current scaling; MXFP8 from 2.4 on, in multiples of 128 tokens; neither blockwise scaling nor NVFP4.",
+    otherwise="Transformer Engine refuses in the first step, on every rank.",
+    broken=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
+    mended=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
+)
+def _format(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("userbuffers-carry-the-format")
+
+
+@OVERLAP.rule(
+    "userbuffers-have-one-size",
+    says="With `tp_comm_overlap` every micro-batch has the same number of tokens.",
+    otherwise="Transformer Engine copies past the buffers' end, or short of it; the run refuses the batch.",
+    broken=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
+    mended=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
+)
+def _one_size(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("userbuffers-have-one-size")
+
+
+@OVERLAP.rule(
+    "every-projection-has-a-userbuffer",
+    says="`tp_comm_overlap`, set on the model, needs projections that Transformer Engine has buffers for: not those of "
+    "multi-latent attention, multi-token prediction and layers that stand in for others.",
+    otherwise="Megatron-Core turns it off for the whole model, or Transformer Engine finds no buffer in the first step.",
+    recipe="deepseek_v2_lite",
+    broken=f"{_OVERLAPPED} strategy.expert_tensor_parallel_size=1",
+    mended=f"model.config.tp_comm_overlap=False {TP}=2 {_SP} strategy.expert_tensor_parallel_size=1",
+)
+def _buffers(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("every-projection-has-a-userbuffer")
 
 
 @OVERLAP.rule(

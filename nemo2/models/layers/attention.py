@@ -41,6 +41,11 @@ from nemo2.models.layers.rules import attention_problems, refuse
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.causal_bottom_right)
 _UNMASKED = (AttnMaskType.no_mask,)
+_NOTHING_OVERLAPS = (
+    "Context parallelism: the plain attention gathers keys and values before it begins, and nothing runs beside "
+    "(model.config.cp_comm_type, unset). 'p2p' sends them round a ring beside the attention, whose blocks are then computed "
+    "without PyTorch's fused kernel."
+)
 
 
 class SDPAttention(MegatronModule):
@@ -90,6 +95,8 @@ class SDPAttention(MegatronModule):
         self.cp_comm_type = cp_comm_type or "all_gather"
         self.cp_group = None
         if config.context_parallel_size > 1:
+            if cp_comm_type is None:
+                say_once(_NOTHING_OVERLAPS)
             groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
             self.cp_group = groups.cp
         self.softmax_offset = self._build_softmax_offset(config)

@@ -2,6 +2,7 @@
 """SDPAttention against attention written out, alone and over context-parallel ranks, gradients included."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
+from nemo2.models.layers.notices import say_once
 
 S, B, N, D = 16, 2, 4, 8
 
@@ -383,3 +385,20 @@ def test_a_pack_that_cannot_be_cut_is_refused(run_on_ranks):
     for message in run_on_ranks(uncuttable, 2):
         assert "2 of 2 sequences cannot be cut for context_parallel_size=2" in message
         assert "the one at tokens 0 to 6 is 6 long" in message and "a multiple of 4 tokens" in message
+
+
+@pytest.mark.parametrize(("way", "told"), [(None, 1), ("all_gather", 0), ("p2p", 0)])
+def test_that_nothing_overlaps_is_said_once_where_no_way_is_asked_for(
+    caplog: pytest.LogCaptureFixture, way: str | None, told: int
+) -> None:
+    say_once.cache_clear()
+    config = TransformerConfig(
+        num_layers=1, hidden_size=N * D, num_attention_heads=N, context_parallel_size=2, attention_dropout=0.0
+    )
+    with caplog.at_level("WARNING"):
+        for layer in (1, 2):
+            groups: Any = SimpleNamespace(cp=None)
+            SDPAttention(config, layer, AttnMaskType.causal, "self", cp_comm_type=way, pg_collection=groups)
+    say_once.cache_clear()
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("nothing runs beside" in line and "model.config.cp_comm_type" in line for line in lines) == told

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What userbuffers can't carry: formats that a version of Transformer Engine doesn't exchange through them, tensors of another
+size than theirs, projections that have none.
+
+Source: ``fill_userbuffers_buffer_for_all_gather`` and the layers that call it, version by version (tests/transformer_engine), and
+the names of buffers that Megatron-Core's modules give their layers.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from packaging.version import Version
+
+CARRIED_SINCE: dict[str, Optional[str]] = {
+    "delayed": "0",
+    "tensorwise": "0",
+    "mxfp8": "2.4",
+    "blockwise": None,
+    "nvfp4": None,
+}
+"""By fp8 or fp4 recipe, the version from which on its tensors travel in userbuffers; None: they don't, up to the newest."""
+_TWO_SETS_SINCE = "2.8"
+_DELAYS_WGRAD_SINCE = "2.3"
+_MXFP8_BLOCK = 128
+_OFF = "or tp_comm_overlap=False (of MegatronCommOverlapCallback, or of model.config)"
+
+
+def without_buffers(config: Any) -> Optional[str]:
+    """The projections of a model that have no userbuffers, as a reason for doing without; None: all have.
+
+    At the first of them Megatron-Core turns ``tp_comm_overlap`` off in the whole configuration, or Transformer Engine fails as it
+    looks for the buffer.
+    """
+    if getattr(config, "multi_latent_attention", False):
+        return "Transformer Engine has no buffers for the projections of multi-latent attention"
+    if getattr(config, "mtp_num_layers", None):
+        return "Transformer Engine has no buffer for the projection of multi-token prediction (model.config.mtp_num_layers)"
+    for block in getattr(config, "per_block_parameters", None) or ():
+        if block.attention.replace_with_linear or block.mlp.replace_with_linear:
+            return "Transformer Engine has no buffers for layers that stand in for attention or an MLP"
+    return None
+
+
+def uncarried(config: Any, *, version: str, tokens: Optional[int]) -> Iterator[tuple[str, str]]:
+    """What a model with ``tp_comm_overlap`` asks of userbuffers and they can't do: rule and sentence.
+
+    Args:
+        config: The model's ``TransformerConfig`` as it runs.
+        version: Transformer Engine's.
+        tokens: Tokens of a micro-batch on a tensor-parallel group, before sequence parallelism shards them; None: unknown.
+    """
+    yield from (("userbuffers-carry-the-format", sentence) for sentence in _formats(config, Version(version), tokens))
+    if getattr(config, "variable_seq_lengths", False):
+        yield (
+            "userbuffers-have-one-size",
+            "model.config.variable_seq_lengths=True with tp_comm_overlap=True: userbuffers have the size of one micro-batch. Pad "
+            f"samples to one length and leave variable_seq_lengths False, {_OFF}.",
+        )
+    reason = without_buffers(config)
+    if reason is not None:
+        yield (
+            "every-projection-has-a-userbuffer",
+            f"model.config.tp_comm_overlap=True: {reason}. Set tp_comm_overlap=False.",
+        )
+
+
+def _formats(config: Any, version: Version, tokens: Optional[int]) -> Iterator[str]:
+    for name in ("fp8", "fp4"):
+        if getattr(config, name, None) is None:
+            continue
+        recipe = str(getattr(config, f"{name}_recipe", None))
+        asked = f"trainer.plugins.{name}_recipe={recipe!r} with tp_comm_overlap=True"
+        since = CARRIED_SINCE.get(recipe, "0")
+        if since is None:
+            yield (
+                f"{asked}: Transformer Engine exchanges no tensors of this format through userbuffers. Set "
+                f"trainer.plugins.fp8_recipe='tensorwise' with fp8, {_OFF}."
+            )
+        elif version < Version(since):
+            yield (
+                f"{asked}: Transformer Engine {version} exchanges no tensors of this format through userbuffers. Install {since} "
+                f"or newer, {_OFF}."
+            )
+        elif recipe == "mxfp8" and tokens is not None:
+            share = tokens // config.tensor_model_parallel_size
+            if share % _MXFP8_BLOCK:
+                yield (
+                    f"{asked}: a rank's share of a micro-batch is {share} tokens, and userbuffers carry MXFP8 tensors in "
+                    f"multiples of {_MXFP8_BLOCK}. Change data.seq_length or data.micro_batch_size, {_OFF}."
+                )
+    if getattr(config, "fp8", None) and version < Version(_TWO_SETS_SINCE) and some_layers_in_16_bits(config):
+        yield (
+            f"trainer.plugins.first_last_layers_bf16=True with tp_comm_overlap=True: Transformer Engine {version} has buffers of "
+            f"one dtype only. Install {_TWO_SETS_SINCE} or newer, or set one of the two to False."
+        )
+    bulk = getattr(config, "tp_comm_bulk_wgrad", False) and not getattr(config, "tp_comm_overlap_rs_dgrad", False)
+    if getattr(config, "delay_wgrad_compute", False) and bulk and version >= Version(_DELAYS_WGRAD_SINCE):
+        yield (
+            "model.config.delay_wgrad_compute=True with tp_comm_overlap=True: a weight gradient that is put off can't run beside "
+            "the exchange of the input's gradient. Set MegatronCommOverlapCallback.tp_comm_overlap_cfg.qkv_wgrad and fc1_wgrad "
+            "to None, or one of the two to False."
+        )
+
+
+def some_layers_in_16_bits(config: Any) -> bool:
+    """Whether layers of a model in 8 or 4 bits stay in 16."""
+    if getattr(config, "quant_recipe", None) is not None:  # each layer may have its own
+        return True
+    return bool(getattr(config, "first_last_layers_bf16", False)) and (
+        config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16 > 0
+    )
