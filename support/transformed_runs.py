@@ -48,6 +48,7 @@ def train(
     *,
     wrapped: tuple[str, ...] = (),
     save: bool = False,
+    to: str | None = None,
     resume: str | None = None,
     transform: Any = None,
     base: bool = True,
@@ -83,7 +84,10 @@ def train(
     callbacks: list[Any] = [Watch(), *([nl.callbacks.ModelTransform(transform)] if callback else [])]
     if save:
         keep = ModelCheckpoint(
-            dirpath=f"{directory}/{name or 'one'}", save_optim_on_train_end=True, filename="{step}", save_last=False
+            dirpath=f"{to or directory}/{name or 'one'}",
+            save_optim_on_train_end=True,
+            filename="{step}",
+            save_last=False,
         )
         callbacks.append(keep)
     found |= small_runs.fit(

@@ -44,7 +44,13 @@ from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarL
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
 from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_state import is_empty_state, sharded_state
-from nemo2.parallel.transform import Transform, transformed
+from nemo2.parallel.transform import (
+    Transform,
+    record_of,
+    refuse_reading_weights,
+    tell_of_loaded_weights,
+    transformed,
+)
 
 
 @dataclass
@@ -399,6 +405,8 @@ class MegatronParallel(nn.ModuleList):
         if self.ddp_config is None:
             return chunk
         if self.ddp_config.use_megatron_fsdp:
+            if (record := record_of(core)) is not None:
+                refuse_reading_weights(record.by, under="strategy.fsdp='megatron'")
             return MegatronFSDPChunk(
                 config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
             )
@@ -501,6 +509,7 @@ class MegatronParallel(nn.ModuleList):
                 key.removeprefix("module."): value for key, value in part.items() if not is_empty_state(key, value)
             }
             core.load_state_dict({**core.state_dict(), **given}, strict=strict)
+            tell_of_loaded_weights(core, given)
 
 
 def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:

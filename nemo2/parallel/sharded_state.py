@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional, cast
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ def sharded_state(core: nn.Module, metadata: Optional[dict[str, Any]] = None) ->
         if name in plain and plain[name].key == leaf.key:
             state[name] = leaf
         elif _is_tensor(leaf):
-            state[name] = by_tensor.get(id(leaf.data)) or by_layer(_cut_as_the_parameter(leaf))
+            state[name] = by_tensor.get(id(leaf.data)) or by_layer(_added(leaf, by_tensor))
         else:
             state[name] = plain.get(renamed.get(name, ""), leaf)
     return state
@@ -67,12 +68,16 @@ def by_layer(leaf: Any) -> Any:
     be complete, and a part of a model needn't be."""
     if isinstance(leaf, ShardedTensorFactory):
         build, stacked_key = leaf.build_fn, leaf.key
+        first = next(_tensors(leaf.build()), None)
+        if first is None:
+            return leaf
+        own_key = key_by_layer(stacked_key, first.global_offset, bool(first.prepend_axis_num))
 
         def build_by_layer(key: str, *arguments: Any) -> Any:
-            return _mapped(by_layer, build(stacked_key, *arguments))
+            # The optimizer's state has the same factories under longer keys: "optimizer.state.exp_avg." and the parameter's.
+            return _mapped(by_layer, build(key.removesuffix(own_key) + stacked_key, *arguments))
 
-        first = next(_tensors(leaf.build()), None)
-        return leaf if first is None else replace(leaf, key=_key_by_layer(first), build_fn=build_by_layer)
+        return replace(leaf, key=own_key, build_fn=build_by_layer)
     if not isinstance(leaf, ShardedTensor) or (key := _key_by_layer(leaf)) == leaf.key:
         return leaf
     return replace(
@@ -127,11 +132,51 @@ def _key_by_layer(leaf: ShardedTensor) -> str:
     return key_by_layer(leaf.key, leaf.global_offset, bool(leaf.prepend_axis_num))
 
 
+def _added(leaf: Any, built: dict[int, Any]) -> Any:
+    """How what a transform has added is stored. ``built``: the leaves of the model as it was built, by their tensors' ids.
+
+    A parameter whose ``rows_like`` is a weight of the model has rows that lie on tensor-parallel ranks as that weight's do: not
+    one block after the other where a layer is fused (a gate and what it gates, the projections of a Mamba mixer).
+    """
+    weight = getattr(leaf.data, "rows_like", None)
+    pattern = None if weight is None else built.get(id(weight))
+    if isinstance(pattern, ShardedTensorFactory):
+        return _rows_like(leaf, pattern)
+    return _cut_as_the_parameter(leaf)
+
+
+def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory:
+    pieces = list(_tensors(pattern.build()))
+
+    def build(key: str, tensor: Any, replica_id: Any, *_: Any) -> list[ShardedTensor]:
+        made, start = [], 0
+        for piece in pieces:
+            rows, axis = piece.local_shape[0], piece.prepend_axis_num
+            mine = tensor[start : start + rows]
+            start += rows
+            made.append(
+                replace(
+                    piece,
+                    key=key + piece.key.removeprefix(pattern.key),
+                    data=mine,
+                    dtype=mine.dtype,
+                    local_shape=tuple(mine.shape),
+                    global_shape=(*piece.global_shape[: axis + 1], *mine.shape[1:]),
+                    global_offset=(*piece.global_offset[: axis + 1], *(0 for _ in mine.shape[1:])),
+                    axis_fragmentations=(*(piece.axis_fragmentations or ())[: axis + 1], *(1 for _ in mine.shape[1:])),
+                    replica_id=replica_id,
+                )
+            )
+        return made
+
+    return ShardedTensorFactory(leaf.key, leaf.data, build, torch.cat, pattern.replica_id)
+
+
 def _cut_as_the_parameter(leaf: Any) -> Any:
     """Megatron-Core takes what stands in a module of the user's own for equal on all tensor-parallel ranks; parameters know
     better."""
-    parameter = getattr(leaf, "data", None)
-    if not (isinstance(leaf, ShardedTensor) and getattr(parameter, "tensor_model_parallel", False)):
+    parameter: Any = getattr(leaf, "data", None)
+    if not isinstance(leaf, ShardedTensor) or not isinstance(leaf.replica_id, tuple):
         return leaf
     if getattr(parameter, "allreduce", True):
         size = parallel_state.get_tensor_model_parallel_world_size()
@@ -139,9 +184,12 @@ def _cut_as_the_parameter(leaf: Any) -> Any:
     else:
         size = parallel_state.get_expert_tensor_parallel_world_size() or 1
         rank = parallel_state.get_expert_tensor_parallel_rank() or 0
-    axis = leaf.prepend_axis_num + cast(Any, parameter).partition_dim
+        # Tensor-parallel ranks hold different experts: a copy is what another rank of the same expert has.
+        leaf = replace(leaf, replica_id=_at(leaf.replica_id, 1, rank))
+    dim = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
+    axis = leaf.prepend_axis_num + dim
     fragments = leaf.axis_fragmentations
-    if size == 1 or fragments is None or fragments[axis] != 1 or not isinstance(leaf.replica_id, tuple):
+    if dim < 0 or size == 1 or fragments is None or fragments[axis] != 1:
         return leaf
     length = leaf.global_shape[axis]
     return replace(

@@ -6,6 +6,9 @@ second one called ``name`` it is called with each module of the chunk and the mo
 experts have the numbers they have in the whole model, whatever this rank holds of it. Either way it may replace modules, change
 them in place and freeze parameters (``requires_grad_(False)``): frozen ones get no gradient and no optimizer state.
 
+Weights are loaded after that. A module of a transform that has a method ``weights_loaded(names)`` is then told which of the
+parameters below it were among them, by their names there.
+
 Checkpoints keep the names: a parameter of the model as it was built is stored as if nothing had been transformed, wherever the
 transform has put it, so that checkpoints of the plain model fit. What the transform adds is stored by its full name.
 """
@@ -70,6 +73,15 @@ def refuse_two_transforms(found: dict[str, Any]) -> None:
         )
 
 
+def refuse_reading_weights(transform: Optional[Transform], *, under: str) -> None:
+    """Raises ConfigError where what the transform adds reads the weights of other modules, which ``under`` shards apart."""
+    if getattr(transform, "reads_weights", False):
+        raise ConfigError(
+            f"model_transform={_called(transform)} reads the weights of the layers that it adds to, and under {under} these "
+            "aren't whole when it does. Use MegatronStrategy, or FSDP2Strategy."
+        )
+
+
 def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
     """``core``, a chunk that nothing wraps yet, after ``transform``. A chunk is transformed once, however often it is asked for.
 
@@ -109,6 +121,16 @@ def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
 def record_of(core: nn.Module) -> Optional[Transformed]:
     """What was done to a chunk that nothing wraps. None: nothing."""
     return core.__dict__.get(_RECORD)
+
+
+def tell_of_loaded_weights(core: nn.Module, names: Iterable[str]) -> None:
+    """``names``: as in ``core.state_dict()``, of what was loaded."""
+    loaded = set(names)
+    for path, module in core.named_modules() if record_of(core) is not None else ():
+        told = getattr(type(module), "weights_loaded", None)
+        if told is not None:
+            below = f"{path}." if path else ""
+            told(module, {name.removeprefix(below) for name in loaded if name.startswith(below)})
 
 
 def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:

@@ -37,7 +37,7 @@ from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
 from nemo2.parallel.stored_names import stored_chunk
-from nemo2.parallel.transform import transform_of
+from nemo2.parallel.transform import record_of, refuse_reading_weights, transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.agreement import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
 from nemo2.settle.machine import Machine
@@ -177,6 +177,8 @@ class TorchShardedStrategy(Checkpoints):
             self.selective_restore()
 
     def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
+        if (record := record_of(core)) is not None and self.shard_group is not None:
+            refuse_reading_weights(record.by, under=type(self).__name__)
         self._start_alike(core)
         keep_masters_in_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)

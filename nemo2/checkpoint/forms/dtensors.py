@@ -11,6 +11,7 @@ from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.megatron_parallel import unwrap
 from nemo2.parallel.stored_names import StoredChunk
+from nemo2.parallel.transform import tell_of_loaded_weights
 
 
 class DTensorForm(PieceForm):
@@ -42,6 +43,10 @@ class DTensorForm(PieceForm):
     @property
     def core(self) -> nn.Module:
         return unwrap(self.parallel.module)
+
+    def tell_of_what_was_loaded(self, keys: set[str]) -> None:
+        stored = self.chunk.stored
+        tell_of_loaded_weights(self.core, (name for name in stored if any(rows.key in keys for rows in stored[name])))
 
     def make_optimizer_state(self) -> None:
         self.optimizer.make_state()

@@ -69,6 +69,9 @@ class PieceForm(Form):
     def take_up(self, *, model: bool, optimizer: bool) -> None:
         """After reading; for forms whose state isn't read in place."""
 
+    def tell_of_what_was_loaded(self, keys: set[str]) -> None:
+        """After reading: tell modules of a transform that ask (`nemo2.parallel.transform`) of what was stored under ``keys``."""
+
     @property
     def io(self) -> TorchCheckpointIO:
         return self.owner.checkpoint_io
@@ -134,6 +137,8 @@ class PieceForm(Form):
             pieces = padded_to(pieces, there)
         self.io.load_into(pieces, path)
         self.take_up(model=model, optimizer=optimizer)
+        if model:
+            self.tell_of_what_was_loaded({piece.key for piece in pieces})
         if optimizer:
             self.load_optimizer_extras(extras)
         if not optimizer or manifest is None or manifest.layout != self.layout_record():

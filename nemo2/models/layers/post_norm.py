@@ -26,7 +26,13 @@ def with_post_norm(linear: type) -> Any:
 
         def forward(self, x: Tensor) -> tuple[Tensor, None]:
             """The norm of the output, its bias included."""
-            output, bias = super().forward(x)
+            return self.normalised(*self.project(x))
+
+        def project(self, x: Tensor) -> tuple[Tensor, Any]:
+            """The output before the norm, and the bias that is to be added to it."""
+            return super().forward(x)
+
+        def normalised(self, output: Tensor, bias: Any) -> tuple[Tensor, None]:
             return self.post_layernorm(output if bias is None else output + bias), None
 
     WithPostNorm.__name__ = WithPostNorm.__qualname__ = f"{linear.__name__}WithPostNorm"

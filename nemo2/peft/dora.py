@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DoRA: a weight's rows keep a trained length, and LoRA turns their direction (Liu et al., arXiv:2402.09353)."""
+
+from typing import Any, Literal, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nemo2.config.capture import configurable
+from nemo2.peft.adapter import Adapted, InitMethod, LowRank, mark
+from nemo2.peft.lora import LoRA
+
+
+class Magnitude(nn.Module):
+    """The trained length of each row of a weight ``W``, ``[outputs]``, cut over ranks as the rows are.
+
+    Its call gives ``m / |W + s B A|``, row by row, by which the layer's output is scaled. As in the paper's section 4.3, the
+    norm counts as a constant in the backward pass.
+    """
+
+    def __init__(self, layer: nn.Module, additions: LowRank) -> None:
+        super().__init__()
+        weight: Any = layer.weight
+        placement = additions.placement
+        self.weight = nn.Parameter(torch.ones(weight.shape[0], dtype=weight.dtype, device=weight.device))
+        mark(self.weight, axis=0 if placement.split == "column" else None, placement=placement)
+        if placement.split == "column":
+            self.weight.rows_like = weight  # pyright: ignore[reportAttributeAccessIssue]
+        self.__dict__["_of"] = (layer, additions)
+        self._sums = placement.split != "column" and placement.travel == "outside"
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Take the length that each row has now: with it the model computes what it did before."""
+        if not self.weight.is_meta:
+            self.weight.copy_(self.lengths())
+
+    @torch.no_grad()
+    def lengths(self) -> Tensor:
+        """``|W + s B A|``, ``[outputs of this rank]``, in fp32."""
+        layer, additions = self._of
+        squares = (layer.weight.float() + additions.product()).square().sum(dim=1)
+        placement = additions.placement
+        if placement.split == "row" and placement.size > 1:
+            dist.all_reduce(squares, group=placement.group)
+        return squares.sqrt()
+
+    def forward(self) -> Tensor:
+        from megatron.core.tensor_parallel import mappings
+
+        weight = self.weight
+        if self._sums:
+            weight = mappings.copy_to_tensor_model_parallel_region(weight, group=self._of[1].placement.group)
+        return (weight.float() / self.lengths()).to(weight.dtype)
+
+
+class DirectionAndMagnitude(nn.Module):
+    """What `DoRA` has beside a layer, under the names of checkpoints."""
+
+    def __init__(self, layer: nn.Module, additions: LowRank) -> None:
+        super().__init__()
+        self.linear_in, self.linear_out = additions.linear_in, additions.linear_out
+        self.magnitude = Magnitude(layer, additions)
+        self.__dict__["additions"] = additions
+
+    def train(self, mode: bool = True) -> "DirectionAndMagnitude":
+        self.additions.train(mode)
+        return super().train(mode)
+
+
+class Decomposed(Adapted):
+    """A linear layer ``m (W + s B A) / |W + s B A| x``, bias apart."""
+
+    adapter: DirectionAndMagnitude
+
+    def weights_loaded(self, names: set[str]) -> None:
+        """Called when weights were loaded, with the names below this module of those that were: where the lengths weren't, a
+        base model was, and its rows' lengths are taken."""
+        if not any(name.endswith("magnitude.weight") for name in names):
+            self.adapter.magnitude.begin()
+
+    def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
+        layer: Any = self.to_wrap
+        additions: LowRank = self.adapter.additions
+        inside = layer.bias if bias is None and getattr(layer, "bias", None) is not None else None
+        product = output if inside is None else output - inside
+        scale = additions.placement.behind(self.adapter.magnitude())
+        scaled = scale * (product + self.adapter.additions(x))
+        return scaled if inside is None else scaled + inside
+
+
+@configurable
+class DoRA(LoRA):
+    """``y = m (W + alpha / dim B A) / |W + alpha / dim B A| x``, with W frozen and the length m of each row trained.
+
+    Each forward pass computes the product of B and A, as large as W, for the lengths. Dropout, where it is set, is of the
+    additions only. Arguments as `LoRA`'s.
+    """
+
+    reads_weights = True
+
+    def __init__(
+        self,
+        target_modules: Optional[list[str]] = None,
+        exclude_modules: Optional[list[str]] = None,
+        dim: int = 32,
+        alpha: float = 64,
+        dropout: float = 0.0,
+        dropout_position: Literal["pre", "post"] = "pre",
+        lora_A_init_method: InitMethod = "xavier",
+        lora_B_init_method: InitMethod = "zero",
+        lora_dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        super().__init__(
+            target_modules=target_modules,
+            exclude_modules=exclude_modules,
+            dim=dim,
+            alpha=alpha,
+            dropout=dropout,
+            dropout_position=dropout_position,
+            lora_A_init_method=lora_A_init_method,
+            lora_B_init_method=lora_B_init_method,
+            lora_dtype=lora_dtype,
+        )
+
+    def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
+        assert isinstance(adapter, LowRank)
+        return Decomposed(layer, DirectionAndMagnitude(layer, adapter))

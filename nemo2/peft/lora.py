@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA: low-rank additions beside linear layers (Hu et al., arXiv:2106.09685)."""
+
+from collections.abc import Collection
+from typing import Any, Literal, Optional
+
+import torch
+from torch import nn
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.peft.adapter import INIT_METHODS, Adapted, InitMethod, LowRank, prepare, required_placement, sections_of
+from nemo2.peft.base import PEFT
+from nemo2.peft.targets import ModuleMatcher, refuse_unmet
+
+TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+"""What NeMo 2.0's LoRA and DoRA are put beside unless told otherwise."""
+
+
+@configurable
+class LoRA(PEFT):
+    """``y = W x + alpha / dim * B A x`` beside each of the target layers, with W frozen.
+
+    A fused layer (queries, keys and values; a gate and what it gates) has one A; `CanonicalLoRA` gives each its own. Beside a
+    routed expert's layer every expert has an addition of its own, whatever the expert-parallel size.
+
+    Args:
+        target_modules: Names of linear layers, or patterns of full names (`nemo2.peft.targets`). None: `TARGETS`, attention's and
+            the feed-forward's layers.
+        exclude_modules: What is left out of them. None: nothing.
+        dim: The rank of the additions.
+        alpha: Additions are scaled by ``alpha / dim``.
+        dropout: Probability with which a channel is dropped while training.
+        dropout_position: "pre": of the layer's input on the way to A, as in the paper; "post": of the addition.
+        lora_A_init_method, lora_B_init_method: What A and B begin with (`nemo2.peft.adapter.first_values`). B at zero makes the
+            model begin as the base.
+        lora_dtype: Of A and B. None: the layer's own.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        target_modules: Optional[list[str]] = None,
+        exclude_modules: Optional[list[str]] = None,
+        dim: int = 32,
+        alpha: float = 32,
+        dropout: float = 0.0,
+        dropout_position: Literal["pre", "post"] = "pre",
+        lora_A_init_method: InitMethod = "xavier",
+        lora_B_init_method: InitMethod = "zero",
+        lora_dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        self.target_modules = list(TARGETS) if target_modules is None else list(target_modules)
+        self.exclude_modules = list(exclude_modules or [])
+        self.dim, self.alpha, self.dropout, self.dropout_position = dim, alpha, dropout, dropout_position
+        self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
+        self.lora_dtype = lora_dtype
+        refuse_out_of_range(type(self).__name__, vars(self))
+
+    @property
+    def matcher(self) -> ModuleMatcher:
+        return ModuleMatcher(self.target_modules, self.exclude_modules)
+
+    def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
+        full = f"{prefix}.{name}" if prefix else name or ""
+        pattern = self.matcher.match(name or "", prefix or "") if name else None
+        if pattern is None or not is_meant(module, pattern):
+            return module
+        return self.beside(module, full)
+
+    def beside(self, module: nn.Module, full: str) -> nn.Module:
+        """A linear layer, ``full`` its full name, with an addition."""
+        placement = required_placement(module, full)
+        weight: Any = module.weight
+        prepare(module)
+        sections = sections_of(module, full, placement)
+        return self.adapted(module, LowRank(placement, like=weight, name=full, sections=sections, **self.factors))
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """What `LowRank` is told beside the layer."""
+        return {
+            "rank": self.dim,
+            "scale": self.alpha / self.dim,
+            "dropout": self.dropout,
+            "dropout_position": self.dropout_position,
+            "a_init": self.lora_A_init_method,
+            "b_init": self.lora_B_init_method,
+            "dtype": self.lora_dtype,
+        }
+
+    def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
+        return Adapted(layer, adapter)
+
+    def refuse_unknown_targets(self, linear_layers: Collection[str]) -> None:
+        refuse_unmet(self.target_modules, linear_layers, field_name="peft.target_modules")
+
+
+def is_meant(module: nn.Module, pattern: str) -> bool:
+    """Whether a module that a pattern takes is to have an addition: with wildcards, only linear layers are."""
+    from nemo2.peft.placement import placement_of
+
+    return not any(sign in pattern for sign in "*?") or placement_of(module) is not None
+
+
+def refuse_out_of_range(name: str, settings: dict[str, Any]) -> None:
+    """Raises ConfigError where a setting of a method is out of its range."""
+    if not isinstance(settings["dim"], int) or settings["dim"] < 1:
+        raise ConfigError(f"peft.dim={settings['dim']!r}: the rank of {name}'s additions is a whole number from 1 on.")
+    if settings["alpha"] <= 0:
+        raise ConfigError(
+            f"peft.alpha={settings['alpha']!r}: additions are scaled by alpha / dim; use a number above 0."
+        )
+    if not 0 <= settings["dropout"] < 1:
+        raise ConfigError(f"peft.dropout={settings['dropout']!r}: is a probability below 1; 0 drops nothing.")
+    if settings["dropout_position"] not in ("pre", "post"):
+        raise ConfigError(f"peft.dropout_position={settings['dropout_position']!r}: must be 'pre' or 'post'.")
+    for field in ("lora_A_init_method", "lora_B_init_method"):
+        if settings[field] not in INIT_METHODS:
+            hint = did_you_mean(str(settings[field]), INIT_METHODS)
+            raise ConfigError(
+                f"peft.{field}={settings[field]!r} is unknown{hint}; known are {', '.join(INIT_METHODS)}."
+            )

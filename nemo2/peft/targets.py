@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules a method is applied to, by their names.
+
+A pattern is a module's own name (``linear_qkv``), or its full name with wildcards and ranges of layers:
+``*.layers.0.*.linear_qkv``, ``*.layers.0-15.*.linear_fc?``, ``decoder.layers.{0,4,8}.mlp.linear_fc1``. Layers and experts have
+the numbers they have in the whole model, from 0 on.
+"""
+
+import functools
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Optional
+
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+_RANGE = re.compile(r"(?<=\.)(\d+)-(\d+)(?=\.|$)")
+_CHOICE = re.compile(r"\\\{([^{}]*)\\\}")
+
+
+@dataclass
+class ModuleMatcher:
+    """Tells which modules are meant.
+
+    Args:
+        target_modules: Patterns, see above. Empty: all linear layers that ``exclude_modules`` doesn't name.
+        exclude_modules: Patterns of what is left out of them.
+    """
+
+    target_modules: list[str] = field(default_factory=list)
+    exclude_modules: list[str] = field(default_factory=list)
+
+    def match(self, name: str, prefix: str = "") -> Optional[str]:
+        """The first pattern that takes the module ``name`` below ``prefix``; None where it isn't meant."""
+        full = f"{prefix}.{name}" if prefix else name
+        if any(takes(pattern, full) for pattern in self.exclude_modules):
+            return None
+        if not self.target_modules:
+            return "*"
+        return next((pattern for pattern in self.target_modules if takes(pattern, full)), None)
+
+
+def takes(pattern: str, full_name: str) -> bool:
+    """Whether a pattern takes a module of this full name."""
+    if pattern == full_name.rpartition(".")[2]:
+        return True
+    return _compiled(pattern).fullmatch(full_name) is not None
+
+
+def refuse_unmet(patterns: Iterable[str], names: Collection[str], *, field_name: str) -> None:
+    """``names``: the full names of all linear layers of the model.
+
+    Raises:
+        ConfigError: a pattern takes none of them.
+    """
+    for pattern in patterns:
+        if not any(takes(pattern, name) for name in names):
+            known = sorted({name.rpartition(".")[2] for name in names})
+            raise ConfigError(
+                f"{field_name}={pattern!r} is no linear layer of this model{did_you_mean(pattern, known)}. Its linear layers are "
+                f"{', '.join(known)}; a full name may have wildcards and ranges of layers (*.layers.0-15.*.{known[-1]})."
+            )
+
+
+def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+    """Patterns whose last name is a part of a fused layer (``linear_q`` of ``linear_qkv``), by the pattern of the fused layer,
+    each with the parts that are meant.
+
+    Args:
+        canonical: The parts of each fused layer; a layer that isn't fused has itself.
+    """
+    fused = {part: layer for layer, parts in canonical.items() for part in parts}
+    found: dict[str, set[str]] = {}
+    for pattern in patterns:
+        head, dot, last = pattern.rpartition(".")
+        layer = fused.get(last, last)
+        found.setdefault(f"{head}{dot}{layer}", set()).add(last)
+    return found
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    text = re.escape(_RANGE.sub(_all_of_range, pattern))
+    text = _CHOICE.sub(lambda found: f"(?:{found[1].replace(',', '|')})", text)
+    return re.compile(text.replace(r"\*", ".*").replace(r"\?", "."))
+
+
+def _all_of_range(found: re.Match[str]) -> str:
+    first, last = int(found[1]), int(found[2])
+    if last < first:
+        raise ConfigError(f"The layers {found[0]} of a pattern of target modules end before they begin.")
+    return f"{{{','.join(map(str, range(first, last + 1)))}}}"

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small runs with PEFT methods in every layout, from the weights of one process."""
+
+from typing import Any
+
+import torch
+
+from support import small_runs, transformed_runs
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    **transformed_runs.LAYOUTS,
+    "tp2": {"tensor_model_parallel_size": 2},
+    "cp2": {"context_parallel_size": 2},
+}
+OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "ep2": {"expert_model_parallel_size": 2},
+    "etp2": {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 2},
+}
+
+
+def method(kind: str, **changes: Any) -> Any:
+    """The method of a run; its second factors don't begin at zero, so that every gradient counts from the first step on."""
+    from nemo2 import peft
+
+    options = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal", "lora_A_init_method": "uniform"}
+    return getattr(peft, kind)(**(options | changes))
+
+
+def train(directory: str, kind: str, name: str = "", *, options: Any = None, **run: Any) -> dict[str, Any]:
+    """``STEPS`` steps with a method, in a layout by its name."""
+    torch.manual_seed(1234)
+    if not name.startswith("fsdp"):
+        run.setdefault("strategy", (LAYOUTS | OF_EXPERTS).get(name))
+    try:
+        return transformed_runs.train(directory, name, transform=method(kind, **(options or {})), **run)
+    finally:
+        small_runs.release()
+
+
+def base(directory: str, **config: Any) -> None:
+    transformed_runs.base(directory, **config)
+    small_runs.release()

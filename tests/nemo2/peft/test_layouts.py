@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each method trains the same in every layout, and its checkpoints go on in another one."""
+
+from typing import Any
+
+import pytest
+
+from support import adapted_runs
+from support.transformed_runs import EXPERTS, STEPS
+
+KINDS = ("LoRA", "DoRA", "CanonicalLoRA")
+GATED: dict[str, Any] = {"gated_linear_unit": True}
+RUNS = [
+    *(("LoRA", name) for name in adapted_runs.LAYOUTS),
+    *((kind, name) for kind in ("DoRA", "CanonicalLoRA") for name in ("tp2", "tp2 sp", "pp2 vp2", "fsdp2")),
+]
+
+
+def one_process(directory: str) -> dict[Any, Any]:
+    adapted_runs.base(f"{directory}/dense")
+    found: dict[Any, Any] = {}
+    for kind in KINDS:
+        place = f"{directory}/{kind}"
+        found[kind] = adapted_runs.train(f"{directory}/dense", kind, to=place, save=True)
+        found[kind, "resumed"] = adapted_runs.train(f"{directory}/dense", kind, resume=f"{place}/one/step={STEPS}")
+    adapted_runs.base(f"{directory}/experts", **EXPERTS | GATED)
+    found["experts"] = adapted_runs.train(
+        f"{directory}/experts", "LoRA", to=f"{directory}/E", save=True, **EXPERTS | GATED
+    )
+    return found
+
+
+def two_ranks(directory: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = {(kind, name): adapted_runs.train(f"{directory}/dense", kind, name) for kind, name in RUNS}
+    for kind, name in RESUMED:
+        found[kind, name, "resumed"] = adapted_runs.train(
+            f"{directory}/dense", kind, name, resume=f"{directory}/{kind}/one/step={STEPS}"
+        )
+    for name in OF_EXPERTS:
+        found["experts", name] = adapted_runs.train(f"{directory}/experts", "LoRA", name, **EXPERTS | GATED)
+    return found
+
+
+RESUMED = [
+    *((kind, "tp2 sp") for kind in KINDS),
+    ("LoRA", "pp2"),
+    ("DoRA", "fsdp2"),
+]
+OF_EXPERTS = ("ep2", "etp2")
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, tmp_path_factory) -> dict[str, list[dict[Any, Any]]]:
+    directory = str(tmp_path_factory.mktemp("adapted"))
+    return {"one": run_on_ranks(one_process, 1, directory), "two": run_on_ranks(two_ranks, 2, directory)}
+
+
+@pytest.mark.parametrize(("kind", "name"), RUNS)
+def test_every_layout_trains_as_one_process_and_leaves_the_base_alone(runs, kind, name):
+    expected = runs["one"][0][kind]
+    assert len(set(expected["losses"])) == STEPS
+    for rank in runs["two"]:
+        run = rank[kind, name]
+        assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
+        assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
+        assert run["counts"] == expected["counts"]
+        assert all(".adapter." in key for key in run["changed"])
+        assert not any(".adapter." in key for key in run["same"])
+
+
+@pytest.mark.parametrize(("kind", "name"), RESUMED)
+def test_a_layout_goes_on_from_a_checkpoint_of_one_process(runs, kind, name):
+    expected = runs["one"][0][kind, "resumed"]
+    for rank in runs["two"]:
+        assert rank[kind, name, "resumed"]["losses"] == pytest.approx(expected["losses"], rel=5e-5)
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_every_expert_has_an_addition_of_its_own_on_whatever_rank_it_is(runs, name):
+    expected = runs["one"][0]["experts"]
+    for rank in runs["two"]:
+        run = rank["experts", name]
+        assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
+        assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
+        assert run["counts"] == expected["counts"]
