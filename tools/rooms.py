@@ -97,6 +97,12 @@ ROOMS = (
         ("backend", "config", "parallel", "precision", "overlap", "optim", "data"),
     ),
     Room(
+        "peft",
+        "parameter-efficient fine-tuning: `base.py` (a method is a transform), `lora.py`, `dora.py`, `canonical_lora.py`; "
+        "`placement.py` (how an addition lies on the ranks of its layer), `adapter.py`, `targets.py` (which layers), `merge.py`",
+        ("config", "backend", "parallel"),
+    ),
+    Room(
         "checkpoint",
         "checkpoint IO under a watch (`writing.py`, `background.py` with its `writer_process.py`, and `reading.py`, which puts "
         "tensors where they belong while their files are "

@@ -175,7 +175,8 @@ def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
         managed = _MANAGED | getattr(obj, "adjustments", {}).keys()
         for name in changed_since_made(obj, arguments):
             value = getattr(obj, name, None)
-            if name not in managed and name in parameter_names(type(obj)) and isinstance(value, _PLAIN):
+            known = isinstance(value, _PLAIN) or captured_arguments(value) is not None
+            if name not in managed and name in parameter_names(type(obj)) and known:
                 arguments[name] = value
     elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}

@@ -3,6 +3,8 @@ from nemo2 import recipes as recipes
 from nemo2.data.demo import StdlibDataModule as StdlibDataModule
 from nemo2.data.mock import MockDataModule as MockDataModule
 from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModule
+from nemo2.llm import peft as peft
+from nemo2.llm.api import finetune as finetune
 from nemo2.llm.api import generate as generate
 from nemo2.llm.api import pretrain as pretrain
 from nemo2.llm.api import train as train

@@ -16,12 +16,14 @@ from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.llm.set_up import connect_parts
 from nemo2.optim.base import OptimizerModule
+from nemo2.peft.base import PEFT
 from nemo2.run_dir.faults import install_fault_hook
 from nemo2.run_dir.hang import HangWatchdog
 from nemo2.run_dir.logger import NeMoLogger
 from nemo2.run_dir.orphans import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.run_dir.resumed import ResumedRecipe
+from nemo2.strategies.checkpoints import Checkpoints
 
 install_fault_hook()
 end_with_parents()
@@ -50,6 +52,40 @@ def pretrain(
         The run's directory.
     """
     return train(model=model, data=data, trainer=trainer, log=log, resume=resume, optim=optim, tokenizer="data")
+
+
+@configurable(strategy="trainer.strategy")
+def finetune(
+    model: pl.LightningModule,
+    data: pl.LightningDataModule,
+    trainer: pl.Trainer,
+    log: Optional[NeMoLogger] = None,
+    resume: Optional[AutoResume] = None,
+    optim: Optional[OptimizerModule] = None,
+    peft: Optional[PEFT] = None,
+    tokenizer: Optional[Any] = "model",
+) -> Path:
+    """Train a model on from weights that ``resume.restore_config`` names, all of it or what a PEFT method adds.
+
+    Args:
+        peft: The method, such as `nemo2.peft.LoRA`. Everything else is frozen, and checkpoints hold what is trained only, with a
+            reference to the weights that the run began with. None: all parameters are trained.
+        tokenizer: As in `train`.
+
+    The others are those of `pretrain`. Returns the run's directory.
+    """
+    if peft is not None:
+        _save_only_what_is_trained(trainer)
+    return train(
+        model=model,
+        data=data,
+        trainer=trainer,
+        log=log,
+        resume=resume,
+        optim=optim,
+        tokenizer=tokenizer,
+        model_transform=peft,
+    )
 
 
 @configurable(strategy="trainer.strategy")
@@ -159,6 +195,12 @@ def generate(
         random_seed=random_seed,
         output_path=output_path,
     )
+
+
+def _save_only_what_is_trained(trainer: pl.Trainer) -> None:
+    strategy = trainer.strategy
+    if isinstance(strategy, Checkpoints):
+        strategy.save_only_what_is_trained()
 
 
 def _setup(

@@ -59,9 +59,10 @@ def model_of(checkpoint: Path) -> Any:
     """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built."""
     model = load_context(checkpoint, "model")
     model.tokenizer = load_context(checkpoint, "tokenizer")
-    data = load_context(checkpoint, "data", build=False)
-    if "seq_length" not in explicit_fields(model.config) and getattr(data, "seq_length", None):
-        model.config.seq_length = data.seq_length
+    if "seq_length" not in explicit_fields(model.config):
+        data = load_context(checkpoint, "data", build=False)
+        if getattr(data, "seq_length", None):
+            model.config.seq_length = data.seq_length
     # Userbuffers have the size of a training micro-batch, and prompts have any.
     model.config.tp_comm_overlap = False
     return model

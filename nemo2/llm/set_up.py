@@ -9,13 +9,16 @@ from typing import Any, Literal, Optional, Union
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.config.adjust import adjust
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
+from nemo2.models.walker import shape_of
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.transform import refuse_two_transforms
+from nemo2.peft.base import PEFT
 
 _STATES = {
     "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
@@ -142,9 +145,22 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     if model_transform is None:
         return
     own = getattr(model, "model_transform", None)
+    if model_transform is own:
+        return
     given = {"model_transform": model_transform, "model.model_transform": own}
     refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
+    if isinstance(model_transform, PEFT):
+        model_transform.refuse_unknown_targets(_linear_layers(model))
     model.model_transform = model_transform
+
+
+def _linear_layers(model: Any) -> Optional[list[str]]:
+    """Full names; None where the model isn't one whose shape is known."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, TransformerConfig):
+        return None
+    output = [] if getattr(config, "share_embeddings_and_output_weights", False) else ["output_layer"]
+    return [*(name for name, _ in shape_of(config).linears()), *output]
 
 
 def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:

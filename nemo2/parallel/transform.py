@@ -118,6 +118,11 @@ def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
     return core
 
 
+def forget_transform(core: nn.Module) -> None:
+    """Take a chunk, in which every module is back in its place, for one that was never transformed."""
+    core.__dict__.pop(_RECORD, None)
+
+
 def record_of(core: nn.Module) -> Optional[Transformed]:
     """What was done to a chunk that nothing wraps. None: nothing."""
     return core.__dict__.get(_RECORD)

@@ -134,8 +134,8 @@ class LowRank(nn.Module):
         x = self._dropped(x, "pre", differs=self.placement.split == "row" or self.placement.travel == "sequence")
         hidden = self.placement.between(self.linear_in(x))
         output = self.linear_out(hidden)
-        cut = self.placement.split == "column" or self.placement.travel == "sequence"
-        return self._dropped(output, "post", differs=cut) * self.scale
+        sharded = self.placement.split == "column" or self.placement.travel == "sequence"
+        return self._dropped(output, "post", differs=sharded) * self.scale
 
     def product(self) -> Tensor:
         """``scale B A`` as this rank has it of the layer's weight, in fp32."""
@@ -184,6 +184,10 @@ class Adapted(nn.Module):
         joined = self.joined(output, bias, seen)
         return joined if type(layer) is nn.Linear else (joined, bias)
 
+    def merged_weight(self) -> Tensor:
+        """The layer's weight with the addition in it, on this rank, in fp32."""
+        return self.to_wrap.weight.float() + self.adapter.product()  # pyright: ignore
+
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
         """``output``: the layer's, with its bias unless that is given apart. ``x``: what the layer's product was of."""
         return output + self.adapter(x)
@@ -226,15 +230,15 @@ def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) 
     """Tell Megatron-Core how a parameter lies on tensor-parallel ranks: it is counted once in the norm of gradients, and its
     gradients are reduced over the ranks that hold it."""
     settings: Any = parameter
-    cut = axis is not None and placement.size > 1
-    settings.tensor_model_parallel = cut
-    settings.partition_dim, settings.partition_stride = (axis if cut else -1), 1
+    sharded = axis is not None and placement.size > 1
+    settings.tensor_model_parallel = sharded
+    settings.partition_dim, settings.partition_stride = (axis if sharded else -1), 1
     settings.sequence_parallel = axis is None and placement.travel == "sequence"
     if placement.expert:
         settings.allreduce = False
         # Tensor-parallel ranks hold different experts, so that each counts its own; of a factor that all ranks of an expert
         # have, the first one counts.
-        settings.tensor_model_parallel = cut or placement.rank == 0
+        settings.tensor_model_parallel = sharded or placement.rank == 0
 
 
 def first_values(shape: Sequence[int], init_method: InitMethod, name: str) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter-efficient fine-tuning as a transform of the model: everything is frozen, and a method adds what is trained.
+"""Parameter-efficient fine-tuning (PEFT) as a transform of the model: everything is frozen, and a method adds what is trained.
 
 A method is applied to each chunk of the model before it is wrapped for training (`nemo2.parallel.transform`), so that the
 frozen parameters get no gradients, no buckets and no optimizer state. A method of your own is a subclass with `transform`:
@@ -52,8 +52,8 @@ class PEFT(ABC):
         for parameter in model.parameters():
             parameter.requires_grad_(False)
 
-    def refuse_unknown_targets(self, linear_layers: Collection[str]) -> None:  # noqa: B027  # a method needn't have targets
-        """Called by checks with the full names of the model's linear layers.
+    def refuse_unknown_targets(self, linear_layers: Optional[Collection[str]]) -> None:  # noqa: B027  # it needn't have targets
+        """Called before anything is built, with the full names of the model's linear layers; None where they aren't known.
 
         Raises:
             ConfigError: the method is asked for a layer that the model doesn't have.

@@ -12,7 +12,7 @@ from nemo2.errors import ConfigError
 from nemo2.peft.adapter import InitMethod, LowRank, prepare, required_placement
 from nemo2.peft.lora import LoRA, is_meant
 from nemo2.peft.placement import Placement
-from nemo2.peft.targets import ModuleMatcher, expanded, refuse_unmet
+from nemo2.peft.targets import ModuleMatcher, expanded
 
 PARTS = {"linear_qkv": ("linear_q", "linear_k", "linear_v"), "linear_fc1": ("linear_fc1_gate", "linear_fc1_up")}
 """The projections that Megatron-Core's layers fuse, in the order of their rows."""
@@ -90,7 +90,7 @@ class CanonicalLoRA(LoRA):
         lora_dtype: Optional[torch.dtype] = None,
     ) -> None:
         super().__init__(
-            target_modules=list(CANONICAL_TARGETS) if target_modules is None else target_modules,
+            target_modules=target_modules,
             exclude_modules=exclude_modules,
             dim=dim,
             alpha=alpha,
@@ -100,6 +100,8 @@ class CanonicalLoRA(LoRA):
             lora_B_init_method=lora_B_init_method,
             lora_dtype=lora_dtype,
         )
+        if target_modules is None:
+            self.target_modules = list(CANONICAL_TARGETS)
         fused = [name for name in self.target_modules if name.rpartition(".")[2] in PARTS]
         if fused:
             parts = ", ".join(PARTS[fused[0].rpartition(".")[2]])
@@ -137,8 +139,9 @@ class CanonicalLoRA(LoRA):
         }
         return self.adapted(module, Apart(additions, widths, groups, placement))
 
-    def refuse_unknown_targets(self, linear_layers: Collection[str]) -> None:
-        refuse_unmet(expanded(self.target_modules, PARTS), linear_layers, field_name="peft.target_modules")
+    @property
+    def _patterns(self) -> Collection[str]:
+        return expanded(self.target_modules, PARTS)
 
 
 def _widths(layer: Any, name: str, placement: Placement) -> dict[str, int]:

@@ -13,7 +13,7 @@ from nemo2.peft.lora import LoRA
 
 
 class Magnitude(nn.Module):
-    """The trained length of each row of a weight ``W``, ``[outputs]``, cut over ranks as the rows are.
+    """The trained length of each row of a weight ``W``, ``[outputs]``, sharded over ranks as the rows are.
 
     Its call gives ``m / |W + s B A|``, row by row, by which the layer's output is scaled. As in the paper's section 4.3, the
     norm counts as a constant in the backward pass.
@@ -80,6 +80,12 @@ class Decomposed(Adapted):
         base model was, and its rows' lengths are taken."""
         if not any(name.endswith("magnitude.weight") for name in names):
             self.adapter.magnitude.begin()
+
+    def merged_weight(self) -> Tensor:
+        weight: Any = self.to_wrap.weight
+        turned = weight.float() + self.adapter.additions.product()
+        magnitude = self.adapter.magnitude
+        return turned * (magnitude.weight.float() / magnitude.lengths()).unsqueeze(1)
 
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
         layer: Any = self.to_wrap

@@ -53,6 +53,8 @@ class LoRA(PEFT):
         lora_B_init_method: InitMethod = "zero",
         lora_dtype: Optional[torch.dtype] = None,
     ) -> None:
+        self.named = target_modules is not None
+        """Whether the targets were named: each is then to be there."""
         self.target_modules = list(TARGETS) if target_modules is None else list(target_modules)
         self.exclude_modules = list(exclude_modules or [])
         self.dim, self.alpha, self.dropout, self.dropout_position = dim, alpha, dropout, dropout_position
@@ -95,8 +97,13 @@ class LoRA(PEFT):
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
         return Adapted(layer, adapter)
 
-    def refuse_unknown_targets(self, linear_layers: Collection[str]) -> None:
-        refuse_unmet(self.target_modules, linear_layers, field_name="peft.target_modules")
+    def refuse_unknown_targets(self, linear_layers: Optional[Collection[str]]) -> None:
+        if linear_layers is not None:
+            refuse_unmet(self._patterns, linear_layers, each=self.named)
+
+    @property
+    def _patterns(self) -> Collection[str]:
+        return self.target_modules
 
 
 def is_meant(module: nn.Module, pattern: str) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a linear layer lies on its tensor-parallel ranks, and how the two factors of an addition beside it do.
 
-The rank of the addition is never cut. Where the layer's outputs are (column-parallel), the second factor is cut like the weight,
-the first is whole, and what crosses ranks between them is as wide as the rank; likewise for inputs (row-parallel). The traffic
-is rank over width of the layer's own, and each rank needs no more of the layer's input than it has already.
+The rank of the addition is never sharded. Where the layer's outputs are (column-parallel), the second factor is sharded like the
+weight, the first is whole, and what crosses ranks between them is as wide as the rank; likewise for inputs (row-parallel). The
+traffic is rank over width of the layer's own, and each rank needs no more of the layer's input than it has already.
 
 | layer | first factor A | second factor B | between them |
 |---|---|---|---|

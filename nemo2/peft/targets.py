@@ -16,6 +16,7 @@ from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
 _RANGE = re.compile(r"(?<=\.)(\d+)-(\d+)(?=\.|$)")
+_EXPERT = re.compile(r"(?<=\.)local_experts\.\d+\.")
 _CHOICE = re.compile(r"\\\{([^{}]*)\\\}")
 
 
@@ -45,22 +46,25 @@ def takes(pattern: str, full_name: str) -> bool:
     """Whether a pattern takes a module of this full name."""
     if pattern == full_name.rpartition(".")[2]:
         return True
-    return _compiled(pattern).fullmatch(full_name) is not None
+    compiled = _compiled(pattern)
+    # Where one module holds all experts of a rank, none of them has a number.
+    return any(compiled.fullmatch(name) for name in (full_name, _EXPERT.sub("", full_name)))
 
 
-def refuse_unmet(patterns: Iterable[str], names: Collection[str], *, field_name: str) -> None:
-    """``names``: the full names of all linear layers of the model.
+def refuse_unmet(patterns: Collection[str], names: Collection[str], *, each: bool) -> None:
+    """``names``: the full names of all linear layers of the model. ``each``: every pattern is to take some, and not just one.
 
     Raises:
         ConfigError: a pattern takes none of them.
     """
-    for pattern in patterns:
-        if not any(takes(pattern, name) for name in names):
-            known = sorted({name.rpartition(".")[2] for name in names})
-            raise ConfigError(
-                f"{field_name}={pattern!r} is no linear layer of this model{did_you_mean(pattern, known)}. Its linear layers are "
-                f"{', '.join(known)}; a full name may have wildcards and ranges of layers (*.layers.0-15.*.{known[-1]})."
-            )
+    unmet = [pattern for pattern in patterns if not any(takes(pattern, name) for name in names)]
+    if not unmet or (not each and len(unmet) < len(patterns)):
+        return
+    known = sorted({name.rpartition(".")[2] for name in names})
+    raise ConfigError(
+        f"peft.target_modules: {unmet[0]!r} is no linear layer of this model{did_you_mean(unmet[0], known)}. Its linear layers "
+        f"are {', '.join(known)}; a full name may have wildcards and ranges of layers, such as *.layers.0-15.*.{known[-1]}."
+    )
 
 
 def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:

@@ -17,7 +17,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import settings_of
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
-from nemo2.checkpoint.forms.form import Form
+from nemo2.checkpoint.forms.form import Form, digest_of
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
@@ -52,6 +52,11 @@ class Checkpoints(SteppingStrategy):
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and io.async_save:
             io.maybe_finalize_save_checkpoint(blocking=False)
+
+    def save_only_what_is_trained(self) -> None:
+        """Checkpoints hold the trained parameters only, unless the strategy was told what they hold."""
+        if self.form.part is None:
+            self.form.part = "trained"
 
     def on_train_start(self) -> None:
         """Weights are loaded.
@@ -127,6 +132,7 @@ class Checkpoints(SteppingStrategy):
             weights_only=weights_only,
             settings=settings_of(self.trainer),
             part_of=None if self.form.part is None else str(self.form.base),
+            part_of_digest="" if self.form.part is None else digest_of(self.form.base),
             versions=versions(),
             **(options.get("run") or {}),
         )

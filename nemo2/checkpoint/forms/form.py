@@ -120,6 +120,12 @@ class Form(ABC):
                 f"{path} holds a part of the model only, and the checkpoint with the rest isn't at {rest}. Set "
                 "resume.restore_config.path to where it is."
             )
+        if (there := digest_of(rest)) and manifest.part_of_digest and there != manifest.part_of_digest:
+            raise CheckpointError(
+                f"{path} holds a part of a model that began as {manifest.part_of}, and {rest} is another checkpoint: their "
+                f"manifests differ (SHA-256 {manifest.part_of_digest[:12]} and {there[:12]}). Set resume.restore_config.path to "
+                "the checkpoint that it was trained on."
+            )
         self._reads_the_rest = True
         try:
             self.take(self.read(rest, optimizer=False, base=True), strict=True)
@@ -228,6 +234,12 @@ class Form(ABC):
     @property
     def num_ranks(self) -> int:
         return self.owner.num_nodes * self.owner.num_processes
+
+
+def digest_of(path: Optional[Path]) -> str:
+    """The digest in a checkpoint's manifest; "" where there is none."""
+    manifest = read_manifest(path) if path is not None and path.is_dir() else None
+    return "" if manifest is None else manifest.digest
 
 
 def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT methods under NeMo's name ``llm.peft``, and what is done with the adapters that they train."""
+
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.peft import PEFT, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
+
+__all__ = ["PEFT", "PEFT_STR2CLS", "CanonicalLoRA", "DoRA", "LoRA", "ModuleMatcher", "merge_lora"]
+
+PEFT_STR2CLS: dict[str, type[PEFT]] = {
+    "LoRA": LoRA,
+    "lora": LoRA,
+    "DoRA": DoRA,
+    "dora": DoRA,
+    "CanonicalLoRA": CanonicalLoRA,
+    "canonical_lora": CanonicalLoRA,
+}
+"""Methods by the names that ``peft_scheme`` and configuration files give them."""
+
+
+def merge_lora(
+    lora_checkpoint_path: Union[str, Path],
+    output_path: Union[str, Path],
+    trainer: Optional[pl.Trainer] = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a checkpoint of the whole model with the additions of a LoRA, DoRA or canonical LoRA in its weights.
+
+    Args:
+        lora_checkpoint_path: A checkpoint of a fine-tuning run, or the run's directory for its newest one. The base model is read
+            from where the run read it.
+        output_path: The new checkpoint.
+        trainer: With a `MegatronStrategy` in whose layout the model is put together. None: one process.
+        overwrite: Replace what is there.
+
+    Returns:
+        ``output_path``.
+
+    Raises:
+        CheckpointError: no checkpoint there, or none with additions.
+        ConfigError: something is at ``output_path``.
+    """
+    import torch.distributed as dist
+
+    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.llm.set_up import set_up
+    from nemo2.peft.merge import merge
+    from nemo2.strategy import MegatronStrategy
+    from nemo2.trainer import Trainer
+
+    checkpoint, target = find_checkpoint(Path(lora_checkpoint_path)), Path(output_path)
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target} is there already: give another output path, or overwrite=True to replace it.")
+    model: Any = model_of(checkpoint)
+    if not isinstance(model.model_transform, PEFT):
+        raise CheckpointError(f"{checkpoint} is not of a PEFT run: its context names no method.")
+    trainer = trainer or Trainer(
+        strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
+    )
+    with set_up(trainer, model, checkpoint=checkpoint) as parallel:
+        merged = sum(merge(core) for core in parallel.unwrapped)
+        model.model_transform = None
+        if dist.is_initialized() and merged == 0 and dist.get_world_size() == 1:
+            raise CheckpointError(f"{checkpoint}: none of its modules has an addition to merge.")
+        trainer.save_checkpoint(target, weights_only=True)
+    return target

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Additions put into the weights that they were trained beside."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nemo2.parallel.transform import forget_transform
+from nemo2.peft.adapter import Adapted
+
+
+@torch.no_grad()
+def merge(core: nn.Module) -> int:
+    """Put every addition of a chunk into its layer's weight, on this rank's part of it, and the layer back in its place.
+
+    Sums are taken in fp32 and rounded once. Returns how many layers had one.
+    """
+    count = 0
+    for parent in list(core.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Adapted):
+                weight = cast(Tensor, child.to_wrap.weight)
+                weight.copy_(child.merged_weight())
+                setattr(parent, name, child.to_wrap)
+                _give_no_norms(child.to_wrap)
+                count += 1
+    forget_transform(core)
+    return count
+
+
+def _give_no_norms(layer: Any) -> None:
+    if hasattr(layer, "return_layernorm_output"):
+        layer.return_layernorm_output = False

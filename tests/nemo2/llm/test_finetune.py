@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning as a script calls it: adapters are saved alone, resumed in another layout, merged, and generate text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import small_runs
+
+STEPS = 4
+PROMPTS = ["def main("]
+
+
+def parts(directory: str, *, max_steps: int, base: str | None = None, **strategy: Any) -> dict[str, Any]:
+    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.run_dir.logger import NeMoLogger
+
+    small_runs.release()
+    small_runs.quiet()
+    model = small_runs.build_llama(distributed=True, vocab_size=None, gated_linear_unit=True, num_query_groups=4)
+    model.tokenizer = ByteTokenizer()
+    data = MockDataModule(
+        seq_length=small_runs.SEQ,
+        tokenizer=ByteTokenizer(),
+        micro_batch_size=2,
+        global_batch_size=8,
+        num_train_samples=64,
+        num_val_samples=16,
+        num_workers=0,
+    )
+    options = {"tensor_model_parallel_size": 1} | strategy
+    trainer = small_runs.build_trainer(max_steps=max_steps, trainer={"limit_val_batches": 0}, **options)
+    recorder = small_runs.Recorder()
+    trainer.callbacks.append(recorder)
+    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, verbose=False, save_optim_on_train_end=True)
+    restore = RestoreConfig(path=base) if base else None
+    return {
+        "model": model,
+        "data": data,
+        "trainer": trainer,
+        "log": NeMoLogger(name="tiny", log_dir=directory, ckpt=keep, use_datetime_version=False),
+        "resume": AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True, restore_config=restore),
+    }
+
+
+def method(kind: str = "LoRA") -> Any:
+    from nemo2.llm import peft
+
+    return peft.PEFT_STR2CLS[kind](dim=4, alpha=8, lora_B_init_method="normal")
+
+
+def run(directory: str, *, kind: str = "LoRA", **options: Any) -> dict[str, Any]:
+    from nemo2.llm import api
+
+    wanted = parts(directory, **options)
+    place = api.finetune(**wanted, peft=method(kind))
+    recorder = next(one for one in wanted["trainer"].callbacks if isinstance(one, small_runs.Recorder))
+    return {"losses": recorder.losses, "place": str(place)}
+
+
+def one_process(directory: str) -> dict[str, Any]:
+    from nemo2.checkpoint.directory import read_manifest
+    from nemo2.llm import api, peft
+    from nemo2.llm.inference import find_checkpoint
+
+    found: dict[str, Any] = {}
+    base = str(find_checkpoint(Path(api.pretrain(**parts(f"{directory}/base", max_steps=2)))))
+    found["base"] = base
+    for kind in ("LoRA", "DoRA"):
+        found[kind] = run(f"{directory}/{kind}", kind=kind, max_steps=STEPS, base=base)
+        last = find_checkpoint(Path(found[kind]["place"]))
+        manifest = read_manifest(last)
+        assert manifest is not None
+        found[kind] |= {
+            "checkpoint": str(last),
+            "bytes": sum(size for name, size in manifest.files.items() if name.startswith("weights/")),
+            "part_of": manifest.part_of,
+        }
+        small_runs.release()
+        merged = peft.merge_lora(found[kind]["place"], f"{directory}/{kind} merged")
+        texts = {}
+        for name, path in (("adapter", last), ("merged", merged), ("base", base)):
+            small_runs.release()
+            texts[name] = [one.text for one in api.generate(str(path), PROMPTS, max_new_tokens=12, temperature=0.0)]
+        found[kind]["texts"] = texts
+    # Stopped after two steps and resumed from adapters and base.
+    found["stopped"] = run(f"{directory}/again", max_steps=2, base=base)["losses"]
+    found["resumed"] = run(f"{directory}/again", max_steps=STEPS, base=base)["losses"]
+    return found
+
+
+def two_ranks(directory: str, base: str) -> dict[str, Any]:
+    import shutil
+
+    import torch.distributed as dist
+
+    found: dict[str, Any] = {}
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        for name in ("tp2", "fsdp2"):
+            shutil.copytree(f"{directory}/again", f"{directory}/{name}")
+    found["tp2"] = run(
+        f"{directory}/tp2",
+        max_steps=STEPS + 2,
+        base=base,
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+    )["losses"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    directory = str(tmp_path_factory.mktemp("finetuned"))
+    one = run_on_ranks(one_process, 1, directory, timeout=240)[0]
+    return one
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_checkpoints_hold_what_is_trained_and_name_the_base(runs, kind):
+    base = Path(runs["base"])
+    whole = sum(file.stat().st_size for file in (base / "weights").rglob("*") if file.is_file())
+    assert runs[kind]["bytes"] < 0.7 * whole
+    assert runs[kind]["part_of"] == str(base)
+
+
+def test_a_run_goes_on_from_its_adapters_bit_by_bit(runs):
+    assert [*runs["stopped"], *runs["resumed"]] == runs["LoRA"]["losses"]
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_merged_weights_say_what_the_base_says_with_its_adapters(runs, kind):
+    texts = runs[kind]["texts"]
+    assert texts["merged"] == texts["adapter"]
+    assert texts["adapter"] != texts["base"]
