@@ -148,7 +148,7 @@ def _added(leaf: Any, built: dict[int, Any]) -> Any:
 def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory:
     pieces = list(_tensors(pattern.build()))
 
-    def build(key: str, tensor: Any, replica_id: Any, *_: Any) -> list[ShardedTensor]:
+    def build(key: str, tensor: Any, replica_id: Any, flattened_range: Any = None) -> Any:
         made, start = [], 0
         for piece in pieces:
             rows, axis = piece.local_shape[0], piece.prepend_axis_num
@@ -169,7 +169,10 @@ def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory
             )
         return made
 
-    return ShardedTensorFactory(leaf.key, leaf.data, build, torch.cat, pattern.replica_id)
+    def merge(tensors: Any) -> Any:
+        return torch.cat(tensors)
+
+    return ShardedTensorFactory(leaf.key, leaf.data, build, merge, pattern.replica_id)
 
 
 def _cut_as_the_parameter(leaf: Any) -> Any:
@@ -185,7 +188,7 @@ def _cut_as_the_parameter(leaf: Any) -> Any:
         size = parallel_state.get_expert_tensor_parallel_world_size() or 1
         rank = parallel_state.get_expert_tensor_parallel_rank() or 0
         # Tensor-parallel ranks hold different experts: a copy is what another rank of the same expert has.
-        leaf = replace(leaf, replica_id=_at(leaf.replica_id, 1, rank))
+        leaf = replace(leaf, replica_id=_at(cast(Any, leaf.replica_id), 1, rank))
     dim = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
     axis = leaf.prepend_axis_num + dim
     fragments = leaf.axis_fragmentations
@@ -197,7 +200,7 @@ def _cut_as_the_parameter(leaf: Any) -> Any:
         global_shape=_at(leaf.global_shape, axis, length * size),
         global_offset=_at(leaf.global_offset, axis, length * rank),
         axis_fragmentations=_at(fragments, axis, size),
-        replica_id=_at(leaf.replica_id, 1, 0),  # (pipeline, tensor, data)
+        replica_id=_at(cast(Any, leaf.replica_id), 1, 0),  # (pipeline, tensor, data)
     )
 
 

@@ -147,7 +147,8 @@ class LowRank(nn.Module):
         if not self.training or self.dropout == 0 or self.dropout_position != position:
             return x
         if differs and self.placement.size > 1:
-            with tensor_parallel.get_cuda_rng_tracker().fork():
+            tracker: Any = tensor_parallel.get_cuda_rng_tracker()
+            with tracker.fork():
                 return F.dropout(x, self.dropout)
         return F.dropout(x, self.dropout)
 
@@ -219,11 +220,11 @@ def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[in
     return None
 
 
-def prepare(layer: nn.Module) -> None:
+def prepare(layer: Any) -> None:
     """Have a layer of Transformer Engine that normalises its input give the normalised input out too."""
     if hasattr(layer, "return_layernorm_output"):
-        layer.return_layernorm_output = True  # pyright: ignore[reportAttributeAccessIssue]
-        layer.return_layernorm_output_gathered = False  # pyright: ignore[reportAttributeAccessIssue]
+        layer.return_layernorm_output = True
+        layer.return_layernorm_output_gathered = False
 
 
 def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) -> None:

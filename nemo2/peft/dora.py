@@ -19,6 +19,9 @@ class Magnitude(nn.Module):
     norm counts as a constant in the backward pass.
     """
 
+    _of: tuple[Any, LowRank]
+    """The layer and its additions, which are no children."""
+
     def __init__(self, layer: nn.Module, additions: LowRank) -> None:
         super().__init__()
         weight: Any = layer.weight
@@ -58,6 +61,9 @@ class Magnitude(nn.Module):
 
 class DirectionAndMagnitude(nn.Module):
     """What `DoRA` has beside a layer, under the names of checkpoints."""
+
+    additions: LowRank
+    magnitude: Magnitude
 
     def __init__(self, layer: nn.Module, additions: LowRank) -> None:
         super().__init__()
