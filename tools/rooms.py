@@ -25,7 +25,7 @@ class Room:
     leans_on: tuple[str, ...] | None = None
 
 
-FLOOR = ("errors", "files", "names", "lazy", "deferred", "noise")
+FLOOR = ("errors", "files", "names", "columns", "lazy", "deferred", "noise")
 """Rooms that all may import."""
 
 ROOMS = (
@@ -40,6 +40,7 @@ ROOMS = (
         (),
     ),
     Room("names", "nearest known names for a typo; safe run names", ()),
+    Room("columns", "tables of text, laid out by `rich`: whole in a file or a pipe, folded on a narrow terminal", ()),
     Room("lazy", "packages whose names are imported on first use", ()),
     Room("deferred", "packages that other libraries import for what few runs use, imported at that use instead", ()),
     Room("noise", "warnings of other libraries that nobody can act on", ()),

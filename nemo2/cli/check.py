@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from nemo2.cli.sources import Gpus, Overrides, configured, machine_of
+from nemo2.columns import columns
 from nemo2.run_dir.terminal import is_terminal
 
 if TYPE_CHECKING:
@@ -118,10 +119,8 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
             )
     if verdict["nearest_layouts"]:
         lines += ["", style("nearest legal layouts", "1")]
-        longest = max(len(near["layout"]) for near in verdict["nearest_layouts"])
-        lines += [
-            f"  {near['layout'].ljust(longest)}  {' '.join(near['overrides'])}" for near in verdict["nearest_layouts"]
-        ]
+        near = [(one["layout"], " ".join(one["overrides"])) for one in verdict["nearest_layouts"]]
+        lines += columns(near, indent=2)
     return "\n".join(lines) + machine
 
 
@@ -138,5 +137,6 @@ def _rules(*, as_json: bool) -> str:
     longest = max(len(rule.name) for topic in TOPICS for rule in topic.rules)
     lines: list[str] = []
     for topic in TOPICS:
-        lines += ["", topic.title, *(f"  {rule.name.ljust(longest)}  {rule.says}" for rule in topic.rules)]
+        rules = [(rule.name, rule.says) for rule in topic.rules]
+        lines += ["", topic.title, *columns(rules, least=longest, indent=2)]
     return "\n".join(lines[1:])

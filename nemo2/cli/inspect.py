@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nemo2.columns import columns
+
 EXAMPLE = "Example: nemo2 inspect nemo_experiments/llama_tiny"
 
 
@@ -46,9 +48,9 @@ def lines(found: Any) -> list[str]:
         "written by": ", ".join(f"{name} {version}" for name, version in found.versions.items()) or None,
         "whole": "yes" if not found.problems else f"NO: {'; '.join(found.problems[:5])}",
     }
-    text = [f"{name:<11} {value}" for name, value in facts.items() if value is not None]
-    text += [f"{'note':<11} {note}" for note in found.notes]
-    return [*text, *(["next:"] if found.commands else []), *(f"  {command}" for command in found.commands)]
+    told = [(name, value) for name, value in facts.items() if value is not None]
+    told += [("note", note) for note in found.notes]
+    return [*columns(told), *(["next:"] if found.commands else []), *(f"  {command}" for command in found.commands)]
 
 
 def size(count: float) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.sources import Gpus, Overrides, RecipeName, configured, on_machine
+from nemo2.columns import columns
 
 LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
 SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_size=4"
@@ -229,16 +230,8 @@ def matches(pattern: str, text: str) -> bool:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Aligned columns; the header is bold on a terminal. Where a recipe is the user's own, the last says whose it is."""
-    columns = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
+    shown = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
     texts = [{**item, "parameters": short_count(item["parameters"])} for item in rows]
-    cells = [{name: str(item[name]) for name in columns} for item in texts]
-    widths = {name: max([len(name), *(len(item[name]) for item in cells)]) for name in columns}
-
-    def line(item: dict[str, str]) -> str:
-        return "  ".join(
-            item[name].rjust(widths[name]) if name in _RIGHT else item[name].ljust(widths[name]) for name in columns
-        ).rstrip()
-
-    header = line({name: name for name in columns})
-    bold = f"\033[1m{header}\033[0m" if sys.stdout.isatty() else header
-    return "\n".join([bold, *map(line, cells)])
+    cells = [[item[name] for name in shown] for item in texts]
+    right, folds = [shown.index(name) for name in _RIGHT], shown.index("layout")
+    return "\n".join(columns(cells, head=shown, right=right, folds=folds, colours=sys.stdout.isatty()))

@@ -2,19 +2,20 @@
 """One thing that was looked at, and a list of them for reading."""
 
 import shutil
-import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from nemo2.columns import columns
 
 State = Literal["ok", "absent", "note", "broken"]
 """``absent`` is an optional part that is not there, ``note`` something to know, ``broken`` something that nemo2 needs."""
 
 _MARKS: dict[State, tuple[str, str]] = {
-    "ok": ("ok", "32"),
-    "absent": ("-", "2"),
-    "note": ("note", "33"),
-    "broken": ("BROKEN", "31"),
+    "ok": ("ok", "green"),
+    "absent": ("-", "dim"),
+    "note": ("note", "yellow"),
+    "broken": ("BROKEN", "red"),
 }
 
 
@@ -32,6 +33,11 @@ class Finding:
     fix: str = ""
     """The command that brings it, or puts it right."""
 
+    @property
+    def told(self) -> str:
+        """The value, the consequence and the remedy, a line each."""
+        return "\n".join(filter(None, (self.value, self.costs, self.fix and f"-> {self.fix}")))
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -44,22 +50,16 @@ def report(findings: Iterable[Finding], *, colours: bool = False) -> str:
     lines: list[str] = []
     for topic in dict.fromkeys(finding.topic for finding in findings):
         lines += ["", _style(topic, "1", colours)]
-        for finding in (one for one in findings if one.topic == topic):
-            mark, colour = _MARKS[finding.state]
-            lines.append(f"  {_style(mark.ljust(6), colour, colours)} {finding.name.ljust(longest)}  {finding.value}")
-            indent = " " * (longest + 11)
-            for text in (finding.costs, finding.fix and f"-> {finding.fix}"):
-                lines += textwrap.wrap(
-                    text,
-                    width,
-                    initial_indent=indent,
-                    subsequent_indent=indent,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+        rows = [(_mark(one), one.name, one.told) for one in findings if one.topic == topic]
+        lines += columns(rows, least=longest, indent=2, width=width, colours=colours)
     broken = [finding.name for finding in findings if finding.state == "broken"]
     verdict = f"broken: {', '.join(broken)}" if broken else "everything that nemo2 needs is here"
     return "\n".join([*lines[1:], "", _style(verdict, "31" if broken else "32", colours)])
+
+
+def _mark(finding: Finding) -> tuple[str, str]:
+    mark, style = _MARKS[finding.state]
+    return mark.ljust(6), style
 
 
 def _style(text: str, code: str, colours: bool) -> str:

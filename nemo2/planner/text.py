@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as text for a terminal."""
 
+from nemo2.columns import columns
 from nemo2.planner.goodput import Goodput
 from nemo2.planner.plan import Plan
 from nemo2.planner.search import Candidate, SearchResult
@@ -33,13 +34,21 @@ def speed_lines(plan: Plan) -> list[str]:
         if plan.band.measurements
         else f"no published speed of a like job ({plan.band.kind}): the widest band there is"
     )
-    return [
-        f"tokens/s per GPU  {speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {known})",
-        f"MFU               {plan.mfu:.1%}  counting the causal half of attention, {plan.mfu_full_attention:.1%} counting all "
-        f"of it, of {plan.gpu.rate(job_precision(plan)) / 1e12:,.0f} TFLOP/s",
-        f"TFLOP/s per GPU   {plan.flops_per_second() / 1e12:,.0f}  ({plan.flops_per_second(causal=False) / 1e12:,.0f})",
-        f"step              {seconds(plan.step.total)}  ({seconds(plan.step.total / high)} to {seconds(plan.step.total / low)})",
+    step = plan.step.total
+    rows = [
+        ("tokens/s per GPU", f"{speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {known})"),
+        (
+            "MFU",
+            f"{plan.mfu:.1%}  counting the causal half of attention, {plan.mfu_full_attention:.1%} counting all of it, of "
+            f"{plan.gpu.rate(job_precision(plan)) / 1e12:,.0f} TFLOP/s",
+        ),
+        (
+            "TFLOP/s per GPU",
+            f"{plan.flops_per_second() / 1e12:,.0f}  ({plan.flops_per_second(causal=False) / 1e12:,.0f})",
+        ),
+        ("step", f"{seconds(step)}  ({seconds(step / high)} to {seconds(step / low)})"),
     ]
+    return columns(rows)
 
 
 def job_precision(plan: Plan) -> str:
@@ -50,29 +59,22 @@ def job_precision(plan: Plan) -> str:
 def step_table(plan: Plan) -> list[str]:
     """Parts of the step's time, the largest first."""
     parts = sorted(plan.step.parts.items(), key=lambda item: -item[1])
-    width = max(len(name) for name, _ in parts)
-    return [
-        "where the step's time goes",
-        *(f"  {name.ljust(width)}  {seconds(value):>9}  {value / plan.step.total:5.1%}" for name, value in parts),
-    ]
+    rows = [(name, seconds(value), f"{value / plan.step.total:.1%}") for name, value in parts]
+    return ["where the step's time goes", *columns(rows, right=[1, 2], indent=2)]
 
 
 def memory_table(plan: Plan) -> list[str]:
     """A column per kind of rank, and the verdict."""
     names = list(dict.fromkeys(name for stage in plan.memory for name in stage.parts))
-    width = max([len("memory, GiB"), *(len(name) + 2 for name in names)])
-    head = "memory, GiB".ljust(width) + "".join(f"  {stage.kind:>12}" for stage in plan.memory)
-    rows = [
-        f"  {name}".ljust(width) + "".join(f"  {stage.parts.get(name, 0) / GIB:12.2f}" for stage in plan.memory)
-        for name in names
-    ]
-    total = "  total".ljust(width) + "".join(f"  {stage.total / GIB:12.2f}" for stage in plan.memory)
+    rows = [(f"  {name}", *(f"{stage.parts.get(name, 0) / GIB:.2f}" for stage in plan.memory)) for name in names]
+    rows.append(("  total", *(f"{stage.total / GIB:.2f}" for stage in plan.memory)))
+    head = ["memory, GiB", *(stage.kind for stage in plan.memory)]
     how = "counted by a rehearsal" if plan.counted else "by formula"
     verdict = (
         f"{'FITS' if plan.fits else 'DOES NOT FIT'}: {plan.needed / GIB:.1f} GiB of {plan.gpu.memory / GIB:.1f} GiB with what is "
         f"outside of torch; {plan.headroom / GIB:.1f} GiB are to stay free ({how})"
     )
-    return [head, *rows, total, verdict]
+    return [*columns(rows, head=head, right=range(1, len(head))), verdict]
 
 
 def budget_lines(plan: Plan) -> list[str]:

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 
+from nemo2.columns import columns
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 
 GIB = 2**30
@@ -85,11 +86,5 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _table(title: str, columns: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
-    first = max([len(title), *(len(name) for name, _ in rows)])
-    widths = [max([len(column), *(len(row[i]) for _, row in rows)]) for i, column in enumerate(columns)]
-    lines = ["  ".join([title.ljust(first), *(c.rjust(w) for c, w in zip(columns, widths, strict=True))])]
-    lines += [
-        "  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(row, widths, strict=True))]) for name, row in rows
-    ]
-    return [line.rstrip() for line in lines]
+def _table(title: str, kinds: list[str], rows: Sequence[tuple[str, list[str]]]) -> list[str]:
+    return columns([(name, *row) for name, row in rows], head=[title, *kinds], right=range(1, len(kinds) + 1))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo2.columns import columns
 from nemo2.errors import DataError
 from nemo2.pictures.page import figure, page, paragraph, section, table
 from nemo2.pictures.svg import Canvas, legend, nice_ticks, tick_text
@@ -111,13 +112,13 @@ def draw(trace: RankTrace) -> Canvas:
 
 def text(traces: Sequence[RankTrace]) -> str:
     """The hidden fractions on a terminal."""
-    lines = [f"{'rank':>4}  {'communication':<22}{'times':>6}{'ms':>10}{'hidden ms':>11}{'hidden':>8}"]
-    for row in rows(traces):
-        lines.append(
-            f"{row['rank']:>4}  {KINDS[row['kind']]:<22}{row['count']:>6}{row['milliseconds']:>10.2f}"
-            f"{row['hidden_milliseconds']:>11.2f}{row['hidden_fraction']:>8.1%}"
-        )
-    return "\n".join(lines)
+    head = ("rank", "communication", "times", "ms", "hidden ms", "hidden")
+    return "\n".join(columns([_cells(row) for row in rows(traces)], head=head, right=(0, 2, 3, 4, 5)))
+
+
+def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    times = f"{row['milliseconds']:.2f}", f"{row['hidden_milliseconds']:.2f}"
+    return row["rank"], KINDS[row["kind"]], row["count"], *times, f"{row['hidden_fraction']:.1%}"
 
 
 def _label(kind: str, shares: dict[str, float]) -> str:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of text: rows of cells as aligned lines, which ``rich`` lays out."""
+
+import io
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
+
+_WIDE, _NARROW = 100_000, 20
+
+
+def columns(
+    rows: Iterable[Sequence[Any]],
+    *,
+    head: Optional[Sequence[str]] = None,
+    right: Iterable[int] = (),
+    least: int = 0,
+    folds: int = -1,
+    indent: int = 0,
+    width: Optional[int] = None,
+    colours: bool = False,
+) -> list[str]:
+    """Rows as lines, the columns two spaces apart.
+
+    Every cell is printed whole. On a terminal a row that is too long goes on below itself, in the column that ``folds``; where
+    that leaves no room for this column, and in a file or a pipe, a row is one line however long, for names are to be copied.
+
+    Args:
+        rows: Cells as text, numbers or ``(text, style)`` with a style of rich's; a line break in a cell is kept.
+        head: Names of the columns, bold with ``colours``.
+        right: Places of the columns that are aligned at the right.
+        least: Least width of the last column but one, in characters: tables below each other share it.
+        folds: Place of the column that is folded.
+        indent: Spaces before each line.
+        width: Longest line, in characters. None: the terminal's width, or none where there is no terminal.
+        colours: Whether styles become escape sequences.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[Text(*cell) if isinstance(cell, tuple) else Text(str(cell)) for cell in row] for row in rows]
+    for row in cells:
+        row[-2].pad_right(least - row[-2].cell_len)
+    if not cells and head is None:
+        return []
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+    texts = list(zip(*cells, *([map(Text, head)] if head else []), strict=True))
+    others = sum(
+        max(one.cell_len for one in texts[place]) + 2 for place in range(len(texts)) if place != folds % len(texts)
+    )
+    width = width - indent if others + _NARROW <= width - indent else _WIDE
+    table = Table(box=None, show_header=head is not None, header_style="bold", padding=(0, 1), pad_edge=False)
+    for place in range(len(texts)):
+        justify, whole = "right" if place in set(right) else "left", place != folds % len(texts)
+        table.add_column(Text(head[place]) if head else "", justify=justify, overflow="fold", no_wrap=whole)
+    for row in cells:
+        table.add_row(*row)
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=colours, color_system="standard" if colours else None
+    )
+    with console.capture() as captured:
+        console.print(table)
+    return [f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines()]
