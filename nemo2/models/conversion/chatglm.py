@@ -7,8 +7,11 @@ GLM is the same decoder under Llama's names.
 
 from typing import Any
 
-from nemo2.models.chatglm import ChatGLMConfig
+from nemo2.models.chatglm import ChatGLMConfig, ChatGLMModel
+from nemo2.models.conversion.llama import attention, decoder, output_layer
+from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, rope_fields, rope_of, said, written
+from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 
 _FIELDS = [
     Field("padded_vocab_size", "vocab_size"),
@@ -41,6 +44,33 @@ _FIELDS_GLM = decoder_fields(
 _ONLY_GLM = {"model_type": "glm", "hidden_act": "silu", "attention_bias": True}
 
 
+def rows(config: ChatGLMConfig) -> list[Row]:
+    layer = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *linear("self_attention.linear_qkv.", fused_qkv("self_attention.query_key_value."), bias=True),
+        *linear("self_attention.linear_proj.", one("self_attention.dense.")),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", one("mlp.dense_h_to_4h.")),
+        *linear("mlp.linear_fc2.", one("mlp.dense_4h_to_h.")),
+    ]
+    return [
+        Row("embedding.word_embeddings.weight", one("transformer.embedding.word_embeddings.weight")),
+        *under("decoder.layers.*.", "transformer.encoder.layers.*.", layer),
+        Row("decoder.final_layernorm.weight", one("transformer.encoder.final_layernorm.weight")),
+        *output_layer(config, "transformer.output_layer.weight"),
+    ]
+
+
+def rows_glm(config: ChatGLMConfig) -> list[Row]:
+    layer = [
+        *attention(config),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", one("mlp.gate_up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+    ]
+    return decoder(config, layer)
+
+
 def config(hf: Config) -> ChatGLMConfig:
     """Of a released ChatGLM; longer ones raise the rotary base by ``rope_ratio``."""
     return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=int(10_000 * hf.get("rope_ratio", 1)))
@@ -60,3 +90,23 @@ def config_glm(hf: Config) -> ChatGLMConfig:
 def hf_config_glm(ours: ChatGLMConfig) -> dict[str, Any]:
     rope = rope_fields(ours.rotary_base, partial=ours.rotary_percent)
     return said(ours, {**written(ours, _FIELDS_GLM, only=_ONLY_GLM), **rope}, config_glm)
+
+
+GLM = Conversion(
+    architectures=("GlmForCausalLM",),
+    model=ChatGLMModel,
+    configs=(ChatGLMConfig,),
+    rows=rows_glm,
+    config=config_glm,
+    hf_config=hf_config_glm,
+)
+
+CHATGLM = Conversion(
+    architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+    model=ChatGLMModel,
+    configs=(),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+    ignored=("transformer.rotary_pos_emb.inv_freq",),
+)

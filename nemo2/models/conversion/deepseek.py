@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek V2, V2-Lite and V3."""
 
+from dataclasses import replace
 from typing import Any
 
+import torch
+
+from nemo2.models.conversion.llama import decoder, gated_feed_forward
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.qwen3 import experts
 from nemo2.models.conversion.settings import (
     NEEDED,
     Config,
@@ -18,7 +24,8 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.deepseek import DeepSeekConfig, DeepSeekV2Config, DeepSeekV3Config
+from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.deepseek import DeepSeekConfig, DeepSeekModel, DeepSeekV2Config, DeepSeekV3Config
 
 _LATENT = [
     # Every head has a key and a value of its own, cut from the latent.
@@ -46,6 +53,58 @@ _YARN = {
     "mscale_all_dim": ("mscale_all_dim", NEEDED),
     "original_max_position_embeddings": ("original_max_position_embeddings", NEEDED),
 }
+
+
+def rows(config: DeepSeekConfig) -> list[Row]:
+    flags = meaning(config)["experts_in"]
+    dense = [layer for layer, experts_here in enumerate(flags) if not experts_here]
+    sparse = [layer for layer, experts_here in enumerate(flags) if experts_here]
+    layer = [
+        *_attention(config),
+        *(replace(row, layers=dense) for row in gated_feed_forward()),
+        *(replace(row, layers=sparse) for row in _experts(config)),
+    ]
+    return decoder(config, layer) + _further_predictions(config)
+
+
+def _attention(config: DeepSeekConfig) -> list[Row]:
+    """Latents of queries (but for V2-Lite) and of keys and values, each with its norm."""
+    queries = [
+        *linear("self_attention.linear_q_down_proj.", one("self_attn.q_a_proj.")),
+        *norm("self_attention.linear_q_up_proj.layer_norm_", one("self_attn.q_a_layernorm.")),
+        *linear("self_attention.linear_q_up_proj.", one("self_attn.q_b_proj.")),
+    ]
+    return [
+        *norm("input_layernorm.", one("input_layernorm.")),
+        *(queries if config.q_lora_rank else linear("self_attention.linear_q_proj.", one("self_attn.q_proj."))),
+        *linear("self_attention.linear_kv_down_proj.", one("self_attn.kv_a_proj_with_mqa.")),
+        *norm("self_attention.linear_kv_up_proj.layer_norm_", one("self_attn.kv_a_layernorm.")),
+        *linear("self_attention.linear_kv_up_proj.", one("self_attn.kv_b_proj.")),
+        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
+    ]
+
+
+def _experts(config: DeepSeekConfig) -> list[Row]:
+    found, shared = experts(), "mlp.shared_experts."
+    if config.moe_router_enable_expert_bias:
+        found.append(Row("mlp.router.expert_bias", one("mlp.gate.e_score_correction_bias"), dtype=torch.float32))
+    if config.moe_shared_expert_intermediate_size:
+        found += linear(f"{shared}linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj."))
+        found += linear(f"{shared}linear_fc2.", one(f"{shared}down_proj."))
+    return found
+
+
+def _further_predictions(config: DeepSeekConfig) -> list[Row]:
+    """Layers behind the last one. Their files repeat the embedding and the output layer, which are not read again."""
+    layer = [
+        *norm("enorm.", one("enorm.")),
+        *norm("hnorm.", one("hnorm.")),
+        *linear("eh_proj.", one("eh_proj.")),
+        *under("transformer_layer.", "", [*_attention(config), *_experts(config)]),
+        *norm("final_layernorm.", one("shared_head.norm.")),
+    ]
+    layers = range(config.mtp_num_layers or 0)
+    return under("mtp.layers.*.", "model.layers.*.", layer, layers=layers, shift=config.num_layers)
 
 
 def config_v2(hf: Config) -> DeepSeekV2Config:
@@ -108,3 +167,23 @@ def _written(ours: DeepSeekConfig, only: Config) -> dict[str, Any]:
         ),
         **rope_fields(ours.rotary_base, kind="yarn" if yarn else "default", **scaling),
     }
+
+
+DEEPSEEK_V2 = Conversion(
+    architectures=("DeepseekV2ForCausalLM",),
+    model=DeepSeekModel,
+    configs=(DeepSeekV2Config,),
+    rows=rows,
+    config=config_v2,
+    hf_config=hf_config_v2,
+)
+
+DEEPSEEK_V3 = Conversion(
+    architectures=("DeepseekV3ForCausalLM",),
+    model=DeepSeekModel,
+    configs=(DeepSeekV3Config,),
+    rows=rows,
+    config=config_v3,
+    hf_config=hf_config_v3,
+    ignored=("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight"),
+)

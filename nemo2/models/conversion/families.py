@@ -5,12 +5,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.baichuan import BAICHUAN
+from nemo2.models.conversion.chatglm import CHATGLM, GLM
+from nemo2.models.conversion.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from nemo2.models.conversion.gemma import GEMMA, GEMMA2, GEMMA3
+from nemo2.models.conversion.gpt2 import GPT2
+from nemo2.models.conversion.gpt_oss import GPT_OSS
 from nemo2.models.conversion.llama import LLAMA
+from nemo2.models.conversion.llama4 import LLAMA4
+from nemo2.models.conversion.llama_nemotron import LLAMA_NEMOTRON
+from nemo2.models.conversion.mistral import MISTRAL
 from nemo2.models.conversion.mixtral import MIXTRAL
+from nemo2.models.conversion.nemotron import NEMOTRON
+from nemo2.models.conversion.phi3 import PHI3
+from nemo2.models.conversion.qwen2 import QWEN2
+from nemo2.models.conversion.qwen3 import QWEN3, QWEN3_MOE
+from nemo2.models.conversion.ssm import MAMBA, NEMOTRON_H
+from nemo2.models.conversion.starcoder import STARCODER, STARCODER2
 from nemo2.models.conversion.table import Conversion
 from nemo2.names import did_you_mean
 
-FAMILIES: tuple[Conversion, ...] = (LLAMA, MIXTRAL)
+FAMILIES: tuple[Conversion, ...] = (
+    LLAMA, LLAMA4, LLAMA_NEMOTRON, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, GPT_OSS,
+    DEEPSEEK_V2, DEEPSEEK_V3, NEMOTRON, NEMOTRON_H, MAMBA, STARCODER, STARCODER2, BAICHUAN, GLM, CHATGLM, GPT2,
+)  # fmt: skip
 
 
 def conversion_of(config: Any) -> Conversion:

@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from nemo2.models.conversion.llama import attention, decoder, rows
+from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -23,9 +25,10 @@ from nemo2.models.conversion.settings import (
     window_of,
     written,
 )
-from nemo2.models.gemma import GemmaConfig
-from nemo2.models.gemma2 import Gemma2Config
-from nemo2.models.gemma3 import Gemma3Config
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.gemma import GemmaConfig, GemmaModel
+from nemo2.models.gemma2 import Gemma2Config, Gemma2Model
+from nemo2.models.gemma3 import Gemma3Config, Gemma3Model
 
 _SHARED: dict[str, Any] = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 _FIELDS_1 = decoder_fields(num_key_value_heads=16, **_SHARED)
@@ -47,6 +50,18 @@ _FIELDS_3 = [
 _TANH = "gelu_pytorch_tanh"
 _ONLY_1 = {"model_type": "gemma", "hidden_act": _TANH, "attention_bias": False}
 _ONLY = {"hidden_activation": _TANH, "attention_bias": False}
+
+
+def rows_with_norms_behind(config: Gemma2Config | Gemma3Config) -> list[Row]:
+    layer = [
+        *attention(config),
+        *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
+        *norm("mlp.linear_fc1.layer_norm_", one("pre_feedforward_layernorm.")),
+        *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+        *norm("mlp.linear_fc2.post_layernorm.", one("post_feedforward_layernorm.")),
+    ]
+    return decoder(config, layer)
 
 
 def config_1(hf: Config) -> GemmaConfig:
@@ -146,3 +161,33 @@ def _interleaved(hf: Config, types: Sequence[str]) -> tuple[int, int]:
     if told and not hf.get("layer_types"):
         return told - 1, 1
     return period, behind
+
+
+GEMMA = Conversion(
+    architectures=("GemmaForCausalLM",),
+    model=GemmaModel,
+    configs=(GemmaConfig,),
+    rows=rows,
+    config=config_1,
+    hf_config=hf_config_1,
+)
+
+GEMMA2 = Conversion(
+    architectures=("Gemma2ForCausalLM",),
+    model=Gemma2Model,
+    configs=(Gemma2Config,),
+    rows=rows_with_norms_behind,
+    config=config_2,
+    hf_config=hf_config_2,
+)
+
+GEMMA3 = Conversion(
+    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    model=Gemma3Model,
+    configs=(Gemma3Config,),
+    rows=rows_with_norms_behind,
+    config=config_3,
+    hf_config=hf_config_3,
+    ignored=("*vision_tower.*", "*multi_modal_projector.*"),
+    prefixes=("", "language_model."),
+)

@@ -3,12 +3,15 @@
 
 from typing import Any
 
+from nemo2.models.conversion.pieces import Operation, fused_qkv, one
 from nemo2.models.conversion.settings import Config, Field, read, said, written
+from nemo2.models.conversion.table import Conversion, Row, norm, under
+from nemo2.models.gpt import GPTModel
 from nemo2.models.gpt3 import GPTConfig126M
 
 
 def conv_fields() -> list[Field]:
-    """Fields under GPT-2's names, which StarCoder 1 has too."""
+    """Fields under GPT-2's names, which StarCoder 1 has too; the output layer is the embedding in both."""
     return [
         Field("vocab_size", "vocab_size"),
         Field("n_positions", "seq_length"),
@@ -20,7 +23,6 @@ def conv_fields() -> list[Field]:
         Field("attn_pdrop", "attention_dropout", 0.1),
         Field("layer_norm_epsilon", "layernorm_epsilon", 1e-5),
         Field("initializer_range", "init_method_std", 0.02),
-        Field("tie_word_embeddings", "share_embeddings_and_output_weights", True),
     ]
 
 
@@ -30,7 +32,35 @@ _ONLY = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
+    "tie_word_embeddings": True,
 }
+
+
+def rows(config: GPTConfig126M) -> list[Row]:
+    """GPT-2's linear layers are stored [in, out]."""
+    return conv_rows(fused_qkv("attn.c_attn.weight", transposed=True), fused_qkv("attn.c_attn.bias"), transposed=True)
+
+
+def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool) -> list[Row]:
+    """A model under GPT-2's names, which StarCoder 1 has too."""
+    layer = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("ln_1."), bias=True),
+        Row("self_attention.linear_qkv.weight", qkv),
+        Row("self_attention.linear_qkv.bias", qkv_bias),
+        Row("self_attention.linear_proj.weight", one("attn.c_proj.weight", transposed=transposed)),
+        Row("self_attention.linear_proj.bias", one("attn.c_proj.bias")),
+        *norm("mlp.linear_fc1.layer_norm_", one("ln_2."), bias=True),
+        Row("mlp.linear_fc1.weight", one("mlp.c_fc.weight", transposed=transposed)),
+        Row("mlp.linear_fc1.bias", one("mlp.c_fc.bias")),
+        Row("mlp.linear_fc2.weight", one("mlp.c_proj.weight", transposed=transposed)),
+        Row("mlp.linear_fc2.bias", one("mlp.c_proj.bias")),
+    ]
+    return [
+        Row("embedding.word_embeddings.weight", one("wte.weight")),
+        Row("embedding.position_embeddings.weight", one("wpe.weight")),
+        *under("decoder.layers.*.", "h.*.", layer),
+        *norm("decoder.final_layernorm.", one("ln_f."), bias=True),
+    ]
 
 
 def config(hf: Config) -> GPTConfig126M:
@@ -44,3 +74,15 @@ def config(hf: Config) -> GPTConfig126M:
 def hf_config(ours: GPTConfig126M) -> dict[str, Any]:
     told = {"activation_function": "gelu_new", "embd_pdrop": ours.hidden_dropout}
     return said(ours, {**written(ours, _FIELDS, only=_ONLY), **told}, config)
+
+
+GPT2 = Conversion(
+    architectures=("GPT2LMHeadModel",),
+    model=GPTModel,
+    configs=(GPTConfig126M,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+    prefixes=("transformer.", ""),
+)

@@ -3,6 +3,8 @@
 
 from typing import Any
 
+from nemo2.models.conversion.llama import attention, decoder
+from nemo2.models.conversion.pieces import every_other, one
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -21,7 +23,8 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.gpt_oss import GPTOSSConfig
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.gpt_oss import GPTOSSConfig, GPTOSSModel
 
 _FIELDS = [
     *without(
@@ -41,6 +44,22 @@ _YARN = {
     "original_max_position_embeddings": ("yarn_original_max_position_embeddings", 4096),
     "truncate": ("yarn_correction_range_round_to_int", True),
 }
+
+
+def rows(config: GPTOSSConfig) -> list[Row]:
+    """Experts are stacked and stored [in, out], and each one's gate and up alternate."""
+    experts = "mlp.experts.experts"
+    layer = [
+        *attention(config),
+        Row("self_attention.core_attention.softmax_offset", one("self_attn.sinks")),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.router.", one("mlp.router."), bias=True),
+        Row(f"{experts}.linear_fc1.weight", every_other("mlp.experts.gate_up_proj", stacked=True, transposed=True)),
+        Row(f"{experts}.linear_fc1.bias", every_other("mlp.experts.gate_up_proj_bias", stacked=True)),
+        Row(f"{experts}.linear_fc2.weight", one("mlp.experts.down_proj", stacked=True, transposed=True)),
+        Row(f"{experts}.linear_fc2.bias", one("mlp.experts.down_proj_bias", stacked=True)),
+    ]
+    return decoder(config, layer)
 
 
 def config(hf: Config) -> GPTOSSConfig:
@@ -69,3 +88,13 @@ def hf_config(ours: GPTOSSConfig) -> dict[str, Any]:
         **rope_fields(ours.rotary_base, kind="yarn" if yarn else "default", **scaling),
     }
     return said(ours, hf, config)
+
+
+GPT_OSS = Conversion(
+    architectures=("GptOssForCausalLM",),
+    model=GPTOSSModel,
+    configs=(GPTOSSConfig,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)

@@ -32,24 +32,40 @@ SCALING: dict[str, tuple[str, Any]] = {
 
 
 def rows(config: LlamaConfig) -> list[Row]:
-    bias = config.add_bias_linear
-    table = [
+    return decoder(config, [*attention(config), *gated_feed_forward(bias=config.add_bias_linear)])
+
+
+def decoder(config: GPTConfig, layer: list[Row], *, norm_bias: bool = False) -> list[Row]:
+    """A whole model of such layers, under the names that most families have taken over."""
+    return [
         Row("embedding.word_embeddings.weight", one("model.embed_tokens.weight")),
-        *under("decoder.layers.*.", "model.layers.*.", [*attention(config), *gated_feed_forward(bias=bias)]),
-        Row("decoder.final_layernorm.weight", one("model.norm.weight")),
+        *under("decoder.layers.*.", "model.layers.*.", layer),
+        *norm("decoder.final_layernorm.", one("model.norm."), bias=norm_bias),
+        *output_layer(config, "lm_head.weight"),
     ]
-    if not config.share_embeddings_and_output_weights:
-        table.append(Row("output_layer.weight", one("lm_head.weight")))
-    return table
 
 
-def attention(config: GPTConfig) -> list[Row]:
+def output_layer(config: GPTConfig, name: str) -> list[Row]:
+    """None where it is the embedding."""
+    return [] if config.share_embeddings_and_output_weights else [Row("output_layer.weight", one(name))]
+
+
+def attention(config: GPTConfig, *, norm_bias: bool = False) -> list[Row]:
     """A layer's norm and attention, by the names that most families have taken over."""
     projections = qkv("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
     return [
-        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm."), bias=norm_bias),
         *linear("self_attention.linear_qkv.", projections, bias=config.add_bias_linear or config.add_qkv_bias),
         *linear("self_attention.linear_proj.", one("self_attn.o_proj."), bias=config.add_bias_linear),
+        *(heads_norm() if config.qk_layernorm else []),
+    ]
+
+
+def heads_norm() -> list[Row]:
+    """Norms of queries and keys, head by head."""
+    return [
+        *norm("self_attention.q_layernorm.", one("self_attn.q_norm.")),
+        *norm("self_attention.k_layernorm.", one("self_attn.k_norm.")),
     ]
 
 

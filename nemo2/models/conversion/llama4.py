@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama 4's text model, by itself or within a model for pictures."""
 
+from dataclasses import replace
 from typing import Any
 
-from nemo2.models.conversion.llama import SCALING
+from nemo2.models.conversion.llama import SCALING, attention, decoder
+from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.settings import (
     Config,
     Field,
@@ -18,6 +20,8 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.llama import LlamaModel
 from nemo2.models.llama4 import Llama4Config
 
 _FIELDS = [
@@ -35,6 +39,39 @@ _FIELDS = [
 ]
 _ONLY = {"model_type": "llama4_text", "hidden_act": "silu", "attention_bias": False, "num_experts_per_tok": 1}
 _SCALING = {theirs: (ours.replace("scale_factor", "rope_scaling_factor"), d) for theirs, (ours, d) in SCALING.items()}
+
+
+def rows(config: Llama4Config) -> list[Row]:
+    flags = meaning(config)["experts_in"]
+    dense = [layer for layer, experts_here in enumerate(flags) if not experts_here]
+    sparse = [layer for layer, experts_here in enumerate(flags) if experts_here]
+    layer = [
+        *attention(config),
+        *(replace(row, layers=dense) for row in _feed_forward()),
+        *(replace(row, layers=sparse) for row in _experts()),
+    ]
+    return decoder(config, layer)
+
+
+def _feed_forward() -> list[Row]:
+    return [
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", cat("feed_forward.gate_proj.", "feed_forward.up_proj.")),
+        *linear("mlp.linear_fc2.", one("feed_forward.down_proj.")),
+    ]
+
+
+def _experts() -> list[Row]:
+    """Experts are stacked and stored [in, out]."""
+    stacked, shared = "feed_forward.experts.", "feed_forward.shared_expert."
+    return [
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one("feed_forward.router.weight")),
+        Row("mlp.experts.experts.linear_fc1.weight", one(f"{stacked}gate_up_proj", stacked=True, transposed=True)),
+        Row("mlp.experts.experts.linear_fc2.weight", one(f"{stacked}down_proj", stacked=True, transposed=True)),
+        *linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj.")),
+        *linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj.")),
+    ]
 
 
 def config(hf: Config) -> Llama4Config:
@@ -85,3 +122,15 @@ def hf_config(ours: Llama4Config) -> dict[str, Any]:
         ),
     }
     return said(ours, hf, config)
+
+
+LLAMA4 = Conversion(
+    architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+    model=LlamaModel,
+    configs=(Llama4Config,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+    ignored=("vision_model.*", "multi_modal_projector.*"),
+    prefixes=("", "language_model."),
+)

@@ -6,17 +6,35 @@ transformers has no class of its own for them: fields and tensors are those of n
 """
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.llama import biases, positions, positions_of
+from nemo2.models.conversion.llama import attention, biases, decoder, gated_feed_forward, positions, positions_of
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, rope_of, said, without, written
-from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
+from nemo2.models.conversion.table import Conversion, Row
+from nemo2.models.llama_nemotron import (
+    Llama31NemotronUltra253BConfig,
+    Llama33NemotronSuper49BConfig,
+    LlamaNemotronModel,
+)
 
 # Widths and key-value heads are the blocks' own.
 _FIELDS = without(decoder_fields(), "intermediate_size", "num_key_value_heads")
 _ONLY = {"model_type": "nemotron-nas", "hidden_act": "silu"}
 _KNOWN = {"attention": ("n_heads_in_group", "no_op"), "ffn": ("ffn_mult", "no_op")}
+
+
+def rows(config: Any) -> list[Row]:
+    blocks = json.loads(config.heterogeneous_layers_config_encoded_json)["block_configs"]
+    attending, feeding = (
+        [layer for layer, block in enumerate(blocks) if not block[part]["no_op"]] for part in ("attention", "ffn")
+    )
+    layer = [
+        *(replace(row, layers=attending) for row in attention(config)),
+        *(replace(row, layers=feeding) for row in gated_feed_forward(bias=config.add_bias_linear)),
+    ]
+    return decoder(config, layer)
 
 
 def config(hf: Config) -> Any:
@@ -61,3 +79,13 @@ def _block(hf: Config, part: str, told: Config) -> dict[str, Any]:
     if strange:
         raise refusal(hf, "block_configs", f"our blocks have no {part} with {strange}")
     return {name: told.get(name) for name in _KNOWN[part]} | {"no_op": bool(told.get("no_op"))}
+
+
+LLAMA_NEMOTRON = Conversion(
+    architectures=("DeciLMForCausalLM",),
+    model=LlamaNemotronModel,
+    configs=(Llama33NemotronSuper49BConfig, Llama31NemotronUltra253BConfig),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from nemo2.models.conversion.llama import rows
 from nemo2.models.conversion.settings import (
     Config,
     decoder_fields,
@@ -14,7 +15,8 @@ from nemo2.models.conversion.settings import (
     window_of,
     written,
 )
-from nemo2.models.mistral import MistralConfig7B
+from nemo2.models.conversion.table import Conversion
+from nemo2.models.mistral import MistralConfig7B, MistralModel
 
 _FIELDS = decoder_fields(num_key_value_heads=8, max_position_embeddings=131072)
 _ONLY = {"model_type": "mistral", "hidden_act": "silu"}
@@ -33,3 +35,13 @@ def config(hf: Config) -> MistralConfig7B:
 def hf_config(ours: MistralConfig7B) -> dict[str, Any]:
     window = {"sliding_window": size_of(ours.window_size)}
     return said(ours, {**written(ours, _FIELDS, only=_ONLY), **window, **rope_fields(ours.rotary_base)}, config)
+
+
+MISTRAL = Conversion(
+    architectures=("MistralForCausalLM",),
+    model=MistralModel,
+    configs=(MistralConfig7B,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)

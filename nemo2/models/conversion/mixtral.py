@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from nemo2.models.conversion.llama import attention
+from nemo2.models.conversion.llama import attention, decoder
 from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.settings import (
     Config,
@@ -17,7 +17,7 @@ from nemo2.models.conversion.settings import (
     window_of,
     written,
 )
-from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.mixtral import MixtralConfig, MixtralModel
 
 _FIELDS = [
@@ -38,12 +38,7 @@ def rows(config: MixtralConfig) -> list[Row]:
         *linear("mlp.experts.experts.linear_fc1.", cat(f"{expert}w1.", f"{expert}w3.")),
         *linear("mlp.experts.experts.linear_fc2.", one(f"{expert}w2.")),
     ]
-    return [
-        Row("embedding.word_embeddings.weight", one("model.embed_tokens.weight")),
-        *under("decoder.layers.*.", "model.layers.*.", layer),
-        Row("decoder.final_layernorm.weight", one("model.norm.weight")),
-        Row("output_layer.weight", one("lm_head.weight")),
-    ]
+    return decoder(config, layer)
 
 
 def config(hf: Config) -> MixtralConfig:

@@ -3,6 +3,8 @@
 
 from typing import Any
 
+from nemo2.models.conversion.llama import attention, decoder
+from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.settings import (
     Config,
     Field,
@@ -14,13 +16,24 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.nemotron import NemotronConfig
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.nemotron import NemotronConfig, NemotronModel
 
 _FIELDS = [
     *without(decoder_fields(max_position_embeddings=4096, initializer_range=0.0134), "rms_norm_eps"),
     Field("norm_eps", "layernorm_epsilon", 1e-5),
 ]
 _ONLY = {"model_type": "nemotron", "hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
+
+
+def rows(config: NemotronConfig) -> list[Row]:
+    layer = [
+        *attention(config, norm_bias=True),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm."), bias=True),
+        *linear("mlp.linear_fc1.", one("mlp.up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+    ]
+    return decoder(config, layer, norm_bias=True)
 
 
 def config(hf: Config) -> NemotronConfig:
@@ -36,3 +49,13 @@ def hf_config(ours: NemotronConfig) -> dict[str, Any]:
         **rope_fields(ours.rotary_base, partial=ours.rotary_percent),
     }
     return said(ours, hf, config)
+
+
+NEMOTRON = Conversion(
+    architectures=("NemotronForCausalLM",),
+    model=NemotronModel,
+    configs=(NemotronConfig,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)

@@ -3,6 +3,8 @@
 
 from typing import Any
 
+from nemo2.models.conversion.llama import decoder
+from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.settings import (
     Config,
     Field,
@@ -16,13 +18,26 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.phi3 import Phi3Config
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.phi3 import Phi3Config, Phi3Model
 
 _FIELDS = [
     *without(decoder_fields(max_position_embeddings=4096, rms_norm_eps=1e-5), "head_dim"),
     Field("resid_pdrop", "hidden_dropout", 0.0),
 ]
 _ONLY = {"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0}
+
+
+def rows(config: Phi3Config) -> list[Row]:
+    layer = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *linear("self_attention.linear_qkv.", fused_qkv("self_attn.qkv_proj.")),
+        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", one("mlp.gate_up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+    ]
+    return decoder(config, layer)
 
 
 def config(hf: Config) -> Phi3Config:
@@ -46,3 +61,13 @@ def hf_config(ours: Phi3Config) -> dict[str, Any]:
         **rope_fields(ours.rotary_base, partial=ours.rotary_percent),
     }
     return said(ours, hf, config)
+
+
+PHI3 = Conversion(
+    architectures=("Phi3ForCausalLM",),
+    model=Phi3Model,
+    configs=(Phi3Config,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from nemo2.models.conversion.llama import rows
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -19,7 +20,8 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.qwen2 import Qwen2Config
+from nemo2.models.conversion.table import Conversion
+from nemo2.models.qwen2 import Qwen2Config, Qwen2Model
 
 # Heads are as wide as fits, and the field isn't there.
 _FIELDS = without(decoder_fields(num_key_value_heads=32, max_position_embeddings=32768), "head_dim")
@@ -61,3 +63,13 @@ def windows_of(ours: Any) -> dict[str, Any]:
         "max_window_layers": types.index(SLIDING) if SLIDING in types else len(types),
         "layer_types": types,
     }
+
+
+QWEN2 = Conversion(
+    architectures=("Qwen2ForCausalLM",),
+    model=Qwen2Model,
+    configs=(Qwen2Config,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 3, dense and with experts."""
 
+from dataclasses import replace
 from typing import Any
 
+from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward, rows
+from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.qwen2 import windows, windows_of
 from nemo2.models.conversion.settings import (
     Config,
@@ -15,7 +18,8 @@ from nemo2.models.conversion.settings import (
     said,
     written,
 )
-from nemo2.models.qwen3 import Qwen3Config, Qwen3MoEConfig
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.qwen3 import Qwen3Config, Qwen3Model, Qwen3MoEConfig
 
 _FIELDS = decoder_fields(num_key_value_heads=32, head_dim=128, max_position_embeddings=32768)
 _EXPERTS = [
@@ -26,6 +30,29 @@ _EXPERTS = [
     Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
 ]
 _ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False}
+
+
+def rows_with_experts(config: Qwen3MoEConfig) -> list[Row]:
+    with_experts = meaning(config)["experts_in"]
+    dense = [layer for layer, experts in enumerate(with_experts) if not experts]
+    sparse = [layer for layer, experts in enumerate(with_experts) if experts]
+    layer = [
+        *attention(config),
+        *(replace(row, layers=dense) for row in gated_feed_forward()),
+        *(replace(row, layers=sparse) for row in experts()),
+    ]
+    return decoder(config, layer)
+
+
+def experts() -> list[Row]:
+    """A layer's norm, router and experts, by the names that DeepSeek's have too."""
+    expert = "mlp.experts.*."
+    return [
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one("mlp.gate.weight")),
+        *linear("mlp.experts.experts.linear_fc1.", cat(f"{expert}gate_proj.", f"{expert}up_proj.")),
+        *linear("mlp.experts.experts.linear_fc2.", one(f"{expert}down_proj.")),
+    ]
 
 
 def config(hf: Config) -> Qwen3Config:
@@ -69,3 +96,22 @@ def hf_config_with_experts(ours: Qwen3MoEConfig) -> dict[str, Any]:
 def _common(ours: Qwen3Config) -> dict[str, Any]:
     longest = {"max_position_embeddings": ours.max_position_embeddings}
     return {**longest, **windows_of(ours), **rope_fields(ours.rotary_base)}
+
+
+QWEN3 = Conversion(
+    architectures=("Qwen3ForCausalLM",),
+    model=Qwen3Model,
+    configs=(Qwen3Config,),
+    rows=rows,
+    config=config,
+    hf_config=hf_config,
+)
+
+QWEN3_MOE = Conversion(
+    architectures=("Qwen3MoeForCausalLM",),
+    model=Qwen3Model,
+    configs=(Qwen3MoEConfig,),
+    rows=rows_with_experts,
+    config=config_with_experts,
+    hf_config=hf_config_with_experts,
+)

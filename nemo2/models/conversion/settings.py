@@ -70,7 +70,7 @@ def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> 
     for field in fields:
         if hf.get(field.theirs) is None and field.default is NEEDED:
             raise ConfigError(f"config.json has no {field.theirs}, which this architecture needs: add it.")
-        found[field.ours] = _whole(hf.get(field.theirs, field.default))
+        found[field.ours] = hf.get(field.theirs, field.default)
     return found
 
 
@@ -95,7 +95,10 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
     Special tokens are None: a tokenizer has them, and defaults of transformers' classes may lie beyond a small vocabulary.
     """
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    return {**tokens, **(only or {}), **{field.theirs: getattr(ours, field.ours) for field in fields}}
+    values = {field: getattr(ours, field.ours) for field in fields}
+    # transformers 5 takes no 3 for 3.0.
+    told = {f.theirs: float(v) if isinstance(f.default, float) and v is not None else v for f, v in values.items()}
+    return {**tokens, **(only or {}), **told}
 
 
 # Rotary positions
@@ -128,7 +131,7 @@ def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds:
         raise refusal(hf, field, f"our model knows {', '.join(map(repr, kinds))}, not {kind!r}")
     base = told.pop("rope_theta", hf.get("rope_theta", theta))
     share = told.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
-    return Rope(theta=_whole(base), kind=kind, scaling={k: _whole(v) for k, v in told.items()}, partial=share)
+    return Rope(theta=_whole(base), kind=kind, scaling=told, partial=share)
 
 
 def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:

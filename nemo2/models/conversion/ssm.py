@@ -2,13 +2,22 @@
 """Mamba 2; Nemotron-H and Nemotron Nano v2, and with them NVIDIA's Mamba 2 hybrids, which mix the same layers."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 
+from nemo2.models.conversion.llama import output_layer
+from nemo2.models.conversion.pieces import one, qkv, rows
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
-from nemo2.models.ssm import BaseMambaConfig130M, NemotronHConfigBase, SSMConfig
+from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.ssm import (
+    BaseMambaConfig130M,
+    MambaModel,
+    NemotronHConfigBase,
+    SSMConfig,
+)
 
 _MAMBA = [
     Field("vocab_size", "vocab_size"),
@@ -45,6 +54,56 @@ _LETTERS = {"M": "mamba", "-": "mlp", "*": "attention"}
 _ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
 
 
+def table(config: SSMConfig) -> list[Row]:
+    """A layer is one of three kinds, and has one norm in front."""
+    kinds = {"M": _mixer(config), "*": _attention(), "-": _feed_forward()}
+    layers = [
+        replace(row, layers=[n for n, letter in enumerate(config.hybrid_override_pattern or "") if letter == kind])
+        for kind, part in kinds.items()
+        for row in part
+    ]
+    return [
+        Row("embedding.word_embeddings.weight", one("backbone.embeddings.weight")),
+        *under("decoder.layers.*.", "backbone.layers.*.", layers),
+        Row("decoder.final_norm.weight", one("backbone.norm_f.weight")),
+        *output_layer(config, "lm_head.weight"),
+    ]
+
+
+def _mixer(config: SSMConfig) -> list[Row]:
+    """Megatron-Core stores the parts of the first projection and of the convolution each by itself."""
+    inner, states = _heads(config) * config.mamba_head_dim, config.mamba_num_groups * config.mamba_state_dim
+    starts = {"z": 0, "x": inner, "B": 2 * inner, "C": 2 * inner + states, "dt": 2 * (inner + states)}
+    convolved = {"x": 0, "B": inner, "C": inner + states}
+    return [
+        *norm("mixer.in_proj.layer_norm_", one("norm.")),
+        *(Row(f"mixer.in_proj.weight.{part}", rows("mixer.in_proj.weight", start)) for part, start in starts.items()),
+        *(
+            Row(f"mixer.conv1d.{end}.{part}", rows(f"mixer.conv1d.{end}", start))
+            for end in ("weight", "bias")
+            for part, start in convolved.items()
+        ),
+        *(Row(f"mixer.{name}", one(f"mixer.{name}")) for name in ("A_log", "D", "dt_bias", "norm.weight")),
+        *linear("mixer.out_proj.", one("mixer.out_proj.")),
+    ]
+
+
+def _attention() -> list[Row]:
+    return [
+        *norm("self_attention.linear_qkv.layer_norm_", one("norm.")),
+        *linear("self_attention.linear_qkv.", qkv("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.")),
+        *linear("self_attention.linear_proj.", one("mixer.o_proj.")),
+    ]
+
+
+def _feed_forward() -> list[Row]:
+    return [
+        *norm("mlp.linear_fc1.layer_norm_", one("norm.")),
+        *linear("mlp.linear_fc1.", one("mixer.up_proj.")),
+        *linear("mlp.linear_fc2.", one("mixer.down_proj.")),
+    ]
+
+
 def config_mamba(hf: Config) -> BaseMambaConfig130M:
     fields = read(hf, _MAMBA, only=_ONLY_MAMBA)
     _any_step(hf)
@@ -62,7 +121,6 @@ def hf_config_mamba(ours: SSMConfig) -> dict[str, Any]:
         **written(ours, _MAMBA, only=_ONLY_MAMBA),
         "num_heads": heads,
         "expand": heads * ours.mamba_head_dim // ours.hidden_size,
-        "time_step_limit": [0.0, math.inf],
     }
     return said(ours, hf, config_mamba)
 
@@ -94,7 +152,6 @@ def hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
         "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
         "head_dim": ours.kv_channels,
         "attention_head_dim": ours.kv_channels,
-        "time_step_limit": [0.0, math.inf],
     }
     return said(ours, hf, config_hybrid)
 
@@ -117,6 +174,26 @@ def _pattern(hf: Config) -> str:
 
 
 def _any_step(hf: Config) -> None:
+    """transformers 5 writes what JSON has no number for as an object with its name."""
     limits = hf.get("time_step_limit") or (0.0, math.inf)
-    if tuple(float(limit) for limit in limits) != (0.0, math.inf):
+    if [float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits] != [0.0, math.inf]:
         raise refusal(hf, "time_step_limit", "our mixers don't limit the steps of time")
+
+
+MAMBA = Conversion(
+    architectures=("Mamba2ForCausalLM",),
+    model=MambaModel,
+    configs=(BaseMambaConfig130M,),
+    rows=table,
+    config=config_mamba,
+    hf_config=hf_config_mamba,
+)
+
+NEMOTRON_H = Conversion(
+    architectures=("NemotronHForCausalLM",),
+    model=MambaModel,
+    configs=(SSMConfig,),
+    rows=table,
+    config=config_hybrid,
+    hf_config=hf_config_hybrid,
+)

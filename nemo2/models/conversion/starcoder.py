@@ -3,7 +3,9 @@
 
 from typing import Any
 
-from nemo2.models.conversion.gpt2 import conv_fields
+from nemo2.models.conversion.gpt2 import conv_fields, conv_rows
+from nemo2.models.conversion.llama import attention, decoder
+from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.settings import (
     Config,
     Field,
@@ -18,10 +20,16 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.starcoder import Starcoder2Config, StarcoderConfig
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.starcoder import Starcoder2Config, Starcoder2Model, StarcoderConfig, StarcoderModel
 
 _FIELDS_1 = conv_fields()
-_ONLY_1 = {"model_type": "gpt_bigcode", "activation_function": "gelu_pytorch_tanh", "scale_attn_weights": True}
+_ONLY_1 = {
+    "model_type": "gpt_bigcode",
+    "activation_function": "gelu_pytorch_tanh",
+    "scale_attn_weights": True,
+    "tie_word_embeddings": True,
+}
 _FIELDS_2 = [
     *without(
         decoder_fields(
@@ -34,6 +42,22 @@ _FIELDS_2 = [
     Field("residual_dropout", "hidden_dropout", 0.0),
 ]
 _ONLY_2 = {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "use_bias": True}
+
+
+def rows_1(config: StarcoderConfig) -> list[Row]:
+    """One key and value behind all queries; where each head has its own, they stand together as Megatron-Core's do."""
+    qkv = fused_qkv if config.num_query_groups == 1 else one
+    return conv_rows(qkv("attn.c_attn.weight"), qkv("attn.c_attn.bias"), transposed=False)
+
+
+def rows_2(config: Starcoder2Config) -> list[Row]:
+    layer = [
+        *attention(config, norm_bias=True),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm."), bias=True),
+        *linear("mlp.linear_fc1.", one("mlp.c_fc."), bias=True),
+        *linear("mlp.linear_fc2.", one("mlp.c_proj."), bias=True),
+    ]
+    return decoder(config, layer, norm_bias=True)
 
 
 def config_1(hf: Config) -> StarcoderConfig:
@@ -70,3 +94,24 @@ def hf_config_2(ours: Starcoder2Config) -> dict[str, Any]:
         **rope_fields(ours.rotary_base),
     }
     return said(ours, hf, config_2)
+
+
+STARCODER = Conversion(
+    architectures=("GPTBigCodeForCausalLM",),
+    model=StarcoderModel,
+    configs=(StarcoderConfig,),
+    rows=rows_1,
+    config=config_1,
+    hf_config=hf_config_1,
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+    prefixes=("transformer.", ""),
+)
+
+STARCODER2 = Conversion(
+    architectures=("Starcoder2ForCausalLM",),
+    model=Starcoder2Model,
+    configs=(Starcoder2Config,),
+    rows=rows_2,
+    config=config_2,
+    hf_config=hf_config_2,
+)

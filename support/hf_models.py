@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models of transformers' for each family, with every switch that released models use on in some row.
+
+What transformers has no class for is stood in for by one that computes the same, with its tensors renamed as in the release.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+VOCABULARY, LENGTH, HIDDEN = 128, 40, 64
+EXPERT_RANKS = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+
+# What a transformers configuration of each spelling needs.
+_LLAMA = {
+    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.02,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": HIDDEN, "n_inner": 96, "n_layer": 4, "n_head": 4, "n_positions": 64,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_LATENT = {
+    "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 2,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 32, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "routed_scaling_factor": 2.5,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707,
+        "mscale_all_dim": 0.707, "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+_LLAMA4 = {
+    "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1,
+    "attention_chunk_size": 16, "floor_scale": 12, "no_rope_layer_interval": 4,
+}  # fmt: skip
+_HYBRID = {
+    "head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "expand": 2,
+    "chunk_size": 16, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+}  # fmt: skip
+_EIGHT_FOLD = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One tiny model."""
+
+    name: str
+    config: str
+    """transformers' configuration class."""
+    fields: dict[str, Any]
+    switches: str
+    """What is on, for a reader."""
+    layouts: tuple[str, ...] = ("TP 2, SP", "PP 2")
+    with_tp: dict[str, Any] = field(default_factory=dict)
+    """Sizes that it needs beside a tensor-parallel size of 2."""
+    released: Optional[Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]] = None
+    """Of a stand-in's tensors and config.json those of the release."""
+    built_as: Optional[Callable[[Any], None]] = None
+    """Changes a stand-in's layers to those of the release, before they are written."""
+    computes_as: Optional[Callable[[Any], None]] = None
+    """Makes a stand-in compute what the release does, after it is written."""
+
+
+_EXPERTS = ("TP 2, SP", "PP 2", "EP 2")
+
+
+def _row(name: str, config: str, switches: str, base: dict[str, Any] = _LLAMA, **fields: Any) -> Row:
+    own = {
+        key: fields.pop(key) for key in ("layouts", "with_tp", "released", "built_as", "computes_as") if key in fields
+    }
+    return Row(name=name, config=config, switches=switches, fields={**base, **fields}, **own)
+
+
+def _as_baichuan(tensors: dict[str, Tensor], config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return _fused(tensors, "W_pack"), {**config, "architectures": ["BaichuanForCausalLM"], "model_type": "baichuan"}
+
+
+def _fused(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Queries, keys and values as one tensor."""
+    found = {key: tensor for key, tensor in tensors.items() if not any(f".{x}_proj." in key for x in "qkv")}
+    for key in tensors:
+        if ".q_proj." in key:
+            parts = [tensors[key.replace("q_proj", f"{x}_proj")] for x in "qkv"]
+            found[key.replace("q_proj", name)] = torch.cat(parts)
+    return found
+
+
+def _as_chatglm(tensors: dict[str, Tensor], config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    names = {
+        "model.embed_tokens": "transformer.embedding.word_embeddings", "model.layers": "transformer.encoder.layers",
+        "model.norm": "transformer.encoder.final_layernorm", "lm_head": "transformer.output_layer",
+        "self_attn.query_key_value": "self_attention.query_key_value", "self_attn.o_proj": "self_attention.dense",
+        "mlp.gate_up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h",
+    }  # fmt: skip
+    found = {}
+    for key, tensor in _fused(tensors, "query_key_value").items():
+        for ours, theirs in names.items():
+            key = key.replace(ours, theirs)
+        found[key] = tensor
+    told = {
+        "architectures": ["ChatGLMModel"], "model_type": "chatglm", "padded_vocab_size": VOCABULARY, "num_layers": 4,
+        "hidden_size": HIDDEN, "ffn_hidden_size": 96, "num_attention_heads": 4, "multi_query_group_num": 2,
+        "kv_channels": 16, "seq_length": 64, "layernorm_epsilon": config["rms_norm_eps"], "add_qkv_bias": True,
+        "rope_ratio": 50, "multi_query_attention": True, "rmsnorm": True, "tie_word_embeddings": False,
+    }  # fmt: skip
+    return found, told
+
+
+# Widths of a block's feed-forward: Megatron-Core rounds them up to multiples of 256.
+_BLOCKS = [(True, 6.0), (False, 12.0), (True, None), (True, 12.0)]
+
+
+def _width(mult: float) -> int:
+    return -(-int(2 * mult * HIDDEN / 3) // 256) * 256
+
+
+def _as_pruned(tensors: dict[str, Tensor], config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    gone = []
+    for layer, (attention, mult) in enumerate(_BLOCKS):
+        gone += [] if attention else [f"layers.{layer}.self_attn.", f"layers.{layer}.input_layernorm."]
+        gone += [] if mult else [f"layers.{layer}.mlp.", f"layers.{layer}.post_attention_layernorm."]
+    blocks = [
+        {
+            "attention": {"n_heads_in_group": 2 if attention else None, "no_op": not attention, "replace_with_linear": False},
+            "ffn": {"ffn_mult": mult, "no_op": mult is None, "replace_with_linear": False},
+        }
+        for attention, mult in _BLOCKS
+    ]  # fmt: skip
+    found = {key: tensor for key, tensor in tensors.items() if not any(name in key for name in gone)}
+    told = {**config, "architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas", "block_configs": blocks}
+    return found, told
+
+
+def _prune(model: Any) -> None:
+    for layer, (_, mult) in zip(model.model.layers, _BLOCKS, strict=True):
+        config = copy.copy(model.config)
+        config.intermediate_size = _width(mult) if mult else 1
+        layer.mlp = type(layer.mlp)(config)
+
+
+def _switch_off(model: Any) -> None:
+    for layer, (attention, mult) in zip(model.model.layers, _BLOCKS, strict=True):
+        if not attention:
+            layer.self_attn.o_proj.weight.data.zero_()
+        if not mult:
+            layer.mlp.down_proj.weight.data.zero_()
+
+
+def _with_further_prediction(tensors: dict[str, Tensor], config: dict[str, Any]) -> Any:
+    """With the layer of the release behind the last one: like that, with three norms and a projection in front."""
+    found, layers, generator = dict(tensors), config["num_hidden_layers"], torch.Generator().manual_seed(11)
+    for key, tensor in tensors.items():
+        if f"layers.{layers - 1}." in key:
+            found[key.replace(f"layers.{layers - 1}.", f"layers.{layers}.")] = torch.randn(
+                tensor.shape, generator=generator
+            )
+    for name, shape in {
+        "enorm": (HIDDEN,),
+        "hnorm": (HIDDEN,),
+        "eh_proj": (HIDDEN, 2 * HIDDEN),
+        "shared_head.norm": (HIDDEN,),
+    }.items():
+        found[f"model.layers.{layers}.{name}.weight"] = torch.randn(shape, generator=generator)
+    return found, {**config, "num_nextn_predict_layers": 1}
+
+
+def _normalise_rows(model: Any) -> None:
+    model.lm_head.weight.data = torch.nn.functional.normalize(model.lm_head.weight.data)
+
+
+ROWS: tuple[Row, ...] = (
+    _row("Llama 2", "LlamaConfig", "one key per query", num_key_value_heads=4),
+    _row("Llama 3, Code Llama", "LlamaConfig", "grouped queries, its own rotary base, heads of their own width",
+         head_dim=32, rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    _row("Llama 3.1, Nemotron Nano and 70B", "LlamaConfig", "rotary scaling `llama3`", rope_parameters=_EIGHT_FOLD),
+    _row("Llama 3.2", "LlamaConfig", "rotary scaling `llama3` by 32, tied", tie_word_embeddings=True,
+         rope_parameters=_EIGHT_FOLD | {"factor": 32.0}),
+    _row("Llama, linear scaling", "LlamaConfig", "rotary scaling `linear`, biases everywhere", attention_bias=True,
+         mlp_bias=True, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    _row("Llama 4 Scout", "Llama4TextConfig", "chunks, layers without positions, frequencies kept or divided, far queries "
+         "sharpened, normalised heads, a shared expert", _LLAMA | _LLAMA4, layouts=_EXPERTS,
+         rope_parameters=_EIGHT_FOLD | {"factor": 16.0, "high_freq_factor": 1.0}),
+    _row("Llama 4 Maverick", "Llama4TextConfig", "experts in every other layer, plain frequencies", _LLAMA | _LLAMA4,
+         layouts=_EXPERTS, interleave_moe_layer_step=2, use_qk_norm=False, attn_temperature_tuning=False,
+         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    _row("Llama-Nemotron Super, Ultra (by a Llama)", "LlamaConfig", "blocks of their own widths, without attention, without "
+         "feed-forward", rope_parameters=_EIGHT_FOLD, released=_as_pruned, built_as=_prune, computes_as=_switch_off),
+    _row("Mistral 7B", "MistralConfig", "window in all layers", sliding_window=8),
+    _row("Mistral NeMo, Large", "MistralConfig", "heads of their own width", sliding_window=None, head_dim=32),
+    _row("Mixtral", "MixtralConfig", "experts, window", num_local_experts=4, num_experts_per_tok=2, sliding_window=16,
+         layouts=_EXPERTS),
+    _row("Qwen 2, 2.5", "Qwen2Config", "biases of queries, keys and values"),
+    _row("Qwen 2, 2.5, small", "Qwen2Config", "tied; window from the third layer on", tie_word_embeddings=True,
+         use_sliding_window=True, sliding_window=8, max_window_layers=2),
+    _row("Qwen 3", "Qwen3Config", "normalised heads, wider than fits", head_dim=32),
+    _row("Qwen 3, small", "Qwen3Config", "tied", head_dim=16, tie_word_embeddings=True),
+    _row("Qwen 3 MoE", "Qwen3MoeConfig", "weights of experts renormalised", head_dim=32, num_experts=8, norm_topk_prob=True,
+         num_experts_per_tok=4, moe_intermediate_size=32, layouts=_EXPERTS),
+    _row("Qwen 3 MoE, mixed", "Qwen3MoeConfig", "dense layers among those with experts, weights as they are", head_dim=32,
+         num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0, 2], layouts=_EXPERTS),
+    _row("Gemma", "GemmaConfig", "scaled embedding, tied, wide heads", head_dim=32),
+    _row("Gemma 2", "Gemma2Config", "windows in turn, soft caps, norms behind, its own scale", head_dim=32, sliding_window=8,
+         query_pre_attn_scalar=24, attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
+    _row("Gemma 3", "Gemma3TextConfig", "local and global bases, rotary scaling `linear` of global layers, normalised heads",
+         head_dim=32, sliding_window=8, query_pre_attn_scalar=24,
+         layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+         rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+                          "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
+    _row("Phi-3 mini", "Phi3Config", "fused projections, window", sliding_window=7),
+    _row("Phi-3, part rotated", "Phi3Config", "half of the channels rotated, grouped queries", sliding_window=None,
+         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+    _row("GPT-OSS", "GptOssConfig", "sinks, windows in turn, `yarn`, biases, clamped gates", head_dim=16, sliding_window=8,
+         num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, layouts=_EXPERTS, with_tp=EXPERT_RANKS,
+         rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                          "truncate": False, "original_max_position_embeddings": 16}),
+    _row("DeepSeek V2", "DeepseekV2Config", "groups ranked by their best expert, latent queries, shared experts, a dense layer, "
+         "`yarn`", _LLAMA | _LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2, layouts=_EXPERTS),
+    _row("DeepSeek V2-Lite", "DeepseekV2Config", "no groups, no latent of queries", _LLAMA | _LATENT | {"q_lora_rank": None},
+         topk_method="greedy", layouts=_EXPERTS),
+    _row("DeepSeek V3", "DeepseekV3Config", "groups by their best two, sigmoid, biases of experts, weights of a further "
+         "prediction", _LLAMA | _LATENT, n_group=4, topk_group=2, layouts=_EXPERTS, released=_with_further_prediction),
+    _row("Nemotron 3, 4", "NemotronConfig", "norms around zero with biases, squared ReLU, half rotated", head_dim=32,
+         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+    _row("Nemotron-H, Nemotron Nano v2", "NemotronHConfig", "mixers, attention, feed-forward", _LLAMA | _HYBRID),
+    _row("Mamba 2", "Mamba2Config", "mixers only, tied",
+         {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 4, "num_heads": 8, "head_dim": 16,
+          "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 16, "pad_token_id": None, "bos_token_id": None,
+          "eos_token_id": None, "tie_word_embeddings": True}, layouts=("PP 2",)),
+    _row("StarCoder", "GPTBigCodeConfig", "one key for all queries, learned positions", _GPT2, layouts=("PP 2",)),
+    _row("StarCoder, many keys", "GPTBigCodeConfig", "a key for each query", _GPT2, multi_query=False),
+    _row("StarCoder 2", "Starcoder2Config", "window, LayerNorm, biases, tied", sliding_window=8, tie_word_embeddings=True),
+    _row("Baichuan 2 (by a Llama)", "LlamaConfig", "output rows of length one", num_key_value_heads=4,
+         released=_as_baichuan, computes_as=_normalise_rows),
+    _row("ChatGLM 3 (by a GLM)", "GlmConfig", "half rotated in pairs, biases of queries, keys and values", head_dim=16,
+         rope_parameters={"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+         released=_as_chatglm),
+    _row("ChatGLM 3 as GLM", "GlmConfig", "as above, as it is exported", head_dim=16,
+         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+    _row("GPT-2, GPT-3", "GPT2Config", "learned positions, stored transposed, tied", _GPT2),
+)  # fmt: skip

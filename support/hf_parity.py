@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our models beside transformers' with the same weights, taken from and written as the files that transformers writes and reads.
+
+Weights go through the families' tables in memory (`whole`, `taken_apart`), into a chunk of any layout by the offsets of
+Megatron-Core's sharded state.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.hf_models import LENGTH, VOCABULARY, Row
+
+SEED = 5
+
+
+# transformers' side
+
+
+def make(row: Row, folder: Path) -> Any:
+    """transformers' model with every parameter disturbed, and its files (or those of the release) in ``folder``."""
+    import transformers
+
+    torch.manual_seed(SEED)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, row.config)(**row.fields))
+    if row.built_as is not None:
+        row.built_as(model)
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer += 0.3 * torch.randn(buffer.shape, generator=generator)
+    write(model, folder, row)
+    if row.computes_as is not None:
+        row.computes_as(model)
+    return plain(model)
+
+
+def write(model: Any, folder: Path, row: Row) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model.save_pretrained(folder)
+    if row.released is not None:
+        tensors, config = row.released(
+            load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+        )
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(tokens(), use_cache=False).logits
+
+
+def plain(model: Any) -> Any:
+    """``model`` with attention and experts step by step."""
+    model.eval().float()
+    for config in {
+        id(c): c for c in (model.config, *(getattr(m, "config", model.config) for m in model.modules()))
+    }.values():
+        config._attn_implementation = config._experts_implementation = "eager"
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            # transformers' Nemotron-H limits steps by another field of its configuration.
+            module.time_step_limit = (0.0, float("inf"))
+    return model
+
+
+# Files and our tensors
+
+
+def whole(entries: Iterable[Any], file: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Our stored tensors, whole, by key, of a file's."""
+    found: dict[str, Tensor] = {}
+    for entry in entries:
+        parts = []
+        for piece in entry.pieces:
+            if piece.name is None:
+                parts.append(torch.zeros(piece.rows, *entry.own_shape[1:]))
+                continue
+            tensor = file[prefix + piece.name] if piece.at is None else file[prefix + piece.name][piece.at]
+            tensor = tensor.transpose(-1, -2) if piece.transposed else tensor
+            parts.append(tensor[piece.start : piece.stop : piece.step])
+        for key in entry.keys:
+            stored = found.setdefault(key, torch.full(entry.shape, torch.nan))
+            stored[entry.at] = torch.cat(parts)
+    return found
+
+
+def taken_apart(entries: Iterable[Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `whole`."""
+    parts: dict[str, list[tuple[Any, Tensor]]] = {}
+    for entry in entries:
+        tensor = next(stored[key] for key in entry.keys if key in stored)[entry.at]
+        for piece, rows in zip(entry.pieces, tensor.split([piece.rows for piece in entry.pieces]), strict=True):
+            if piece.name is not None:
+                parts.setdefault(piece.name, []).append((piece, rows))
+    found = {}
+    for name, pieces in parts.items():
+        rows = max(piece.stop for piece, _ in pieces)
+        experts = max(-1 if piece.at is None else piece.at for piece, _ in pieces) + 1
+        tensor = torch.full((max(experts, 1), rows, *pieces[0][1].shape[1:]), torch.nan)
+        for piece, part in pieces:
+            tensor[piece.at or 0, piece.start : piece.stop : piece.step] = part
+        tensor = tensor if experts else tensor[0]
+        found[name] = (tensor.transpose(-1, -2) if pieces[0][0].transposed else tensor).contiguous()
+    return found
+
+
+def shards(chunk: Any) -> list[Any]:
+    """What a chunk stores, each with the part of it that this rank has."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+    from nemo2.parallel.sharded_state import sharded_state
+
+    with torch.no_grad():
+        state = sharded_state(chunk)
+        apply_factories(state)
+    return [leaf for leaf in nested_values(state) if isinstance(leaf, ShardedTensor)]
+
+
+def place(leaf: Any) -> tuple[Any, ...]:
+    """Where in the whole tensor this rank's part is."""
+    stacked = leaf.prepend_axis_num
+    sizes = leaf.data.shape
+    return (
+        *leaf.global_offset[:stacked],
+        *(slice(start, start + size) for start, size in zip(leaf.global_offset[stacked:], sizes, strict=True)),
+    )
+
+
+def fill(chunk: Any, stored: Mapping[str, Tensor]) -> None:
+    for leaf in shards(chunk):
+        leaf.data.detach().copy_(stored[leaf.key][place(leaf)])
+
+
+def stored_by(chunk: Any) -> dict[str, Tensor]:
+    """Whole tensors by key, of a chunk that is the whole model."""
+    found: dict[str, Tensor] = {}
+    for leaf in shards(chunk):
+        found.setdefault(leaf.key, torch.full(leaf.global_shape, torch.nan))[place(leaf)] = leaf.data.detach()
+    return found
+
+
+# Our side
+
+
+class Released:
+    """A folder in Hugging Face's form, and what our side makes of it."""
+
+    def __init__(self, folder: Path):
+        from safetensors.torch import load_file
+
+        from nemo2.models.conversion.families import conversion_for
+
+        self.json = json.loads((folder / "config.json").read_text())
+        self.file = load_file(folder / "model.safetensors")
+        self.conversion = conversion_for(self.json)
+        self.prefix = next(
+            (p for p in self.conversion.prefixes if p and all(n.startswith((p, "lm_head")) for n in self.file)), ""
+        )
+
+    def config(self, **layout: Any) -> Any:
+        config = self.conversion.config(self.json)
+        for name, value in {"moe_aux_loss_coeff": 0.0, **layout}.items():
+            setattr(config, name, value)
+        if config.pipeline_model_parallel_size > 1:
+            config.pipeline_dtype = torch.float32
+        return config
+
+    def entries(self, config: Any) -> list[Any]:
+        return list(self.conversion.entries(config, vocab_rows=config.vocab_size))
+
+    def chunk(self, config: Any) -> Any:
+        chunk = config.configure_model(None).eval()
+        fill(chunk, whole(self.entries(config), self.file, self.prefix))
+        return chunk
+
+
+def start(**layout: Any) -> None:
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(**{k: v for k, v in layout.items() if k != "sequence_parallel"})
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+
+
+def our_logits(chunk: Any) -> Tensor:
+    """``[batch, sequence, vocabulary]`` on the ranks of the last pipeline stage; hidden states on the others, which are sent."""
+    from megatron.core import parallel_state as ps
+
+    ids = tokens()
+    with torch.no_grad():
+        if not ps.is_pipeline_first_stage():
+            length = LENGTH // (chunk.config.tensor_model_parallel_size if chunk.config.sequence_parallel else 1)
+            hidden = torch.empty(length, ids.size(0), chunk.config.hidden_size)
+            torch.distributed.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())
+            chunk.set_input_tensor(hidden)
+        found = chunk(ids, torch.arange(LENGTH).expand_as(ids), None)
+        if not ps.is_pipeline_last_stage():
+            torch.distributed.send(found.contiguous(), ps.get_pipeline_model_parallel_next_rank())
+    return found
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, in parts of the largest logit."""
+    return float((found - expected).abs().max() / expected.abs().max())
