@@ -40,7 +40,8 @@ _LLAMA4 = {
 }  # fmt: skip
 _HYBRID = {
     "head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "expand": 2,
-    "chunk_size": 16, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "chunk_size": 16,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp", "linear_attention"],
 }  # fmt: skip
 _EIGHT_FOLD = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -260,6 +260,8 @@ def meaning(ours: Any) -> dict[str, Any]:
         told["mamba_num_heads"] = ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
     else:
         told |= dict.fromkeys(("mamba_num_groups", "mamba_state_dim", "mamba_head_dim"))
+    if (told["moe_router_num_groups"] or 1) == 1:
+        told |= dict.fromkeys(("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score"))
     if not ours.num_moe_experts:
         told |= {name: None for name in told if name.startswith("moe_")}
     blocks = getattr(ours, "heterogeneous_layers_config_encoded_json", None)

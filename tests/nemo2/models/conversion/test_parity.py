@@ -12,7 +12,7 @@ from support import hf_parity as parity
 from support.hf_models import ROWS
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "TP 2, SP": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},
     "PP 2": {"pipeline_model_parallel_size": 2},
     "EP 2": {"expert_model_parallel_size": 2},
 }
@@ -89,11 +89,8 @@ def exported(row: Any, released: Any, chunk: Any, folder: Path) -> dict[str, Any
         return answer  # there is no class that reads it
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(told))
-    save_file(
-        {released.conversion.prefixes[0] + name: t for name, t in tensors.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    named = {released.conversion.prefixes[0] + name: tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
     model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     answer["loading"] = {name: sorted(map(str, what)) for name, what in loading.items() if what}
     answer["export"] = parity.apart(parity.our_logits(chunk), parity.logits_of(parity.plain(model)))
@@ -125,16 +122,14 @@ def one_step(model: Any, chunk: Any, released: Any, row: Any, folder: Path) -> d
 def at_layouts(root: str) -> dict[str, dict[str, Any]]:
     """Of each row at each of its layouts how far the logits are from transformers'; None on ranks without any."""
     found: dict[str, dict[str, Any]] = {row.name: {} for row in ROWS}
-    for layout, sizes in LAYOUTS.items():
-        for extra in ({}, *({**row.with_tp} for row in ROWS if row.with_tp and layout.startswith("TP"))):
-            rows = [
-                row
-                for row in ROWS
-                if layout in row.layouts and (row.with_tp if layout.startswith("TP") else {}) == extra
-            ]
-            parity.start(**sizes, **extra)
-            for row in rows:
-                found[row.name][layout] = told_in_one_line(at_layout, folder_of(root, row), {**sizes, **extra})
+    for layout, own in LAYOUTS.items():
+        started: dict[str, Any] = {}
+        for row in sorted((row for row in ROWS if layout in row.layouts), key=lambda row: len(row.with_tp)):
+            sizes = {**own, **(row.with_tp if layout.startswith("TP") else {})}
+            if sizes != started:
+                parity.start(**sizes)
+                started = sizes
+            found[row.name][layout] = told_in_one_line(at_layout, folder_of(root, row), sizes)
     return found
 
 
@@ -142,7 +137,7 @@ def at_layout(folder: Path, sizes: dict[str, Any]) -> float | None:
     from megatron.core import parallel_state
 
     released = parity.Released(folder)
-    logits = parity.our_logits(released.chunk(released.config(**sizes, mtp_num_layers=None)))
+    logits = parity.our_logits(released.chunk(released.config(**sizes, parallel_output=False, mtp_num_layers=None)))
     if not parallel_state.is_pipeline_last_stage():
         return None
     return parity.apart(logits, torch.load(folder / "logits.pt"))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json and our configurations: the named ones come back as they were, and what either side can't be is refused."""
+
+import dataclasses
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from nemo2.errors import ConfigError
+
+MODULES = (
+    "baichuan chatglm deepseek gemma gemma2 gemma3 gpt3 gpt_oss llama llama4 llama_nemotron mistral mixtral nemotron phi3 qwen2 "
+    "qwen3 ssm starcoder"
+)
+# Not what a model computes: how it starts, how long its sequences are, which kernels it runs on.
+ELSEWHERE = {
+    "seq_length", "init_method", "output_layer_init_method", "embedding_init_method", "is_vision_language", "mamba_num_heads",
+    "persist_layer_norm", "first_last_layers_bf16", "is_hybrid_model", "use_mamba_mem_eff_path",
+}  # fmt: skip
+
+
+def named() -> list[str]:
+    """All configurations that have sizes."""
+    found = []
+    for name in MODULES.split():
+        module = import_module(f"nemo2.models.{name}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__ and dataclasses.is_dataclass(kind):
+                sized = all(getattr(kind, field, 0) for field in ("num_layers", "hidden_size", "num_attention_heads"))
+                if sized and kind.__name__ != "Llama4Config" and not kind.__name__.endswith("Base"):
+                    found.append(f"{name}.{kind.__name__}")
+    return found
+
+
+def made(name: str, **fields: Any) -> Any:
+    module, kind = name.split(".")
+    return getattr(import_module(f"nemo2.models.{module}"), kind)(**fields)
+
+
+def test_all_families_are_looked_at() -> None:
+    from nemo2.models.conversion.families import FAMILIES
+
+    looked_at = {type(made(name)) for name in named()}
+    for family in FAMILIES:
+        for kind in family.configs:
+            assert any(issubclass(one, kind) for one in looked_at), kind
+
+
+@pytest.mark.parametrize("name", [name for name in named() if name != "gpt3.GPTConfig175B"])
+def test_a_named_configuration_comes_back_through_config_json(name: str) -> None:
+    from nemo2.models.conversion.families import conversion_for, conversion_of
+    from nemo2.models.conversion.settings import differences
+
+    ours = made(name, vocab_size=1000)
+    family = conversion_of(ours)
+    text = json.dumps(family.hf_config(ours) | {"architectures": list(family.architectures[:1])})
+    back = conversion_for(json.loads(text)).config(json.loads(text))
+    assert differences(ours, back) == {}
+    elsewhere = ELSEWHERE | (
+        {"ffn_hidden_size", "num_query_groups"} if hasattr(ours, "heterogeneous_block_specs") else set()
+    )
+    changed = {
+        field.name: (getattr(ours, field.name), getattr(back, field.name, None))
+        for field in dataclasses.fields(ours)
+        if field.name not in elsewhere and getattr(ours, field.name) != getattr(back, field.name, None)
+    }
+    assert {name for name, (before, after) in changed.items() if before or after} <= {
+        "moe_router_num_groups", "moe_router_group_topk",
+    }  # fmt: skip
+
+
+def test_a_configuration_without_a_vocabulary_is_told_too() -> None:
+    from nemo2.models.conversion.families import conversion_of
+
+    ours = made("llama.Llama31Config8B")
+    assert conversion_of(ours).hf_config(ours)["vocab_size"] is None
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+SCALED = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def read(**fields: Any) -> Any:
+    from nemo2.models.conversion.families import conversion_for
+
+    told = {**LLAMA, **fields}
+    return conversion_for(told).config(told)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": SCALED},
+        {
+            "rope_theta": 500000.0,
+            "rope_scaling": {"type": "llama3", **{k: v for k, v in SCALED.items() if k != "rope_type"}},
+        },
+        {"rope_parameters": {"rope_theta": 500000.0, **SCALED}},
+        {"rope_theta": 500000.0, "rope_scaling": SCALED, "rope_parameters": {"rope_theta": 500000.0, **SCALED}},
+    ],
+)
+def test_both_spellings_of_rotary_positions_are_read(fields: Any) -> None:
+    config = read(**fields)
+    assert (config.rotary_base, config.scale_factor, config.old_context_len) == (500_000, 8.0, 8192)
+
+
+def test_both_spellings_are_written() -> None:
+    from nemo2.models.conversion.families import conversion_of
+
+    ours = made("llama.Llama32Config1B", vocab_size=128256)
+    told = conversion_of(ours).hf_config(ours)
+    assert told["rope_theta"] == told["rope_parameters"]["rope_theta"] == 500_000.0
+    assert told["rope_scaling"] == {**SCALED, "factor": 32.0}
+    assert told["rope_parameters"] == {**SCALED, "factor": 32.0, "rope_theta": 500_000.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu': .*'silu'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling=.*'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters=.*'longrope'"),
+        ({"rope_scaling": {**SCALED, "attention_factor": 2.0}}, "attention_factor has no place"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no low_freq_factor"),
+        ({"attention_bias": True}, "attention_bias=True: .*mlp_bias is False"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"hidden_size": None}, "no hidden_size"),
+        ({"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan"}, "13B, whose ALiBi"),
+        ({"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "'longrope'"),
+        ({"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "num_heads": 8, "n_groups": 8}, "n_groups=8"),
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True, "layer_types": ["x"] * 4,
+          "sliding_window": 8}, "layer_types="),
+        ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-ME"},
+         "hybrid_override_pattern='M-ME'"),
+    ],
+)  # fmt: skip
+def test_what_our_model_can_t_be_is_refused_by_field_and_value(fields: Any, words: str) -> None:
+    if "layer_types" in fields:
+        fields = fields | {"layer_types": ["x", "sliding_attention"] * 2}
+    with pytest.raises(ConfigError, match=words):
+        read(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        ("llama.Llama3Config8B", {"window_size": (127, 0)}, r"window=\[128.*it would become \[None"),
+        ("mistral.MistralConfig7B", {"add_qkv_bias": True}, r"add_qkv_bias=True \(it would become False\)"),
+        ("qwen2.Qwen2Config7B", {"kv_channels": 64}, "kv_channels=64"),
+        ("gpt3.GPTConfig175B", {}, "layernorm_zero_centered_gamma=True"),
+        ("baichuan.Baichuan2Config7B", {"normalize_output_layer": False}, "normalize_output_layer=False"),
+        ("deepseek.DeepSeekV2Config", {"moe_router_group_score": "sum"}, "moe_router_group_score='sum'"),
+    ],
+)
+def test_what_hugging_face_s_model_can_t_be_is_refused(name: str, fields: Any, words: str) -> None:
+    from nemo2.models.conversion.families import conversion_of
+
+    ours = made(name, **fields)
+    with pytest.raises(ConfigError, match=words):
+        conversion_of(ours).hf_config(ours)
+
+
+# What released config.json files say, beyond what is a default of transformers' class.
+RELEASED: dict[str, tuple[dict[str, Any], str]] = {
+    "Llama-4-Scout-17B-16E": (
+        {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": {
+            "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+            "initializer_range": 0.02, "interleave_moe_layer_step": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+            "max_position_embeddings": 10485760, "model_type": "llama4_text", "no_rope_layers": [1, 1, 1, 0] * 12,
+            "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "num_local_experts": 16, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_qk_norm": True, "vocab_size": 202048,
+            "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+                             "original_max_position_embeddings": 8192},
+        }}, "llama4.Llama4Experts16Config",
+    ),
+    "gemma-3-4b-pt": (
+        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+        }}, "gemma3.Gemma3Config4B",
+    ),
+    "DeepSeek-V2": (
+        {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "attention_bias": False, "ep_size": 1,
+         "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+         "intermediate_size": 12288, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 1536,
+         "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 160, "n_shared_experts": 2, "norm_topk_prob": False,
+         "num_attention_heads": 128, "num_experts_per_tok": 6, "num_hidden_layers": 60, "num_key_value_heads": 128,
+         "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+         "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+                          "original_max_position_embeddings": 4096, "type": "yarn"},
+         "rope_theta": 10000, "routed_scaling_factor": 16.0, "scoring_func": "softmax", "tie_word_embeddings": False,
+         "topk_group": 3, "topk_method": "group_limited_greedy", "v_head_dim": 128, "vocab_size": 102400},
+        "deepseek.DeepSeekV2Config",
+    ),
+    "Phi-3-mini-4k-instruct": (
+        {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": False, "attention_dropout": 0.0,
+         "embd_pdrop": 0.0, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+         "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+         "original_max_position_embeddings": 4096, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "rope_scaling": None,
+         "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064},
+        "phi3.Phi3ConfigMini",
+    ),
+    "starcoder2-7b": (
+        {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "attention_dropout": 0.0,
+         "embedding_dropout": 0.0, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 4608, "initializer_range": 0.018042,
+         "intermediate_size": 18432, "max_position_embeddings": 16384, "norm_epsilon": 1e-5, "num_attention_heads": 36,
+         "num_hidden_layers": 32, "num_key_value_heads": 4, "residual_dropout": 0.0, "rope_theta": 1000000,
+         "sliding_window": 4096, "use_bias": True, "vocab_size": 49152},
+        "starcoder.Starcoder2Config7B",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("released", RELEASED)
+def test_a_released_config_json_is_our_named_configuration(released: str) -> None:
+    from nemo2.models.conversion.families import conversion_for
+    from nemo2.models.conversion.settings import differences
+
+    told, name = RELEASED[released]
+    found = conversion_for(told).config(told)
+    assert differences(made(name, vocab_size=found.vocab_size), found) == {}
