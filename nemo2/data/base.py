@@ -2,7 +2,7 @@
 """The base of nemo2's data modules: the sampler, the loaders and the position in the data."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Optional
 
 import torch
@@ -27,6 +27,7 @@ class MegatronDataModule(LightningDataModule):
         seq_length: Tokens per sample.
         micro_batch_size, global_batch_size: Samples per forward pass of a rank, and per optimizer step.
         tokenizer: The tokenizer whose ids the samples hold; None until someone sets it.
+        collate_fn: Makes a batch of samples. None: torch's own, which stacks them.
         data_sampler: The `MegatronDataSampler` that cuts the data into steps and counts the samples consumed.
     """
 
@@ -46,6 +47,7 @@ class MegatronDataModule(LightningDataModule):
         init_consumed_samples: int = 0,
         init_global_step: int = 0,
         output_log: bool = True,
+        seed: int = 1234,
     ) -> None:
         super().__init__()
         if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 1:
@@ -75,7 +77,9 @@ class MegatronDataModule(LightningDataModule):
             init_consumed_samples=init_consumed_samples,
             init_global_step=init_global_step,
             output_log=output_log,
+            seed=seed,
         )
+        self.collate_fn: Optional[Callable[[Any], Any]] = None
         self._datasets: dict[str, Optional[Dataset]] = {}
 
     @abstractmethod
@@ -122,6 +126,7 @@ class MegatronDataModule(LightningDataModule):
         return WrappedDataLoader(
             mode=mode,
             dataset=dataset,
+            collate_fn=self.collate_fn,
             num_workers=self.num_workers,
             # Without a GPU there is nothing to pin for, and torch would warn on every loader.
             pin_memory=self.pin_memory and torch.cuda.is_available(),

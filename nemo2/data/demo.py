@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
 from nemo2.data.base import MegatronDataModule
+from nemo2.data.home import datasets_home
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.stdlib import DemoData, prepare_demo_data
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
@@ -66,7 +67,7 @@ class StdlibDataModule(MegatronDataModule):
     @cached_property
     def prepared(self) -> DemoData:
         """The files, made now if nobody made them before."""
-        place = Path(self.directory) if self.directory is not None else _cache() / "stdlib"
+        place = Path(self.directory) if self.directory is not None else datasets_home() / "stdlib"
         if os.environ.get("LOCAL_RANK", "0") == "0":
             _log.info("Looking for the standard library's tokens in %s; making them takes half a minute, once.", place)
         return prepare_demo_data(place, self.vocab_size, max_bytes=self.max_bytes)
@@ -94,9 +95,3 @@ class StdlibDataModule(MegatronDataModule):
         )
         module.trainer = self.trainer  # how many samples there must be follows from its steps
         return module
-
-
-def _cache() -> Path:
-    """NeMo 2.0's variables, so that one setting moves the caches of both."""
-    home = Path(os.environ.get("NEMO_HOME") or "~/.cache/nemo2")
-    return Path(os.environ.get("NEMO_DATASETS_CACHE") or home / "datasets").expanduser()

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, Union, cast
+from typing import Any, BinaryIO, Literal, Union, cast
 
 from nemo2.errors import DataError
 
@@ -92,7 +92,7 @@ def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInp
     """
     for file in files:
         try:
-            if _is_json_lines(file):
+            if is_json_lines(file):
                 yield from _json_lines(file, text_key, bad)
             else:
                 text = _text(file, bad)
@@ -102,7 +102,13 @@ def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInp
             raise DataError(f"{file} can't be read: {error}.") from error
 
 
-def _json_lines(file: Path, text_key: str, bad: BadInput) -> Iterator[str]:
+def read_records(file: Path, bad: BadInput) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a ``.jsonl`` file with their places, "file:line"; a line that is none is reported to `bad`.
+
+    Raises:
+        OSError: the file can't be read.
+        DataError: `bad` says that it has had enough.
+    """
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rb") as lines:
         for number, raw in enumerate(cast(BinaryIO, lines), start=1):
@@ -116,14 +122,20 @@ def _json_lines(file: Path, text_key: str, bad: BadInput) -> Iterator[str]:
             except ValueError as error:
                 bad.report(where, f"not JSON ({error})")
             else:
-                text = record.get(text_key) if isinstance(record, dict) else None
-                if isinstance(text, str):
-                    yield text
-                elif isinstance(record, dict):
-                    keys = ", ".join(sorted(record)[:8])
-                    bad.report(where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}")
+                if isinstance(record, dict):
+                    yield where, record
                 else:
-                    bad.report(where, f"a JSON {type(record).__name__}, not an object with the key {text_key!r}")
+                    bad.report(where, f"a JSON {type(record).__name__}, not an object with named fields")
+
+
+def _json_lines(file: Path, text_key: str, bad: BadInput) -> Iterator[str]:
+    for where, record in read_records(file, bad):
+        text = record.get(text_key)
+        if isinstance(text, str):
+            yield text
+        else:
+            keys = ", ".join(sorted(record)[:8])
+            bad.report(where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}")
 
 
 def _text(file: Path, bad: BadInput) -> str | None:
@@ -136,7 +148,8 @@ def _text(file: Path, bad: BadInput) -> str | None:
         return None
 
 
-def _is_json_lines(file: Path) -> bool:
+def is_json_lines(file: Path) -> bool:
+    """Whether the name is that of a file of JSON lines."""
     name = file.name.removesuffix(".gz")
     return name.endswith(_JSON_LINES)
 

@@ -130,7 +130,7 @@ def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
         if not _is_inside(file, inside):
             save(file, array, *args, **kwargs)
         else:
-            _write(Path(file), np.asanyarray(array))
+            write_array(Path(file), np.asanyarray(array))
 
     np.load, np.save = load_numbers, save_whole
     try:
@@ -139,7 +139,24 @@ def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
         np.load, np.save = load, save
 
 
-def _write(path: Path, array: np.ndarray) -> None:
+def read_array(path: Path, *, by_hash: bool) -> np.ndarray:
+    """The array that `write_array` wrote, mapped; a pickle in it is never run.
+
+    Args:
+        by_hash: Whether the file is compared with its hash first, which reads it whole; one rank does.
+
+    Raises:
+        DamagedIndex: the file isn't what was written, or isn't there.
+    """
+    if why := _why_damaged(path, by_hash=by_hash):
+        raise DamagedIndex(path, why)
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DamagedIndex(path, f"can't be read ({' '.join(str(error).split())})") from error
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
     """The array under its name at once, whole, and its hash before it: a file without one doesn't count."""
     unfinished = path.with_name(f".{uuid.uuid4().hex[:8]}-{threading.get_ident()}-{path.name}")
     hashed = hashlib.sha256()

@@ -77,6 +77,7 @@ class MegatronDataSampler(DataSampler):
         init_global_step: The trainer's global step at that moment.
         output_log: Whether the strategy should log ``consumed_samples`` and ``global_batch_size``.
         decoder_seq_len: Decoder tokens of encoder-decoder models.
+        seed: Of the order of each pass, where it is "cyclic".
 
     Raises:
         ConfigError: a size or type that can't work whatever the number of ranks.
@@ -93,6 +94,7 @@ class MegatronDataSampler(DataSampler):
         init_global_step: int = 0,
         output_log: bool = True,
         decoder_seq_len: Optional[int] = None,
+        seed: int = 1234,
     ) -> None:
         if dataloader_type not in _TYPES:
             raise ConfigError(f"dataloader_type={dataloader_type!r}: must be 'single', 'cyclic' or 'batch'.")
@@ -108,6 +110,7 @@ class MegatronDataSampler(DataSampler):
         self.init_consumed_samples = init_consumed_samples
         self.init_global_step = init_global_step
         self.output_log = output_log
+        self.seed = seed
         self.trainer: Any = None
         self._schedule = BatchSizeSchedule(global_batch_size, rampup_batch_size)
 
@@ -117,7 +120,7 @@ class MegatronDataSampler(DataSampler):
         Raises:
             ConfigError: the global batch isn't a whole number of micro-batches on every data-parallel rank.
         """
-        _, size = _data_parallel()
+        _, size = data_parallel()
         self._schedule.check(self.micro_batch_size, size)
         setup_microbatch_calculator(
             self._schedule,
@@ -154,7 +157,7 @@ class MegatronDataSampler(DataSampler):
             raise ConfigError(f"mode={mode!r}: a loader is for one of {', '.join(_MODES)}.")
         if not _replaceable(dataloader):
             return dataloader
-        rank, size = _data_parallel()
+        rank, size = data_parallel()
         total: int = len(dataloader.dataset)  # pyright: ignore[reportArgumentType]
         if mode == "train":
             if consumed_samples and consumed_samples != self.consumed_samples:
@@ -167,6 +170,7 @@ class MegatronDataSampler(DataSampler):
                 data_parallel_size=size,
                 order="cyclic" if isinstance(dataloader.sampler, RandomSampler) else self.dataloader_type,
                 position=lambda: self.consumed_samples,
+                seed=self.seed,
             )
         else:
             sampler = EvalBatchSampler(
@@ -203,7 +207,7 @@ class MegatronDataSampler(DataSampler):
     @property
     def num_microbatches(self) -> int:
         """Micro-batches per data-parallel rank in the step about to begin."""
-        _, size = _data_parallel()
+        _, size = data_parallel()
         return self.current_global_batch_size // (self.micro_batch_size * size)
 
     def state_dict(self) -> dict[str, int]:
@@ -219,7 +223,7 @@ class MegatronDataSampler(DataSampler):
         return self.init_global_step if self.trainer is None else int(self.trainer.global_step)
 
 
-def _data_parallel() -> tuple[int, int]:
+def data_parallel() -> tuple[int, int]:
     """This rank and the number of ranks along the data-parallel axis (context-parallel peers read the same data)."""
     from megatron.core import parallel_state
 

@@ -163,6 +163,11 @@ class BPETokenizer(Tokenizer):
         except Exception as error:  # the package raises bare Exception for any fault in the file
             raise DataError(f"{self._file} is not a tokenizer of the `tokenizers` package: {error}.") from error
 
+    @property
+    def backend(self) -> Any:
+        """The object of the ``tokenizers`` package."""
+        return self._tokenizer
+
     @cached_property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)

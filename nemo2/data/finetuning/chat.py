@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of messages through the tokenizer's chat template; the assistant's tokens are trained on, found exactly.
+
+A conversation is rendered by the template and tokenized once: the ids are those that the model sees when it is served. Which
+of them the assistant writes follows from the template too:
+
+- Where it has ``{% generation %}`` blocks, these say it. Where the blocks leave the token out that ends each turn, it is added.
+- Elsewhere the conversation is rendered up to each of the assistant's turns (with the generation prompt) and past it. The text
+  between is the turn with its end token. Each rendering must be the beginning of the whole one. A template that rewrites
+  earlier turns (most that know of reasoning drop it there) breaks this, and the sample is refused: no search for strings
+  would find the same tokens that the model writes.
+
+Blanks behind the last special token of a turn are left out: they stand between turns, and the model never writes them.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+from nemo2.data.finetuning.identity import identity_of
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole
+from nemo2.data.tokenizer import BPETokenizer, Tokenizer
+from nemo2.errors import ConfigError
+
+Turns = Literal["all", "last"]
+Span = tuple[int, int]
+MESSAGE_KEYS = ("messages", "conversations", "conversation")
+"""Where a record may have its messages."""
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+NEMO_TEMPLATE = (
+    "{%- set open = namespace(turn=false) -%}"
+    "{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}"
+    "{{- '<extra_id_0>System\n' + system + '\n' -}}"
+    "{%- for message in messages if message.role != 'system' -%}"
+    "{{- ('' if open.turn else '<extra_id_1>') + message.role.capitalize() + '\n' -}}"
+    "{%- set open.turn = message.role == 'assistant' -%}"
+    "{%- if open.turn -%}"
+    "{%- generation -%}{{- message.content + '\n<extra_id_1>' -}}{%- endgeneration -%}"
+    "{%- else -%}{{- message.content + '\n' -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- ('' if open.turn else '<extra_id_1>') + 'Assistant\n' -}}{%- endif -%}"
+)
+"""NeMo's own format of turns."""
+
+
+@dataclass(frozen=True)
+class ChatEncoder(Encoder):
+    """Conversations under ``messages`` (role and content) or ``conversations`` (from and value), with ``tools`` where a record
+    has them.
+
+    Attributes:
+        tokenizer: An `AutoTokenizer`, or a `BPETokenizer` together with ``chat_template``.
+        chat_template: Jinja text, or the path of a file with it. None: the tokenizer's own.
+        turns: Train on "all" of the assistant's turns or on the "last" only.
+
+    Raises:
+        ConfigError: at first use, there is no template, or no Hugging Face tokenizer to render it.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: Optional[str] = None
+    turns: Turns = "all"
+
+    def __post_init__(self) -> None:
+        if self.turns not in ("all", "last"):
+            raise ConfigError(f"turns={self.turns!r}: must be 'all' or 'last', the assistant's turns that are trained on.")
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        import transformers
+
+        return {
+            "encoder": "chat",
+            "template": self.template,
+            "turns": self.turns,
+            "tokenizer": identity_of(self.tokenizer),
+            "transformers": transformers.__version__,
+        }
+
+    @cached_property
+    def template(self) -> str:
+        """The Jinja text."""
+        given = self.chat_template
+        if given is not None:
+            looks_like_a_path = "{" not in given and "\n" not in given
+            if looks_like_a_path and not Path(given).expanduser().is_file():
+                raise ConfigError(f"chat_template={given!r} is neither a template nor a file that is there.")
+            return Path(given).expanduser().read_text("utf-8") if looks_like_a_path else given
+        own = getattr(self._hf, "chat_template", None)
+        if isinstance(own, Mapping):
+            own = own.get("default")
+        if not own:
+            raise ConfigError(
+                f"{self.tokenizer!r} has no chat template: take the tokenizer of the chat model, or give one as "
+                "dataset_kwargs={'chat_template': ...}, its text or a file."
+            )
+        return str(own)
+
+    @cached_property
+    def _hf(self) -> Any:
+        """The ``transformers`` object."""
+        found = getattr(self.tokenizer, "tokenizer", None)
+        if found is not None:
+            return found
+        if not isinstance(self.tokenizer, BPETokenizer):
+            raise ConfigError(
+                f"data.tokenizer={self.tokenizer!r}: chat templates are rendered by a Hugging Face tokenizer; use AutoTokenizer, or "
+                "BPETokenizer with the model's tokenizer.json."
+            )
+        try:
+            from transformers import PreTrainedTokenizerFast
+        except ImportError as error:
+            raise ConfigError("Chat templates are rendered by the package transformers: pip install 'nemo2[hf]'.") from error
+        backend = self.tokenizer.backend
+        named = {"eos_token": self.tokenizer.eos_id, "bos_token": self.tokenizer.bos_id, "pad_token": self.tokenizer.pad_id}
+        spelled = {name: backend.id_to_token(token) for name, token in named.items() if token is not None}
+        return PreTrainedTokenizerFast(tokenizer_object=backend, **spelled)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = getattr(self._hf, "added_tokens_decoder", {})
+        return frozenset(self._hf.all_special_ids) | {token for token, what in added.items() if what.special}
+
+    @cached_property
+    def _has_blocks(self) -> bool:
+        """Whether the template says itself what the assistant writes.
+
+        Raises:
+            ConfigError: it is NeMo's, and the tokenizer has not got its tokens.
+        """
+        if self.template == NEMO_TEMPLATE:
+            vocabulary = self._hf.get_vocab()
+            missing = [token for token in ("<extra_id_0>", "<extra_id_1>") if token not in vocabulary]
+            if missing:
+                raise ConfigError(
+                    f"{self.tokenizer!r} has no token {' and no token '.join(missing)}, with which NeMo's own format of "
+                    "conversations marks turns. Set use_hf_tokenizer_chat_template=True for the template that the tokenizer "
+                    "brings, or give one as dataset_kwargs={'chat_template': ...}."
+                )
+        return _GENERATION.search(self.template) is not None
+
+    def encode(self, record: Any) -> Whole:
+        messages, tools = messages_of(record)
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if not answers:
+            raise Empty("no turn of the assistant")
+        if self.turns == "last":
+            answers = answers[-1:]
+        if self._has_blocks:
+            ids, trained = self._by_blocks(messages, tools, answers)
+        else:
+            ids, trained = self._by_prefixes(messages, tools, answers)
+        if not any(trained):
+            raise Empty("the chat template shows nothing of what the assistant says")
+        return Whole(Sample(ids, trained))
+
+    # Templates with {% generation %}
+
+    def _by_blocks(self, messages: list[Any], tools: Any, answers: list[int]) -> tuple[list[int], list[bool]]:
+        encoded = self._render(messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        ids, trained = list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
+        self._add_ends(ids, trained)
+        if len(answers) == 1:  # with turns="last" too, whose others are context
+            *_, (start, _) = [(0, 0), *_runs(trained)]
+            if self.turns == "last":
+                trained = [flag and place >= start for place, flag in enumerate(trained)]
+        return ids, trained
+
+    def _add_ends(self, ids: list[int], trained: list[bool]) -> None:
+        """Train on the token that ends a turn, where the blocks end before it."""
+        runs = list(_runs(trained))
+        if not runs or runs[-1][1] >= len(ids):
+            return
+        ends_with = ids[runs[-1][1]]
+        if ends_with in self._special and ids[runs[-1][1] - 1] not in self._special:
+            for _, end in runs:
+                if ids[end] == ends_with:
+                    trained[end] = True
+
+    # Templates without
+
+    def _by_prefixes(self, messages: list[Any], tools: Any, answers: list[int]) -> tuple[list[int], list[bool]]:
+        whole = self._render(messages, tools, tokenize=False)
+        spans = [self._turn(messages, tools, place, whole) for place in answers]
+        encoded = self._tokenized(whole)
+        if "offset_mapping" in encoded:
+            ids, places = list(encoded["input_ids"]), encoded["offset_mapping"]
+            trained = [any(start < end and first < end and start < last for first, last in spans) for start, end in places]
+        else:
+            ids, trained = self._without_offsets(whole, spans)
+        for start, end in _runs(trained):
+            for place in range(self._end_of_turn(ids, start, end), end):
+                trained[place] = False
+        return ids, trained
+
+    def _turn(self, messages: list[Any], tools: Any, place: int, whole: str) -> Span:
+        """The characters that the assistant writes in the turn at ``place``."""
+        before = self._render(messages[:place], tools, tokenize=False, add_generation_prompt=True)
+        past = whole if place + 1 == len(messages) else self._render(messages[: place + 1], tools, tokenize=False)
+        if not whole.startswith(before) or not whole.startswith(past):
+            raise Malformed(
+                f"the chat template renders turn {place + 1} of {len(messages)} in another way once the conversation goes on, so "
+                "that the assistant's tokens can't be told (templates that drop earlier reasoning do so). Give a template "
+                "with {% generation %} blocks (dataset_kwargs={'chat_template': ...}), or train on the last turn of each "
+                "conversation only (dataset_kwargs={'turns': 'last'})"
+            )
+        return len(before), len(past)
+
+    def _tokenized(self, text: str) -> Any:
+        offsets = {"return_offsets_mapping": True} if getattr(self._hf, "is_fast", False) else {}
+        return self._hf(text, add_special_tokens=False, **offsets)
+
+    def _without_offsets(self, whole: str, spans: list[Span]) -> tuple[list[int], list[bool]]:
+        """By the ids of each beginning of the text, for tokenizers that don't tell which characters a token stands for."""
+        ids = list(self._hf(whole, add_special_tokens=False)["input_ids"])
+        trained = [False] * len(ids)
+        for span in spans:
+            first, last = (list(self._hf(whole[:at], add_special_tokens=False)["input_ids"]) for at in span)
+            if ids[: len(first)] != first or ids[: len(last)] != last:
+                raise Malformed("the tokenizer joins the assistant's text and what stands before it in one token")
+            trained[len(first) : len(last)] = [True] * (len(last) - len(first))
+        return ids, trained
+
+    def _end_of_turn(self, ids: Sequence[int], start: int, end: int) -> int:
+        """Where a turn's last special token ends, if only blanks follow it; else ``end``."""
+        last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self._special), None)
+        if last is None or self._hf.decode(list(ids[last + 1 : end])).strip():
+            return end
+        return last + 1
+
+    def _render(self, messages: list[Any], tools: Any, **options: Any) -> Any:
+        tokenizer, template = self._hf, self.template
+        try:
+            return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **options)
+        except Exception as error:  # whatever a template raises, Jinja's own errors among them
+            raise Malformed(f"the chat template fails: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]:
+    """The messages of a record, each with a role, and its tools.
+
+    Raises:
+        Malformed: there are none, or one lacks its role.
+    """
+    if not isinstance(record, Mapping):
+        raise Malformed(f"a {type(record).__name__}, not a record with messages")
+    key = next((key for key in MESSAGE_KEYS if isinstance(record.get(key), list)), None)
+    if key is None:
+        fields = ", ".join(map(str, list(record)[:8])) or "none"
+        raise Malformed(f"no list under any of {', '.join(map(repr, MESSAGE_KEYS))}; its fields are: {fields}")
+    messages = [_message(message, place + 1) for place, message in enumerate(record[key])]
+    if record.get("system") and (not messages or messages[0]["role"] != "system"):
+        messages.insert(0, {"role": "system", "content": record["system"]})
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise Malformed(f"'tools' is text that isn't JSON ({error})") from error
+    return messages, tools or None
+
+
+def _message(message: Any, number: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise Malformed(f"message {number} is a {type(message).__name__}, not an object with a role and content")
+    role = message.get("role", message.get("from"))
+    if not isinstance(role, str) or not role:
+        raise Malformed(f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}")
+    told = {key: value for key, value in message.items() if key not in ("role", "from", "value") and value is not None}
+    if "content" not in told and message.get("value") is not None:
+        told["content"] = message["value"]
+    if "content" not in told and not told.get("tool_calls"):
+        raise Malformed(f"message {number}, of the {role}, has neither content nor tool calls")
+    # Templates ask for the content of each message, that of a call of tools too.
+    return {"role": _ROLES.get(role.lower(), role.lower()), "content": told.pop("content", ""), **told}
+
+
+def _runs(flags: Sequence[bool]) -> Iterator[Span]:
+    """Where flags are set in a row: beginnings and ends."""
+    start = None
+    for place, flag in enumerate([*flags, False]):
+        if flag and start is None:
+            start = place
+        elif not flag and start is not None:
+            yield start, place
+            start = None
+

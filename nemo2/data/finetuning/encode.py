@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All records of a source as samples of at most a length, and a count of what was cut and what was left out."""
+
+import copy
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+from nemo2.data.documents import BadInput
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
+from nemo2.errors import ConfigError, DataError
+
+OnTooLong = Literal["truncate", "skip", "fail"]
+_CHUNK = 256
+_SHOWN = 5
+_TOO_LONG, _EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "truncated", "malformed"
+
+
+@dataclass
+class Report:
+    """What became of the records of a split.
+
+    Attributes:
+        records: Records read, malformed ones included.
+        samples: Those that are trained on.
+        tokens, trained_tokens: In these.
+        places: For each fate but the plain one, where such records stand and why, in order.
+    """
+
+    records: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, fate: str, where: str, why: str) -> None:
+        """Note a record that isn't taken as it is."""
+        self.places.setdefault(fate, []).append(f"{where}: {why}")
+
+    def count(self, fate: str) -> int:
+        """Records of that fate: "too long", "nothing to train on", "truncated" or "malformed"."""
+        return len(self.places.get(fate, []))
+
+    @property
+    def left_out(self) -> int:
+        """Records that no sample was made of."""
+        return sum(self.count(fate) for fate in (_TOO_LONG, _EMPTY, _MALFORMED))
+
+    def __str__(self) -> str:
+        share = 100 * self.trained_tokens / max(1, self.tokens)
+        lines = [
+            f"{self.samples:,} samples of {self.records:,} records, {self.tokens:,} tokens, {share:.1f} % of them trained on"
+        ]
+        for fate, places in self.places.items():
+            shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")
+            lines.append(f"{len(places):,} {'kept, but ' if fate == _TRUNCATED else 'left out, '}{fate}: {shown}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, from which ``Report(**data)`` makes the same."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long samples may be, and what is done about records that aren't as they should be.
+
+    Attributes:
+        max_tokens: Of a sample.
+        on_too_long: "truncate"; "skip": left out and counted; "fail": an error.
+        on_bad_line: A malformed record: "fail" is an error, "skip" leaves it out and counts it, up to ``max_bad_lines``.
+
+    Raises:
+        ConfigError: another word.
+    """
+
+    max_tokens: int
+    on_too_long: OnTooLong = "truncate"
+    on_bad_line: Literal["fail", "skip"] = "fail"
+    max_bad_lines: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.on_too_long not in ("truncate", "skip", "fail"):
+            raise ConfigError(f"on_too_long={self.on_too_long!r}: must be 'truncate', 'skip' or 'fail'.")
+        if self.on_bad_line not in ("fail", "skip"):
+            raise ConfigError(f"on_bad_line={self.on_bad_line!r}: must be 'fail' or 'skip'.")
+
+
+class BadRecords(BadInput):
+    """Malformed records, which a report keeps too."""
+
+    def __init__(self, limits: Limits, report: Report) -> None:
+        super().__init__(policy=limits.on_bad_line, limit=limits.max_bad_lines)
+        self.into = report
+
+    def report(self, where: str, why: str) -> None:
+        super().report(where, why)
+        self.into.records += 1
+        self.into.note(_MALFORMED, where, why)
+
+
+def encode_all(
+    records: Iterable[tuple[str, Any]], encoder: Encoder, *, limits: Limits, bad: BadRecords, threads: int = 1
+) -> Iterator[Sample]:
+    """A sample for each record that one can be made of, in order; ``bad.into`` counts them.
+
+    Args:
+        records: With the place of each.
+        threads: Tokenizers written in Rust leave Python's lock, so that several help.
+
+    Raises:
+        DataError: a record is malformed or too long, and that is an error.
+    """
+    for where, fate in _fates(records, encoder, limits.max_tokens, threads):
+        if isinstance(fate, Malformed):
+            bad.report(where, str(fate))
+            continue
+        report = bad.into
+        report.records += 1
+        if isinstance(fate, Empty):
+            report.note(_EMPTY, where, str(fate))
+            continue
+        sample, length = fate
+        if sample.truncated:
+            why = f"{length} tokens, and {limits.max_tokens} fit"
+            if limits.on_too_long == "fail":
+                raise DataError(
+                    f"{where}: {why} (data.seq_length + 1). Raise data.seq_length, or allow it with "
+                    "dataset_kwargs={'on_too_long': 'truncate'} or 'skip'."
+                )
+            if limits.on_too_long == "skip":
+                report.note(_TOO_LONG, where, why)
+                continue
+            if sample.num_trained == 0:
+                report.note(_TOO_LONG, where, f"{why}, which leaves nothing to train on")
+                continue
+            report.note(_TRUNCATED, where, why)
+        elif sample.num_trained == 0:
+            report.note(_EMPTY, where, "no token of it is predicted and counted")
+            continue
+        report.samples += 1
+        report.tokens += len(sample.ids)
+        report.trained_tokens += sample.num_trained
+        yield sample
+
+
+Fate = Malformed | Empty | tuple[Sample, int]
+
+
+def _fates(
+    records: Iterable[tuple[str, Any]], encoder: Encoder, max_tokens: int, threads: int
+) -> Iterator[tuple[str, Fate]]:
+    """What becomes of each record, with the length it had before it was cut."""
+    if threads <= 1:
+        for where, record in records:
+            yield where, _fate(encoder, record, max_tokens)
+        return
+    own = threading.local()
+
+    def of_chunk(chunk: list[tuple[str, Any]]) -> list[tuple[str, Fate]]:
+        if not hasattr(own, "encoder"):
+            own.encoder = copy.deepcopy(encoder)  # a tokenizer changes itself while it works
+        return [(where, _fate(own.encoder, record, max_tokens)) for where, record in chunk]
+
+    source = iter(records)
+    with ThreadPoolExecutor(threads) as pool:
+        # A few chunks ahead and no more: a source may be larger than memory.
+        while wave := [chunk for _ in range(2 * threads) if (chunk := list(islice(source, _CHUNK)))]:
+            for fates in pool.map(of_chunk, wave):
+                yield from fates
+
+
+def _fate(encoder: Encoder, record: Any, max_tokens: int) -> Fate:
+    try:
+        parts = encoder.encode(record)
+        whole = parts.whole()
+        fits = len(whole.ids) <= max_tokens
+        return (whole if fits else parts.cut(max_tokens)), len(whole.ids)
+    except (Malformed, Empty) as why:
+        return why

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several samples in one row: which go together, and how full the rows get.
+
+A row is one micro-batch whose sequences do not see each other (``cu_seqlens``). Context parallelism cuts each sequence of a row
+into 2 * cp equal chunks, so that each is padded to a multiple of that.
+"""
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError, DataError
+
+_log = logging.getLogger(__name__)
+
+
+@configurable
+@dataclass
+class PackedSequenceSpecs:
+    """Whether and how samples are packed.
+
+    Attributes:
+        packed_sequence_size: Tokens of a row, which are those of ``data.seq_length``. -1 or 0: samples aren't packed.
+        tokenizer_model_name: In the name of the folder that the packs are kept in, for readers; packs never mix tokenizers,
+            whatever it says. None: not in the name.
+        packed_train_data_path, packed_val_data_path: The folder that holds the training or validation samples and their packs
+            in place of one beside the data. It is made where there is none, and made again where the data has changed.
+        packed_metadata_path: A JSON file to write with the number of rows, their padding and the longest list of sequences.
+        pad_cu_seqlens: Give all rows of a split equally long lists of sequences, so that the shape of a batch never changes.
+
+    Raises:
+        ConfigError: a size that is none, or an array file of NeMo's.
+    """
+
+    packed_sequence_size: int = -1
+    tokenizer_model_name: Optional[str] = None
+    packed_train_data_path: Optional[str] = None
+    packed_val_data_path: Optional[str] = None
+    packed_metadata_path: Optional[str] = None
+    pad_cu_seqlens: bool = False
+
+    def __post_init__(self) -> None:
+        size = self.packed_sequence_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < -1:
+            raise ConfigError(f"packed_sequence_size={size!r}: must be a number of tokens, or -1 for samples by themselves.")
+        for name in ("packed_train_data_path", "packed_val_data_path"):
+            if str(getattr(self, name) or "").endswith(".npy"):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r}: NeMo's packed files are pickles, which run code when they are read, and "
+                    "are not read here. Name a folder instead; packing again takes seconds."
+                )
+
+    @property
+    def active(self) -> bool:
+        """Whether samples are packed at all."""
+        return self.packed_sequence_size > 0
+
+
+def pack(lengths: Sequence[int], capacity: int, *, align: int = 1, seed: int = 1234) -> list[list[int]]:
+    """Indices of the samples of each row: best-fit decreasing.
+
+    The longest sample is placed first, each into the row that it fills best; this needs at most 11/9 of the fewest possible
+    rows, and one more. Samples of one length are taken in an order drawn from ``seed``, so that neighbours in a file don't stay
+    together, and rows come in such an order too: else the first ones would hold the longest samples.
+
+    Args:
+        lengths: Tokens of each sample.
+        capacity: Tokens of a row.
+        align: Each sample takes a multiple of this.
+
+    Raises:
+        DataError: a sample is longer than a row.
+    """
+    taken = aligned(np.asarray(lengths, dtype=np.int64), align)
+    if len(taken) and int(taken.max()) > capacity:
+        longest = int(taken.argmax())
+        raise DataError(
+            f"Sample {longest} takes {int(taken[longest])} tokens of a row, which has {capacity}: raise data.seq_length, or cut it."
+        )
+    random = np.random.default_rng(seed)
+    order = np.lexsort((random.permutation(len(taken)), -taken))
+    rows: list[list[int]] = []
+    room: list[int] = []
+    """The different numbers of free tokens that rows have, ascending."""
+    with_room: dict[int, list[int]] = {}
+    for index in order.tolist():
+        length = int(taken[index])
+        place = bisect_left(room, length)
+        if place < len(room):
+            free = room[place]
+            row = with_room[free].pop()
+            if not with_room[free]:
+                room.pop(place)
+        else:
+            row, free = len(rows), capacity
+            rows.append([])
+        rows[row].append(index)
+        if left := free - length:
+            waiting = with_room.setdefault(left, [])
+            if not waiting:
+                insort(room, left)
+            waiting.append(row)
+    return [rows[row] for row in random.permutation(len(rows))]
+
+
+def aligned(length: np.ndarray, align: int) -> np.ndarray:
+    """The next multiple of ``align``."""
+    return -(-length // align) * align
+
+
+@dataclass(frozen=True)
+class Fullness:
+    """How much of the rows is padding, packed and not.
+
+    Attributes:
+        samples, rows: Numbers of both.
+        padding: Share of the rows' tokens that is padding.
+        padding_unpacked: Share if each sample had a row of its own.
+        padding_to_longest: Share if each sample had a row as long as the longest sample's.
+        most: Samples in the row that holds most.
+    """
+
+    samples: int
+    rows: int
+    padding: float
+    padding_unpacked: float
+    padding_to_longest: float
+    most: int
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, rows: Sequence[Sequence[int]], capacity: int) -> "Fullness":
+        tokens = int(lengths.sum())
+        samples = len(lengths)
+        return cls(
+            samples=samples,
+            rows=len(rows),
+            padding=1 - tokens / max(1, len(rows) * capacity),
+            padding_unpacked=1 - tokens / max(1, samples * capacity),
+            padding_to_longest=1 - tokens / max(1, samples * int(lengths.max(initial=1))),
+            most=max(map(len, rows), default=0),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.samples:,} samples in {self.rows:,} rows, {self.samples / max(1, self.rows):.1f} each: padding is "
+            f"{100 * self.padding:.1f} % of the tokens, and was {100 * self.padding_unpacked:.1f} % with a row per sample "
+            f"({100 * self.padding_to_longest:.1f} % with rows as long as the longest)"
+        )

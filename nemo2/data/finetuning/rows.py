@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples and packs as tensors, and several of them as a batch.
+
+An item of n + 1 token ids is ``tokens`` (all but the last) and ``labels`` (all but the first), int64 ``[n]``, with
+``loss_mask`` (float32, 1 where the label is trained on) and ``position_ids``. A pack is the same for several samples one behind
+the other, whose positions begin anew, and has ``cu_seqlens`` (int32), where each begins and where the last one ends.
+
+A batch pads items to one length: ``[rows, length]``, and ``cu_seqlens`` ``[rows, most]``, padded with -1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from nemo2.data.finetuning.sample import Sample
+
+Arrays = tuple[np.ndarray, np.ndarray]
+"""Ids and flags of one sample."""
+
+
+class SampleRows(Dataset[dict[str, Tensor]]):
+    """One sample per item."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return row_of([self.samples.arrays(index)])
+
+
+class PackedRows(Dataset[dict[str, Tensor]]):
+    """Several samples per item.
+
+    Args:
+        samples: `nemo2.data.finetuning.store.Samples`.
+        members, ends: The samples of all rows one after the other, and where each row ends.
+        align: Each sample is padded to a multiple of this.
+    """
+
+    def __init__(self, samples: Any, members: np.ndarray, ends: np.ndarray, *, align: int, pad_id: int) -> None:
+        self.samples, self.members, self.ends = samples, members, ends
+        self.align, self.pad_id = align, pad_id
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        start = int(self.ends[index - 1]) if index else 0
+        inside = self.members[start : int(self.ends[index])]
+        arrays = [self.samples.arrays(int(sample)) for sample in inside]
+        return row_of(arrays, align=self.align, pad_id=self.pad_id, packed=True)
+
+
+def row_of(arrays: Sequence[Arrays], *, align: int = 1, pad_id: int = 0, packed: bool = False) -> dict[str, Tensor]:
+    """The item of these samples, each padded to a multiple of ``align``."""
+    places = [len(ids) - 1 for ids, _ in arrays]
+    taken = [-(-length // align) * align for length in places]
+    total = sum(taken)
+    tokens, labels = np.full(total, pad_id, np.int64), np.full(total, pad_id, np.int64)
+    mask, positions = np.zeros(total, np.float32), np.empty(total, np.int64)
+    ends = [0]
+    for (ids, trained), length, room in zip(arrays, places, taken, strict=True):
+        here = slice(ends[-1], ends[-1] + length)
+        tokens[here], labels[here], mask[here] = ids[:-1], ids[1:], trained[1:]
+        positions[ends[-1] : ends[-1] + room] = np.arange(room)
+        ends.append(ends[-1] + room)
+    item = {"tokens": tokens, "labels": labels, "loss_mask": mask, "position_ids": positions}
+    row = {name: torch.from_numpy(array) for name, array in item.items()}
+    if packed:
+        row["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32)
+    return row
+
+
+def arrays_of(sample: Sample) -> Arrays:
+    """The sample as `row_of` takes it."""
+    return np.asarray(sample.ids, np.int64), np.asarray(sample.trained, np.bool_)
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Items of different lengths as a batch.
+
+    Attributes:
+        pad_id: Token of the padding, which no loss counts.
+        length: Of every batch. None: that of its longest item, as a multiple of ``multiple``.
+        multiple: What the length must be a multiple of; 2 * cp * tp cuts it for every rank.
+        at_most: A length that isn't passed for the sake of the multiple.
+        most_ends: Columns of ``cu_seqlens``. None: as many as the batch needs.
+    """
+
+    pad_id: int
+    length: Optional[int] = None
+    multiple: int = 1
+    at_most: Optional[int] = None
+    most_ends: Optional[int] = None
+
+    def __call__(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        length = self.length or self._length_of(items)
+        fill = {"tokens": self.pad_id, "labels": self.pad_id, "loss_mask": 0}
+        batch = {
+            name: torch.stack([_filled(item[name], length, value) for item in items]) for name, value in fill.items()
+        }
+        batch["position_ids"] = torch.stack([_counted_on(item["position_ids"], length) for item in items])
+        if "cu_seqlens" in items[0]:
+            most = self.most_ends or max(len(item["cu_seqlens"]) for item in items)
+            batch["cu_seqlens"] = torch.stack([_filled(item["cu_seqlens"], most, -1) for item in items])
+        return batch
+
+    def _length_of(self, items: Sequence[dict[str, Tensor]]) -> int:
+        longest = max(len(item["tokens"]) for item in items)
+        rounded = math.ceil(longest / self.multiple) * self.multiple
+        return max(longest, rounded if self.at_most is None else min(rounded, self.at_most))
+
+
+def _filled(values: Tensor, length: int, value: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, length - len(values)), value=value)
+
+
+def _counted_on(positions: Tensor, length: int) -> Tensor:
+    """Positions of the padding begin anew: it is a sequence of its own in a pack, and learned positions are only so many."""
+    return torch.cat([positions, torch.arange(length - len(positions))])

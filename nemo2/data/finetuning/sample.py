@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample: token ids, and which of them are trained on."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nemo2.errors import DataError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids of one sample.
+
+    Attributes:
+        ids: All tokens, in order.
+        trained: Whether the loss counts the prediction of that token; as long as ``ids``. The first token is predicted from
+            nothing, so that its flag has no effect.
+        truncated: Whether tokens were cut off to make it fit.
+    """
+
+    ids: list[int]
+    trained: list[bool]
+    truncated: bool = False
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that the loss counts."""
+        return sum(self.trained[1:])
+
+
+class Malformed(DataError):
+    """A record that can't be read as a sample; the message says why, without the place."""
+
+
+class Empty(DataError):
+    """A record that has nothing to train on; the message says why, without the place."""
+
+
+class Encoder(ABC):
+    """Turns records into samples."""
+
+    @abstractmethod
+    def encode(self, record: Any) -> "Parts":
+        """The parts of a record's sample.
+
+        Raises:
+            Malformed: the record lacks something, or holds something else.
+            Empty: there is nothing to train on.
+        """
+
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides which ids a record gets, as plain data: a part of the cache's key."""
+
+
+class Parts(ABC):
+    """A record's sample before it is cut to a length."""
+
+    @abstractmethod
+    def whole(self) -> Sample:
+        """Nothing cut."""
+
+    def cut(self, max_tokens: int) -> Sample:
+        """At most ``max_tokens`` tokens; the last ones are cut off where nothing better is known."""
+        whole = self.whole()
+        return Sample(whole.ids[:max_tokens], whole.trained[:max_tokens], truncated=True)
+
+
+@dataclass(frozen=True)
+class Whole(Parts):
+    """A sample whose end is cut off where it is too long."""
+
+    sample: Sample
+
+    def whole(self) -> Sample:
+        return self.sample

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dataset_kwargs``: how records become samples, by the names that NeMo's datasets have for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Optional
+
+from nemo2.data.finetuning.chat import ChatEncoder, Turns
+from nemo2.data.finetuning.encode import Limits, OnTooLong
+from nemo2.data.finetuning.template import Side, TemplateEncoder
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+
+
+@dataclass(frozen=True)
+class DatasetSettings:
+    """What ``dataset_kwargs`` may hold.
+
+    Attributes:
+        prompt_template, label_key, truncation_field, truncation_method, add_bos, add_eos, answer_only_loss: See
+            `nemo2.data.finetuning.template.TemplateEncoder`.
+        chat_template, turns: See `nemo2.data.finetuning.chat.ChatEncoder`.
+        on_too_long, on_bad_line, max_bad_lines: See `nemo2.data.finetuning.encode.Limits`.
+        pad_to_max_length: Make every batch ``data.seq_length`` long; False: as long as its longest sample, where the layout
+            allows.
+        index_mapping_dir: Where to keep samples and packs, in a folder that only this user can write to; all ranks must see
+            it. None: ``index_cache`` beside the data.
+    """
+
+    prompt_template: str = "{input} {output}"
+    label_key: str = "output"
+    truncation_field: Optional[str] = "input"
+    truncation_method: Side = "right"
+    add_bos: bool = False
+    add_eos: bool = True
+    answer_only_loss: bool = True
+    chat_template: Optional[str] = None
+    turns: Turns = "all"
+    on_too_long: OnTooLong = "truncate"
+    on_bad_line: Literal["fail", "skip"] = "fail"
+    max_bad_lines: int = 1000
+    pad_to_max_length: bool = False
+    index_mapping_dir: Optional[str] = None
+
+    @classmethod
+    def of(cls, dataset_kwargs: Optional[Mapping[str, Any]]) -> "DatasetSettings":
+        """
+        Raises:
+            ConfigError: a name that isn't one of these, or a value that no setting can have.
+        """
+        given = dict(dataset_kwargs or {})
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, known)}")
+        settings = cls(**given)
+        settings.limits(1)
+        return settings
+
+    def template(self, tokenizer: Tokenizer) -> TemplateEncoder:
+        """For records of fields."""
+        return TemplateEncoder(
+            tokenizer=tokenizer,
+            prompt_template=self.prompt_template,
+            label_key=self.label_key,
+            truncation_field=self.truncation_field,
+            truncation_method=self.truncation_method,
+            add_bos=self.add_bos,
+            add_eos=self.add_eos,
+            answer_only_loss=self.answer_only_loss,
+        )
+
+    def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
+        """For conversations; ``default_template`` takes the place of the tokenizer's own."""
+        return ChatEncoder(tokenizer, chat_template=self.chat_template or default_template, turns=self.turns)
+
+    def limits(self, max_tokens: int) -> Limits:
+        """How long samples may be, and what becomes of others."""
+        return Limits(
+            max_tokens=max_tokens,
+            on_too_long=self.on_too_long,
+            on_bad_line=self.on_bad_line,
+            max_bad_lines=self.max_bad_lines,
+        )

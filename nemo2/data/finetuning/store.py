@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The samples of a split in files: all ids in a row, which are trained on, and where each sample ends.
+
+The files lie in a folder that only this user can write to, each with its SHA-256 (`nemo2.data.index_cache`). The folder's name
+is made of all that the samples follow from: the data's contents, the tokenizer, the template, the length. Rank 0 makes them, and
+every process maps them.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from nemo2.data.finetuning.encode import Report
+from nemo2.data.finetuning.sample import Sample
+from nemo2.data.index_cache import DamagedIndex, read_array, write_array
+
+_REPORT = "report"
+_ARRAYS = ("ids", "trained", "ends", _REPORT)
+
+
+class Samples:
+    """Samples that `write_samples` has written; indexing gives one. A process that gets them from another maps the files again."""
+
+    def __init__(self, folder: Path, name: str, *, by_hash: bool = False) -> None:
+        self.folder, self.name = folder, name
+        self._map(by_hash)
+
+    def _map(self, by_hash: bool) -> None:
+        arrays = {part: read_array(path_of(self.folder, self.name, part), by_hash=by_hash) for part in _ARRAYS}
+        self._ids, self._trained, self._ends = (arrays[part] for part in _ARRAYS[:3])
+        self.report = Report(**json.loads(arrays[_REPORT].tobytes()))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> Sample:
+        ids, trained = self.arrays(index)
+        return Sample(ids.tolist(), trained.tolist())
+
+    def arrays(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and flags of a sample, as they lie in the files."""
+        part = slice(int(self._ends[index - 1]) if index else 0, int(self._ends[index]))
+        return self._ids[part], self._trained[part]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample."""
+        return np.diff(self._ends, prepend=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "name": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+
+def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Report) -> None:
+    """Write all ``samples``; ``report`` is what it is when they are used up."""
+    # Appended to arrays and not to lists: an int in a list takes ten times its room.
+    ids, trained, ends = (_Growing(dtype) for dtype in (np.int32, np.bool_, np.int64))
+    for sample in samples:
+        ids.extend(sample.ids)
+        trained.extend(sample.trained)
+        ends.extend([len(ids)])
+    told = np.frombuffer(json.dumps(report.as_dict()).encode(), np.uint8)
+    for part, array in zip(_ARRAYS, (ids.array, trained.array, ends.array, told), strict=True):
+        write_array(path_of(folder, name, part), array)
+
+
+def open_samples(folder: Path, name: str, make: Optional[Callable[[], None]]) -> Samples:
+    """The samples in ``folder``, made now by ``make`` where they are missing or damaged. None: they must be there."""
+    try:
+        return Samples(folder, name, by_hash=make is not None)
+    except DamagedIndex:
+        if make is None:
+            raise
+        make()
+        return Samples(folder, name)
+
+
+def path_of(folder: Path, name: str, part: str) -> Path:
+    """The file of a part of what is called ``name``."""
+    return folder / f"{name}-{part}.npy"
+
+
+class _Growing:
+    """An array that grows at its end."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._buffer, self._length = np.empty(1024, dtype), 0
+
+    def extend(self, values: list[Any]) -> None:
+        needed = self._length + len(values)
+        if needed > len(self._buffer):
+            grown = np.empty(max(needed, 2 * len(self._buffer)), self._buffer.dtype)
+            grown[: self._length] = self._buffer[: self._length]
+            self._buffer = grown
+        self._buffer[self._length : needed] = values
+        self._length = needed
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._buffer[: self._length]

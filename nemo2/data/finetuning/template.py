@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of text fields through a prompt template: ``"{input} {output}"``, of which the output is trained on.
+
+The prompt is tokenized as one text, as it is when the model is asked, and so is the answer. Blanks between the two belong to
+the answer: a byte-level tokenizer puts a blank into the token of the word behind it, and a prompt that ends in one would be
+tokenized in another way than the same prompt with its answer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from string import Formatter
+from typing import Any, Literal, Optional
+
+from nemo2.data.finetuning.identity import identity_of
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class TemplateEncoder(Encoder):
+    """Records with text under the names in ``prompt_template``.
+
+    Attributes:
+        prompt_template: Text with the names of fields in braces; ``{{`` is a brace. All from the field ``label_key`` on is
+            the answer.
+        label_key: The field that the answer begins with.
+        truncation_field: The field of the prompt that gives way where a sample is too long. None: the sample's end does.
+        truncation_method: The side on which that field is cut.
+        add_bos, add_eos: Begin the prompt, end the answer with the tokenizer's token for it.
+        answer_only_loss: Train on the answer only; False: on the prompt too.
+
+    Raises:
+        ConfigError: the template doesn't name ``label_key``, or names a field twice.
+    """
+
+    tokenizer: Tokenizer
+    prompt_template: str = "{input} {output}"
+    label_key: str = "output"
+    truncation_field: Optional[str] = "input"
+    truncation_method: Side = "right"
+    add_bos: bool = False
+    add_eos: bool = True
+    answer_only_loss: bool = True
+
+    def __post_init__(self) -> None:
+        names = [name for _, name in self._pieces if name is not None]
+        if self.label_key not in names:
+            raise ConfigError(
+                f"prompt_template={self.prompt_template!r} has no {{{self.label_key}}}, which label_key={self.label_key!r} says "
+                "is the answer: name it in the template, or set label_key."
+            )
+        if len(set(names)) < len(names):
+            raise ConfigError(f"prompt_template={self.prompt_template!r} names a field twice: name each once.")
+        if self.truncation_method not in ("left", "right"):
+            raise ConfigError(f"truncation_method={self.truncation_method!r}: must be 'left' or 'right'.")
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        settings = {name: value for name, value in vars(self).items() if name != "tokenizer" and name[0] != "_"}
+        return {"encoder": "template", **settings, "tokenizer": identity_of(self.tokenizer)}
+
+    def encode(self, record: Any) -> "Templated":
+        fields = {name: _text(record, name) for _, name in self._pieces if name is not None}
+        if not fields[self.label_key].strip():
+            raise Empty(f"the answer, {self.label_key!r}, is empty")
+        return Templated(self, fields)
+
+    def prompt(self, fields: Mapping[str, str]) -> str:
+        """The text that the model is asked with."""
+        return self._rendered(self._prompt_pieces, fields).rstrip(" ")
+
+    def answer(self, fields: Mapping[str, str]) -> str:
+        """The text that the model should go on with, blanks before it included."""
+        before = self._rendered(self._prompt_pieces, fields)
+        return before[len(before.rstrip(" ")) :] + self._rendered(self._answer_pieces, fields)
+
+    def rendered_with(self, fields: Mapping[str, str]) -> Sample:
+        """The sample of these texts, whole.
+
+        Raises:
+            Malformed: the tokenizer lacks a token that is asked for.
+        """
+        prompt = [self._token("bos")] * self.add_bos + self.tokenizer.text_to_ids(self.prompt(fields))
+        answer = self.tokenizer.text_to_ids(self.answer(fields)) + [self._token("eos")] * self.add_eos
+        trained = [not self.answer_only_loss] * len(prompt) + [True] * len(answer)
+        return Sample(prompt + answer, trained)
+
+    def _token(self, which: str) -> int:
+        token = self.tokenizer.bos_id if which == "bos" else self.tokenizer.eos_id
+        if token is None and getattr(self, f"add_{which}"):
+            raise ConfigError(
+                f"add_{which}=True, and {self.tokenizer!r} has no {which} token: name one ({which}_token=...), or set "
+                f"dataset_kwargs={{'add_{which}': False}}."
+            )
+        return -1 if token is None else token
+
+    @cached_property
+    def _pieces(self) -> list[tuple[str, Optional[str]]]:
+        """Text and the name behind it, in turn."""
+        try:
+            return [(text, name) for text, name, _, _ in Formatter().parse(self.prompt_template)]
+        except ValueError as error:
+            raise ConfigError(f"prompt_template={self.prompt_template!r}: {error}.") from error
+
+    @cached_property
+    def _prompt_pieces(self) -> list[tuple[str, Optional[str]]]:
+        at = self._at_label
+        return [*self._pieces[:at], (self._pieces[at][0], None)]
+
+    @cached_property
+    def _answer_pieces(self) -> list[tuple[str, Optional[str]]]:
+        return [("", self.label_key), *self._pieces[self._at_label + 1 :]]
+
+    @cached_property
+    def _at_label(self) -> int:
+        return [name for _, name in self._pieces].index(self.label_key)
+
+    @staticmethod
+    def _rendered(pieces: list[tuple[str, Optional[str]]], fields: Mapping[str, str]) -> str:
+        return "".join(text + ("" if name is None else fields[name]) for text, name in pieces)
+
+
+@dataclass(frozen=True)
+class Templated(Parts):
+    """The texts of a record, of which ``truncation_field`` gives way."""
+
+    encoder: TemplateEncoder
+    fields: Mapping[str, str]
+
+    def whole(self) -> Sample:
+        return self.encoder.rendered_with(self.fields)
+
+    def cut(self, max_tokens: int) -> Sample:
+        """The longest sample of at most ``max_tokens`` tokens whose ``truncation_field`` is cut on one side. Where even
+        without that field it is too long, its end is cut off too."""
+        name = self.encoder.truncation_field
+        if name not in self.fields or name == self.encoder.label_key:
+            return super().cut(max_tokens)
+        text = self.fields[name]
+        kept, too_many = 0, len(text)
+        while too_many - kept > 1:
+            middle = (kept + too_many) // 2
+            fits = len(self._with(name, middle).ids) <= max_tokens
+            kept, too_many = (middle, too_many) if fits else (kept, middle)
+        best = self._with(name, kept)
+        return Sample(best.ids[:max_tokens], best.trained[:max_tokens], truncated=True)
+
+    def _with(self, name: str, characters: int) -> Sample:
+        text = self.fields[name]
+        cut = text[:characters] if self.encoder.truncation_method == "right" else text[len(text) - characters :]
+        return self.encoder.rendered_with({**self.fields, name: cut})
+
+
+def _text(record: Any, name: str) -> str:
+    if not isinstance(record, Mapping):
+        raise Malformed(f"a {type(record).__name__}, not a record with named fields")
+    if name not in record:
+        raise Malformed(f"no field {name!r}; its fields are: {', '.join(map(str, list(record)[:8])) or 'none'}")
+    if not isinstance(record[name], str):
+        raise Malformed(f"the field {name!r} is a {type(record[name]).__name__}, not text")
+    return record[name]

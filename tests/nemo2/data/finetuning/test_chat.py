@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations: the tokens trained on are those that the assistant writes, and nothing else."""
+
+from typing import Any
+
+import pytest
+
+from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
+from nemo2.data.finetuning.sample import Empty, Malformed
+from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
+from nemo2.errors import ConfigError
+from support import small_chats
+from support.small_chats import say
+
+LONG = say(
+    ("system", "You are helpful."),
+    ("user", "What does the function return?"),
+    ("assistant", "Zero."),
+    ("user", "For an empty list?"),
+    ("assistant", "Zero, the sum of nothing."),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return small_chats.make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def encode(tokenizer: Any, record: Any, template: str | None = None, **options: Any):
+    return ChatEncoder(tokenizer, chat_template=template, **options).encode(record).whole()
+
+
+def by_hand(tokenizer: Any, record: Any, trained_roles: tuple[str, ...] = ("assistant",)) -> tuple[list[int], list[bool]]:
+    """ChatML put together piece by piece: the mask is known because nobody has to look for it."""
+    ids: list[int] = []
+    trained: list[bool] = []
+    for message in record["messages"]:
+        answers = message["role"] in trained_roles
+        for text, counts in (
+            (f"<|im_start|>{message['role']}\n", False),
+            (f"{message['content']}<|im_end|>", answers),
+            ("\n", False),
+        ):
+            piece = tokenizer.text_to_ids(text)
+            ids += piece
+            trained += [counts] * len(piece)
+    return ids, trained
+
+
+def test_the_ids_are_those_that_the_tokenizers_own_template_gives(tokenizer):
+    ids = encode(tokenizer, LONG).ids
+    assert ids == tokenizer.tokenizer.apply_chat_template(LONG["messages"], return_dict=False)
+
+
+@pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
+def test_each_turn_of_the_assistant_is_trained_on_with_the_token_that_ends_it(tokenizer, template):
+    sample = encode(tokenizer, LONG, template)
+    assert (sample.ids, sample.trained) == by_hand(tokenizer, LONG)
+    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
+    assert spoken == "Zero.<|im_end|>Zero, the sum of nothing.<|im_end|>"
+
+
+@pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
+def test_the_last_turn_only(tokenizer, template):
+    sample = encode(tokenizer, LONG, template, turns="last")
+    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
+    assert spoken == "Zero, the sum of nothing.<|im_end|>"
+    assert sample.ids == by_hand(tokenizer, LONG)[0]
+
+
+def test_what_the_user_says_in_the_assistants_words_is_not_trained_on(tokenizer):
+    """A search for strings would find it twice."""
+    record = say(("user", "Say Zero."), ("assistant", "Zero."), ("user", "Zero."))
+    assert encode(tokenizer, record).trained == by_hand(tokenizer, record)[1]
+
+
+def test_tools_and_their_calls(tokenizer):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"place": "Paris"}}}
+    record = {
+        "messages": [
+            {"role": "user", "content": "weather in Paris?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "mild"},
+            {"role": "assistant", "content": "It is mild."},
+        ],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}],
+    }
+    sample = encode(tokenizer, record, small_chats.WITH_TOOLS)
+    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
+    assert spoken == "<call>weather</call><|im_end|>It is mild.<|im_end|>"
+    assert '"parameters"' in tokenizer.tokenizer.decode(sample.ids)
+
+
+def test_other_names_of_fields_and_roles(tokenizer):
+    record = {
+        "system": "You are helpful.",
+        "conversations": [{"from": "human", "value": "red"}, {"from": "gpt", "value": "blue"}],
+    }
+    same = say(("system", "You are helpful."), ("user", "red"), ("assistant", "blue"))
+    assert encode(tokenizer, record) == encode(tokenizer, same)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_last(tokenizer):
+    record = say(
+        ("user", "red"), ("assistant", "<think>hm</think>blue"), ("user", "day"), ("assistant", "<think>oh</think>night")
+    )
+    with pytest.raises(Malformed, match=r"turn 2 of 4 in another way.*'turns': 'last'"):
+        encode(tokenizer, record, small_chats.REASONING)
+    sample = encode(tokenizer, record, small_chats.REASONING, turns="last")
+    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
+    assert spoken == "<think>oh</think>night<|im_end|>"
+
+
+def test_nemos_own_format(tokenizer):
+    sample = encode(tokenizer, LONG, NEMO_TEMPLATE)
+    assert tokenizer.tokenizer.decode(sample.ids) == (
+        "<extra_id_0>System\nYou are helpful.\n<extra_id_1>User\nWhat does the function return?\n<extra_id_1>Assistant\nZero.\n"
+        "<extra_id_1>User\nFor an empty list?\n<extra_id_1>Assistant\nZero, the sum of nothing.\n<extra_id_1>"
+    )
+    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
+    assert spoken == "Zero.\n<extra_id_1>Zero, the sum of nothing.\n<extra_id_1>"
+
+
+def test_a_slow_tokenizer_finds_the_same_tokens(tokenizer):
+    encoder = ChatEncoder(tokenizer)
+
+    class Slow:
+        """What transformers' tokenizers in Python offer: ids, but not where they come from."""
+
+        is_fast = False
+
+        def __getattr__(self, name):
+            return getattr(tokenizer.tokenizer, name)
+
+        def __call__(self, text, **options):
+            assert "return_offsets_mapping" not in options
+            return {"input_ids": tokenizer.tokenizer(text, **options)["input_ids"]}
+
+    encoder.__dict__["_hf"] = Slow()
+    assert encoder.encode(LONG).whole() == ChatEncoder(tokenizer).encode(LONG).whole()
+
+
+def test_a_tokenizer_file_will_do_with_a_template(tokenizer, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text(small_chats.CHATML)
+    plain = BPETokenizer(tokenizer.pretrained_model_name, eos_token="<|im_end|>", pad_token="<|pad|>")
+    for template in (small_chats.CHATML, str(file)):
+        assert encode(plain, LONG, template) == encode(tokenizer, LONG)
+
+
+@pytest.mark.parametrize(
+    "record, error, why",
+    [
+        ([], Malformed, "a list, not a record with messages"),
+        ({"text": "x"}, Malformed, "no list under any of 'messages'.*its fields are: text"),
+        ({"messages": [{"content": "x"}]}, Malformed, "message 1 has no role.*its fields are: content"),
+        ({"messages": [{"role": "user"}]}, Malformed, "message 1, of the user, has neither content"),
+        ({"messages": ["hello"]}, Malformed, "message 1 is a str"),
+        (say(("user", "x"), tools="{"), Malformed, "'tools' is text that isn't JSON"),
+        (say(("user", "x")), Empty, "no turn of the assistant"),
+        (say(("assistant", "x")), Malformed, "the chat template fails: TemplateError: begin with the user"),
+    ],
+)
+def test_records_that_are_no_conversations(tokenizer, record, error, why):
+    with pytest.raises(error, match=why):
+        encode(tokenizer, record, small_chats.STRICT)
+
+
+def test_a_template_that_shows_nothing_trains_on_nothing_and_says_so(tokenizer):
+    silent = "{%- for message in messages -%}{{- message.role -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- 'assistant' -}}{%- endif -%}"
+    with pytest.raises(Empty, match="shows nothing of what the assistant says"):
+        encode(tokenizer, say(("user", "x"), ("assistant", "y")), silent)
+
+
+def test_settings_that_cannot_work(tokenizer, tmp_path):
+    without = small_chats.make_tokenizer(tmp_path, chat_template=None)
+    with pytest.raises(ConfigError, match="has no chat template: take the tokenizer of the chat model"):
+        encode(without, LONG)
+    with pytest.raises(ConfigError, match="neither a template nor a file that is there"):
+        encode(without, LONG, "no/such/file.jinja")
+    with pytest.raises(ConfigError, match="rendered by a Hugging Face tokenizer"):
+        encode(ByteTokenizer(), LONG, small_chats.CHATML)
+    with pytest.raises(ConfigError, match="turns='first': must be 'all' or 'last'"):
+        ChatEncoder(tokenizer, turns="first")  # pyright: ignore[reportArgumentType]
+
+
+def test_nemos_format_needs_its_tokens(tokenizer):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    class Bare:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="x")))
+
+        def __repr__(self):
+            return "Bare()"
+
+    with pytest.raises(ConfigError, match="no token <extra_id_0> and no token <extra_id_1>.*use_hf_tokenizer_chat_template"):
+        encode(Bare(), LONG, NEMO_TEMPLATE)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data modules on files: batches, what is left out and why, the cache, a resume."""
+
+import json
+import logging
+import stat
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
+from nemo2.data.finetuning.packing import PackedSequenceSpecs
+from nemo2.data.tokenizer import ByteTokenizer
+from nemo2.errors import ConfigError, DataError
+from support import small_chats
+from support.small_chats import say, write_lines
+
+SEQ = 48
+
+
+def records(count: int):
+    return [{"input": f"ask {i:03}" + "?" * (i % 9), "output": "answer " * (1 + i % 4)} for i in range(count)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_lines(tmp_path / "training.jsonl", records(40))
+    write_lines(tmp_path / "validation.jsonl", records(8))
+    return tmp_path
+
+
+def module(root, **changes):
+    defaults = {"seq_length": SEQ, "tokenizer": ByteTokenizer(), "micro_batch_size": 2, "global_batch_size": 8, "num_workers": 0}
+    return FineTuningDataModule(root, **{**defaults, **changes})
+
+
+def packed(root, **changes):
+    return module(root, micro_batch_size=1, packed_sequence_specs=PackedSequenceSpecs(SEQ), **changes)
+
+
+def steps(data):
+    data.setup("fit")
+    return list(data.data_sampler.transform_dataloader(data.train_dataloader()))
+
+
+def trained(data, count):
+    """The batches of the next ``count`` steps, over as many passes as that takes."""
+    trainer = SimpleNamespace(global_step=data.data_sampler.init_global_step)
+    data.setup("fit")
+    data.data_sampler.connect(trainer)
+    loader = data.data_sampler.transform_dataloader(data.train_dataloader())
+    batches = []
+    while len(batches) < count:
+        for batch in loader:
+            batches.append(batch)
+            trainer.global_step += 1
+    return batches[:count]
+
+
+def samples_of(batches):
+    """The texts of all rows, which tell them apart."""
+    return [bytes(i for i in row if i < 256).decode() for batch in batches for row in batch["tokens"].tolist()]
+
+
+def test_a_step_is_padded_to_its_longest_sample_and_only_answers_count(root):
+    for batch in steps(module(root)):
+        width = batch["tokens"].shape[1]
+        assert batch["tokens"].shape == (8, width) and width % 16 == 0
+        for tokens, labels, mask in zip(batch["tokens"], batch["labels"], batch["loss_mask"], strict=True):
+            kept = labels[mask.bool()].tolist()
+            assert kept[-1] == 256 and bytes(kept[:-1]).decode().split() == ["answer"] * (len(kept) // 7)
+            assert torch.equal(tokens[1:][mask[:-1].bool()], labels[:-1][mask[:-1].bool()])
+
+
+def test_each_pass_has_an_order_of_its_own_and_the_seed_decides_which(root):
+    whole = trained(module(root), 10)
+    first, second = samples_of(whole[:5]), samples_of(whole[5:])
+    assert sorted(first) == sorted(second) and first != second and len(set(first)) == 40
+    assert samples_of(steps(module(root))) == first
+    assert samples_of(steps(module(root, seed=7))) != first
+
+
+@pytest.mark.parametrize("make", [module, packed])
+def test_a_resumed_module_goes_on_with_the_next_sample_in_any_pass(root, make):
+    whole = trained(make(root), 8)
+    for done in (1, 3, 6):
+        resumed = make(root)
+        resumed.load_state_dict({"consumed_samples": done * 8, "global_step": done})
+        for batch, same in zip(trained(resumed, 8 - done), whole[done:], strict=True):
+            assert all(torch.equal(batch[name], same[name]) for name in same)
+
+
+def test_validation_has_its_own_file_and_a_split_without_one_is_empty(root):
+    data = module(root)
+    data.setup()
+    assert len(data.val_dataloader().dataset) == 8 and data.test_dataloader() == []
+
+
+def test_full_length_on_demand(root):
+    assert {batch["tokens"].shape[1] for batch in steps(module(root, dataset_kwargs={"pad_to_max_length": True}))} == {SEQ}
+
+
+def test_packed_rows_hold_every_token_once(root):
+    data = packed(root)
+    batches = steps(data)
+    rows = [row for batch in batches for row in batch["tokens"]]
+    assert all(row.shape == (SEQ,) for row in rows)
+    assert len(rows) // 8 * 8 == len(rows) < 40
+    whole = module(root)
+    whole.setup("fit")
+    assert data.reports["train"] == whole.reports["train"]
+    trained = sum(float(data._datasets["train"][i]["loss_mask"].sum()) for i in range(len(data._datasets["train"])))
+    assert trained == whole.reports["train"].trained_tokens
+
+
+def test_what_is_said_of_packing(root, tmp_path, caplog):
+    place = tmp_path / "about" / "packing.json"
+    specs = PackedSequenceSpecs(SEQ, tokenizer_model_name="my/tokenizer", packed_metadata_path=str(place), pad_cu_seqlens=True)
+    with caplog.at_level(logging.INFO):
+        data = module(root, micro_batch_size=1, packed_sequence_specs=specs)
+        batches = steps(data)
+    fullness = data.fullness["train"]
+    assert f"train: {fullness}" in caplog.text and 0 < fullness.padding < fullness.padding_unpacked
+    assert json.loads(place.read_text())["padding"] == fullness.padding
+    assert {batch["cu_seqlens"].shape[1] for batch in batches} == {max(f.most for f in data.fullness.values()) + 1}
+    assert any(folder.name.startswith("my--tokenizer-") for folder in (root / "index_cache").iterdir())
+
+
+# What is left out
+
+
+def test_a_broken_line_stops_before_training_and_says_which(root):
+    lines = [json.dumps(record) for record in records(2000)]
+    lines[999] = lines[999][:-5]
+    write_lines(root / "training.jsonl", lines)
+    with pytest.raises(DataError, match=r"training\.jsonl:1000: not JSON .*on_bad_line='skip'"):
+        module(root).setup("fit")
+
+
+def test_a_missing_role_stops_before_training_and_says_where(root):
+    tokenizer = small_chats.make_tokenizer(root / "tokenizer")
+    good = say(("user", "red"), ("assistant", "blue"))
+    bad = {"messages": [{"role": "user", "content": "red"}, {"content": "blue"}]}
+    write_lines(root / "training.jsonl", [*[good] * 6, bad])
+    data = ChatDataModule(root, tokenizer=tokenizer, use_hf_tokenizer_chat_template=True, num_workers=0)
+    with pytest.raises(DataError, match=r"training\.jsonl:7: message 2 has no role"):
+        data.setup("fit")
+
+
+def test_what_is_cut_or_left_out_is_counted_by_line(root, caplog):
+    some = records(12)
+    some[2]["input"] = "x" * 100
+    some[4]["output"] = " "
+    some[6]["output"] = "y" * 100
+    some[7] = {"input": "no answer"}
+    write_lines(root / "training.jsonl", [*map(json.dumps, some), "[1]"])
+    data = module(root, dataset_kwargs={"on_bad_line": "skip"}, global_batch_size=2)
+    with caplog.at_level(logging.WARNING):
+        data.setup("fit")
+    report = data.reports["train"]
+    assert (report.records, report.samples, report.left_out) == (13, 10, 3)
+    file = root / "training.jsonl"
+    assert report.places == {
+        "truncated": [f"{file}:3: 123 tokens, and 49 fit", f"{file}:7: 115 tokens, and 49 fit"],
+        "nothing to train on": [f"{file}:5: the answer, 'output', is empty"],
+        "malformed": [
+            f"{file}:8: no field 'output'; its fields are: input",
+            f"{file}:13: a JSON list, not an object with named fields",
+        ],
+    }
+    assert "left out, malformed" in caplog.text and "kept, but truncated" in caplog.text
+
+
+@pytest.mark.parametrize("policy, told", [("skip", "too long"), ("fail", None)])
+def test_too_long_samples_by_policy(root, policy, told):
+    some = records(12)
+    some[2]["input"] = "x" * 100
+    write_lines(root / "training.jsonl", some)
+    data = module(root, dataset_kwargs={"on_too_long": policy}, global_batch_size=2)
+    if told is None:
+        with pytest.raises(DataError, match=r"training\.jsonl:3: 123 tokens, and 49 fit \(data.seq_length \+ 1\)"):
+            data.setup("fit")
+        return
+    data.setup("fit")
+    assert data.reports["train"].count(told) == 1 and len(data._datasets["train"]) == 11
+
+
+def test_a_cut_that_leaves_no_answer_leaves_the_sample_out(root):
+    some = records(4)
+    some[1] = {"input": "x" * 100, "output": "y"}
+    write_lines(root / "training.jsonl", some)
+    data = module(root, dataset_kwargs={"truncation_field": None}, global_batch_size=2)
+    data.setup("fit")
+    assert "which leaves nothing to train on" in data.reports["train"].places["too long"][0]
+
+
+def test_nothing_left_is_an_error_with_the_counts(root):
+    write_lines(root / "training.jsonl", [{"input": "a", "output": ""}] * 3)
+    with pytest.raises(DataError, match=r"leaves nothing to train on\. 0 samples of 3 records(.|\n)*:1: the answer"):
+        module(root).setup("fit")
+
+
+def test_no_training_file_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"there is no training\.jsonl in it"):
+        module(tmp_path).setup("fit")
+    with pytest.raises(ConfigError, match="tokenizer is None"):
+        write_lines(tmp_path / "training.jsonl", records(2))
+        module(tmp_path, tokenizer=None).setup("fit")
+
+
+def test_an_error_of_prepare_data_is_raised_at_set_up(root):
+    """Lightning runs the first on one rank only, and the others wait for it without an end."""
+    write_lines(root / "training.jsonl", ["{"])
+    data = module(root)
+    data.prepare_data()
+    with pytest.raises(DataError, match="not JSON"):
+        data.setup("fit")
+
+
+# The cache
+
+
+def cached(root):
+    return {
+        file: file.stat().st_mtime_ns for file in (root / "index_cache").rglob("*.npy")
+    }
+
+
+def test_samples_are_kept_for_the_next_run_in_a_private_folder(root):
+    first = samples_of(steps(module(root)))
+    before = cached(root)
+    assert samples_of(steps(module(root, memmap_workers=2))) == first and cached(root) == before
+    for folder in (root / "index_cache").iterdir():
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seq_length": 32},
+        {"dataset_kwargs": {"prompt_template": "{input}: {output}"}},
+        {"dataset_kwargs": {"answer_only_loss": False}},
+    ],
+)
+def test_another_setting_has_other_samples(root, change):
+    steps(module(root))
+    before = cached(root)
+    steps(module(root, **change))
+    assert len(cached(root)) == 2 * len(before)
+
+
+def test_data_that_was_replaced_under_its_name_is_tokenized_again(root):
+    steps(module(root))
+    write_lines(root / "training.jsonl", [{"input": "other", "output": "text"}] * 40)
+    assert set(samples_of(steps(module(root)))) == {"other text"}
+
+
+def test_a_damaged_file_is_made_again(root):
+    first = samples_of(steps(module(root)))
+    for file in cached(root):
+        if file.name == "samples-ids.npy":
+            file.write_bytes(file.read_bytes()[:-8])
+    assert samples_of(steps(module(root))) == first
+
+
+def test_many_threads_give_the_same_samples(root):
+    tokenizer = small_chats.make_tokenizer(root / "tokenizer")
+    write_lines(root / "training.jsonl", records(1500))
+    one = module(root, tokenizer=tokenizer, seq_length=64)
+    many = module(root, tokenizer=tokenizer, seq_length=64, memmap_workers=4, dataset_kwargs={"index_mapping_dir": str(root / "b")})
+    first, second = one.samples("train"), many.samples("train")
+    assert first.folder != second.folder and first.report == second.report
+    assert all(first[index] == second[index] for index in range(0, 1500, 97))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        ({"packed_sequence_specs": PackedSequenceSpecs(SEQ)}, "micro_batch_size=2 with packed sequences"),
+        (
+            {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1},
+            "packed_sequence_size=64 and data.seq_length=48",
+        ),
+        ({"dataset_kwargs": {"promt_template": "x"}}, "has no setting 'promt_template'; did you mean 'prompt_template'"),
+        ({"dataset_kwargs": {"on_too_long": "drop"}}, "on_too_long='drop'"),
+        ({"dataset_kwargs": {"on_bad_line": "drop"}}, "on_bad_line='drop'"),
+    ],
+)
+def test_settings_that_cannot_be_meant(root, settings, why):
+    with pytest.raises(ConfigError, match=why):
+        module(root, **settings)

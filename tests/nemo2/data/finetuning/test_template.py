@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt templates: what is asked, what is answered, and which field gives way."""
+
+import pytest
+
+from nemo2.data.finetuning.sample import Empty, Malformed
+from nemo2.data.finetuning.template import TemplateEncoder
+from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
+from nemo2.errors import ConfigError
+from support import small_chats
+
+BYTES = ByteTokenizer()
+
+
+def text_of(sample, trained):
+    return bytes(i for i, t in zip(sample.ids, sample.trained, strict=True) if t == trained and i < 256).decode()
+
+
+def encode(record, **settings):
+    return TemplateEncoder(BYTES, **settings).encode(record)
+
+
+def test_the_answer_and_its_end_are_trained_on():
+    sample = encode({"input": "1 + 1 =", "output": "2"}).whole()
+    assert (text_of(sample, False), text_of(sample, True)) == ("1 + 1 =", " 2")
+    assert sample.ids[-1] == BYTES.eos_id and sample.trained[-1]
+    assert sample.num_trained == 3
+
+
+def test_any_fields_and_text_behind_the_answer():
+    template = "Context: {context}\nQuestion: {question}\nAnswer:  {label}\n###"
+    sample = encode(
+        {"context": "Rome", "question": "Where?", "label": "In Rome."},
+        prompt_template=template,
+        label_key="label",
+        add_eos=False,
+    ).whole()
+    assert text_of(sample, False) == "Context: Rome\nQuestion: Where?\nAnswer:"
+    assert text_of(sample, True) == "  In Rome.\n###"
+
+
+def test_prompt_and_answer_have_the_ids_that_they_have_by_themselves(tmp_path):
+    tokenizer = small_chats.make_tokenizer(tmp_path)
+    sample = TemplateEncoder(tokenizer).encode({"input": "What does the function", "output": "return"}).whole()
+    assert sample.ids == [*tokenizer.text_to_ids("What does the function"), *tokenizer.text_to_ids(" return"), tokenizer.eos_id]
+
+
+def test_the_prompt_too_and_a_first_token():
+    assert all(encode({"input": "a", "output": "b"}, answer_only_loss=False).whole().trained)
+    with pytest.raises(ConfigError, match=r"add_bos=True, and ByteTokenizer\(\) has no bos token"):
+        encode({"input": "a", "output": "b"}, add_bos=True).whole()
+    numbers = TemplateEncoder(NullTokenizer(10), prompt_template="{input} {output}")
+    assert numbers.encode({"input": "1 2", "output": "3"}).whole().ids == [1, 2, 3, 9]
+
+
+@pytest.mark.parametrize("method, kept", [("right", "abcd"), ("left", "ghij")])
+def test_the_field_that_may_be_cut_gives_way_and_the_answer_stays(method, kept):
+    parts = encode(
+        {"question": "abcdefghij", "input": "Q:", "output": "yes"},
+        prompt_template="{input} {question} {output}",
+        truncation_field="question",
+        truncation_method=method,
+    )
+    whole = parts.whole()
+    cut = parts.cut(len(whole.ids) - 6)
+    assert cut.truncated and text_of(cut, False) == f"Q: {kept}" and text_of(cut, True) == " yes"
+    assert cut.num_trained == whole.num_trained
+
+
+def test_the_end_is_cut_where_the_field_is_not_enough():
+    parts = encode({"input": "abc", "output": "a long answer"})
+    cut = parts.cut(5)
+    assert text_of(cut, True) == " a lo" and len(cut.ids) == 5
+    assert encode({"input": "abc", "output": "yes"}, truncation_field=None).cut(4).ids == list(b"abc ")
+
+
+@pytest.mark.parametrize(
+    "record, error, why",
+    [
+        ({"input": "a"}, Malformed, "no field 'output'; its fields are: input"),
+        ({"input": 1, "output": "b"}, Malformed, "the field 'input' is a int, not text"),
+        ("text", Malformed, "a str, not a record"),
+        ({"input": "a", "output": " "}, Empty, "the answer, 'output', is empty"),
+    ],
+)
+def test_records_without_what_the_template_names(record, error, why):
+    with pytest.raises(error, match=why):
+        encode(record)
+
+
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        ({"prompt_template": "{input}"}, r"has no \{output\}"),
+        ({"prompt_template": "{output} {output}"}, "names a field twice"),
+        ({"prompt_template": "{output} {"}, "prompt_template="),
+        ({"truncation_method": "middle"}, "must be 'left' or 'right'"),
+    ],
+)
+def test_templates_that_cannot_be_meant(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        encode({"input": "a", "output": "b"}, **settings)
