@@ -52,6 +52,7 @@ def _schedules() -> list[str]:
 
 _LOG = "nemo2.recipes.log.default"
 _OPTIMIZER = "nemo2.optim.megatron:MegatronOptimizerModule"
+_DATA = "nemo2.data.base:MegatronDataModule"
 _CALLBACK = "lightning.pytorch.callbacks:Callback"
 
 SOURCES = [
@@ -69,8 +70,10 @@ SOURCES = [
     _from(_LOG, "nemo2.run_dir.logger:NeMoLogger", ["default_log"]),
     _from(_LOG, "nemo2.checkpoint.auto_resume:AutoResume", ["default_resume"]),
     _from(_LOG, "lightning.pytorch.loggers:TensorBoardLogger", ["tensorboard_logger"]),
-    _from("nemo2.recipes.data.default", "nemo2.data.mock:MockDataModule"),
-    _from("nemo2.llm", "nemo2.data.mock:MockDataModule", ["MockDataModule", "PreTrainingDataModule"]),
+    _from("nemo2.recipes.data.default", _DATA),
+    _from("nemo2.llm", _DATA, ["MockDataModule", "PreTrainingDataModule", "FineTuningDataModule", "ChatDataModule"]),
+    _from("nemo2.llm", _DATA, ["SquadDataModule", "DollyDataModule", "AlpacaDataModule", "HFDatasetDataModule"]),
+    _from("nemo2.llm", "nemo2.data.finetuning.packing:PackedSequenceSpecs", ["PackedSequenceSpecs"]),
     _from("nemo2.recipes.callbacks.common", _CALLBACK),
     Source(_CALLBACK, _callbacks, lambda name: getattr(import_module("nemo2.callbacks"), name)),
 ]

@@ -89,7 +89,11 @@ ROOMS = (
     Room(
         "optim", "`megatron.py` (optimizer module), `lr_scheduler.py`", ("backend", "config", "parallel", "precision")
     ),
-    Room("data", "tokenizers, text → `.bin/.idx`, data modules, `MegatronDataSampler`", ("config", "parallel")),
+    Room(
+        "data",
+        "tokenizers, text → `.bin/.idx`, data modules, `MegatronDataSampler`; `finetuning/` (samples with masks, chats, packing)",
+        ("config", "backend", "parallel"),
+    ),
     Room(
         "models",
         "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family; `walker.py` reads a config as "

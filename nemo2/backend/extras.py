@@ -21,6 +21,7 @@ _HOW_TO_GET = {
     "transformers": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
     "safetensors": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
     "matplotlib": "install nemo2's extra `docs` (pip install 'nemo2[docs]')",
+    "datasets": "install nemo2's extra `data` (pip install 'nemo2[data]')",
     "psutil": "pip install psutil",
     "nvidia_resiliency_ext": "pip install nvidia-resiliency-ext (Linux with NVIDIA GPUs)",
     APEX: "a CUDA extension of Apex; Transformer Engine accumulates gradients itself",

@@ -321,6 +321,9 @@ DATA: Mapping[str, Domain] = {
     "seed": _natural("NumPy's generators take no sign"),
     "vocab_size": Domain("[257, inf)", "256 bytes and the end of a document", "whole"),
     "max_bytes": _count("a number of bytes"),
+    "memmap_workers": _count("a number of threads that tokenize"),
+    "pad_token_id": _natural("an id of the vocabulary"),
+    "pad_seq_len_divisible": _count(_DIVISOR),
 }
 
 FILES: Mapping[str, Domain] = {

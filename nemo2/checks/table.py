@@ -7,6 +7,7 @@ from nemo2.checks.rules.cadence import CADENCE
 from nemo2.checks.rules.context import CONTEXT
 from nemo2.checks.rules.environment import ENVIRONMENT
 from nemo2.checks.rules.experts import EXPERTS
+from nemo2.checks.rules.finetuning import FINETUNING
 from nemo2.checks.rules.graphs import GRAPHS
 from nemo2.checks.rules.launching import FILES, LAUNCH
 from nemo2.checks.rules.optimizer import OPTIMIZER
@@ -30,6 +31,7 @@ TOPICS: tuple[Topic, ...] = (
     PIPELINE,
     EXPERTS,
     BATCHES,
+    FINETUNING,
     OVERLAP,
     PRECISION,
     RECOMPUTE,

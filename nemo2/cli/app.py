@@ -23,6 +23,7 @@ from nemo2.cli import (
     layout,
     list_show,
     plan,
+    preview,
     recipe_tools,
     rehearse,
     runs,
@@ -63,6 +64,7 @@ doctor.register(app)
 explain.register(app)
 layout.register(app)
 plan.register(app)
+preview.register(app)
 recipe_tools.register(app)
 rehearse.register(app)
 trace.register(app)

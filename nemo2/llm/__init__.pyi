@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from nemo2 import recipes as recipes
 from nemo2.data.demo import StdlibDataModule as StdlibDataModule
+from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule as HFDatasetDataModule
+from nemo2.data.finetuning.module import ChatDataModule as ChatDataModule
+from nemo2.data.finetuning.module import FineTuningDataModule as FineTuningDataModule
+from nemo2.data.finetuning.packing import PackedSequenceSpecs as PackedSequenceSpecs
+from nemo2.data.finetuning.published import AlpacaDataModule as AlpacaDataModule
+from nemo2.data.finetuning.published import DollyDataModule as DollyDataModule
+from nemo2.data.finetuning.published import SquadDataModule as SquadDataModule
 from nemo2.data.mock import MockDataModule as MockDataModule
 from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModule
 from nemo2.llm import peft as peft

@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.config.adjust import adjust
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.models.walker import shape_of
@@ -19,6 +18,7 @@ from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.transform import refuse_two_transforms
 from nemo2.peft.base import PEFT
+from nemo2.settle.agreement import follow_the_data
 
 _STATES = {
     "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
@@ -101,7 +101,7 @@ def connect_parts(
     tokenizer: Any = None,
     model_transform: Optional[Any] = None,
 ) -> None:
-    """Tell the parts of a run of each other: one sequence length, tokenizer, optimizer and transform. Nothing is computed.
+    """Tell the parts of a run of each other: one sequence length, loss, tokenizer, optimizer and transform. Nothing is computed.
 
     Args:
         optim: The model's optimizer. None: its own.
@@ -111,29 +111,29 @@ def connect_parts(
     Raises:
         ConfigError: two parts contradict each other.
     """
-    _share_sequence_length(model, data)
+    _share_what_data_decides(model, data)
     _share_tokenizer(model, data, tokenizer)
     _share_transform(model, model_transform)
     if optim is not None:
         optim.connect(model)
 
 
-def _share_sequence_length(model: Any, data: Any) -> None:
-    """One fact: the data's sequence length is the model's, unless both were set.
+def _share_what_data_decides(model: Any, data: Any) -> None:
+    """One fact: the data's sequence length is the model's, unless both were set; and so is its loss.
 
     Raises:
-        ConfigError: both were set, and differ.
+        ConfigError: both lengths were set, and differ.
     """
     config: Any = getattr(model, "config", None)
     length = getattr(data, "seq_length", None)
-    if length is None or not hasattr(config, "seq_length") or config.seq_length == length:
+    if config is None:
         return
-    if "seq_length" in explicit_fields(config):
+    if length is not None and "seq_length" in explicit_fields(config) and config.seq_length != length:
         raise ConfigError(
             f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}: set it on the data only, and the "
             "model follows."
         )
-    adjust(config, "seq_length", length, why="data.seq_length")
+    follow_the_data(config, data)
 
 
 def _share_transform(model: Any, model_transform: Any) -> None:

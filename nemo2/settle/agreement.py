@@ -13,7 +13,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.backend.te_version import megatron_finds
-from nemo2.config.adjust import adjust, adjusting
+from nemo2.config.adjust import adjust, adjusting, adjustments
 from nemo2.config.explicit import at, explicit_fields
 from nemo2.config.machine_settings import adjust_to
 from nemo2.errors import ConfigError
@@ -74,6 +74,30 @@ def write_parallelism(
             config.__post_init__()
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"Megatron-Core refuses this model and layout ({layout.describe()}): {error}") from error
+
+
+def follow_the_data(config: Any, data: Any) -> None:
+    """What the model takes over from the data, unless somebody set it on the model: the length of sequences, and that the loss
+    is the mean over the tokens of the global batch, which samples with masks need.
+
+    Args:
+        data: The data module, or its node in a recipe.
+    """
+    explicit = explicit_fields(config)
+    length = getattr(data, "seq_length", None)
+    if length and hasattr(config, "seq_length") and "seq_length" not in explicit:
+        adjust(config, "seq_length", length, why="data.seq_length")
+    kind = getattr(data, "__fn_or_cls__", type(data))
+    asked = getattr(kind, "calculate_per_token_loss", False) and hasattr(config, "calculate_per_token_loss")
+    if asked and "calculate_per_token_loss" not in explicit:
+        adjust(config, "calculate_per_token_loss", True, why=f"data is a {kind.__name__}: each token counts the same")
+
+
+def sum_gradients_where_tokens_count(config: Any, ddp_config: DistributedDataParallelConfig) -> None:
+    """Gradients that are divided by the tokens of the global batch aren't averaged before; where only the data asks for the
+    former, the recipe's ``average_in_collective`` gives way. Where both were set, a rule refuses them."""
+    if ddp_config.average_in_collective and "calculate_per_token_loss" in adjustments(config):
+        adjust(ddp_config, "average_in_collective", False, why="model.config.calculate_per_token_loss")
 
 
 def align_distributed_optimizer(

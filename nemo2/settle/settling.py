@@ -17,7 +17,7 @@ from typing import Any, Optional
 import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.config.adjust import Adjustment, adjust, adjustments
+from nemo2.config.adjust import Adjustment, adjustments
 from nemo2.config.explicit import explicit_fields
 from nemo2.config.machine_settings import adjust_to
 from nemo2.errors import ConfigError
@@ -30,9 +30,11 @@ from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.agreement import (
     add_gradients_apart,
     align_distributed_optimizer,
+    follow_the_data,
     keep_gradients_in_fp32,
     leave_overflows_to_the_scaler,
     prepare_graphs,
+    sum_gradients_where_tokens_count,
     write_parallelism,
 )
 from nemo2.settle.machine import Machine
@@ -163,7 +165,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         ddp_config=strategy.ddp_config,
         explicit_ddp=strategy.decided_ddp_fields,
         optimizer_config=parts.get("optim.config"),
-        model_config=_with_the_datas_length(parts.get("model.config"), getattr(recipe, "data", None)),
+        model_config=_following_the_data(parts.get("model.config"), getattr(recipe, "data", None)),
         precision=parts.get("trainer.plugins"),
     )
     with quietly():
@@ -197,6 +199,8 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         "one-switch-for-the-distributed-optimizer",
         lambda: align_distributed_optimizer(run.optimizer_config, run.ddp_config, run.explicit_ddp),
     )
+    if model is not None:
+        sum_gradients_where_tokens_count(model, run.ddp_config)
     in_agreement = done.attempt("one-precision", lambda: _apply_precision(run) or True)
     if in_agreement:
         done.attempt(
@@ -329,9 +333,9 @@ def _resized(parallelism: ParallelismConfig, layout: Layout) -> ParallelismConfi
     return parallelism
 
 
-def _with_the_datas_length(config: Any, data: Any) -> Any:
-    length = getattr(data, "seq_length", None)
-    if length and hasattr(config, "seq_length") and "seq_length" not in explicit_fields(config):
-        config = copy.copy(config)
-        adjust(config, "seq_length", length, why="data.seq_length")
+def _following_the_data(config: Any, data: Any) -> Any:
+    if config is None or data is None:
+        return config
+    config = copy.copy(config)
+    follow_the_data(config, data)
     return config

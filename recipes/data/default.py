@@ -10,9 +10,36 @@ def mock(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: 
     """Random tokens, the same in every run."""
     from nemo2.data.mock import MockDataModule
 
-    return Config(
-        MockDataModule,
-        seq_length=seq_length,
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-    )
+    return _sized(MockDataModule, seq_length, global_batch_size, micro_batch_size)
+
+
+def squad(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: int = 2) -> Config[Any]:
+    """Questions about a paragraph; downloaded at the first run."""
+    from nemo2.data.finetuning.published import SquadDataModule
+
+    return _sized(SquadDataModule, seq_length, global_batch_size, micro_batch_size)
+
+
+def dolly(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: int = 2) -> Config[Any]:
+    """Instructions and answers; downloaded at the first run."""
+    from nemo2.data.finetuning.published import DollyDataModule
+
+    return _sized(DollyDataModule, seq_length, global_batch_size, micro_batch_size)
+
+
+def alpaca(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: int = 2) -> Config[Any]:
+    """Instructions about Python; downloaded at the first run."""
+    from nemo2.data.finetuning.published import AlpacaDataModule
+
+    return _sized(AlpacaDataModule, seq_length, global_batch_size, micro_batch_size)
+
+
+def hf_dataset(path: str) -> Config[Any]:
+    """Records in a folder of tables or JSON lines, or of a dataset on the Hugging Face hub."""
+    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+
+    return Config(HFDatasetDataModule, path_or_dataset=path)
+
+
+def _sized(kind: type, seq_length: int, global_batch_size: int, micro_batch_size: int) -> Config[Any]:
+    return Config(kind, seq_length=seq_length, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)

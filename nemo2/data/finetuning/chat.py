@@ -69,7 +69,9 @@ class ChatEncoder(Encoder):
 
     def __post_init__(self) -> None:
         if self.turns not in ("all", "last"):
-            raise ConfigError(f"turns={self.turns!r}: must be 'all' or 'last', the assistant's turns that are trained on.")
+            raise ConfigError(
+                f"turns={self.turns!r}: must be 'all' or 'last', the assistant's turns that are trained on."
+            )
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -110,15 +112,21 @@ class ChatEncoder(Encoder):
             return found
         if not isinstance(self.tokenizer, BPETokenizer):
             raise ConfigError(
-                f"data.tokenizer={self.tokenizer!r}: chat templates are rendered by a Hugging Face tokenizer; use AutoTokenizer, or "
-                "BPETokenizer with the model's tokenizer.json."
+                f"data.tokenizer={self.tokenizer!r}: chat templates are rendered by a Hugging Face tokenizer; use "
+                "AutoTokenizer, or BPETokenizer with the model's tokenizer.json."
             )
         try:
             from transformers import PreTrainedTokenizerFast
         except ImportError as error:
-            raise ConfigError("Chat templates are rendered by the package transformers: pip install 'nemo2[hf]'.") from error
+            raise ConfigError(
+                "Chat templates are rendered by the package transformers: pip install 'nemo2[hf]'."
+            ) from error
         backend = self.tokenizer.backend
-        named = {"eos_token": self.tokenizer.eos_id, "bos_token": self.tokenizer.bos_id, "pad_token": self.tokenizer.pad_id}
+        named = {
+            "eos_token": self.tokenizer.eos_id,
+            "bos_token": self.tokenizer.bos_id,
+            "pad_token": self.tokenizer.pad_id,
+        }
         spelled = {name: backend.id_to_token(token) for name, token in named.items() if token is not None}
         return PreTrainedTokenizerFast(tokenizer_object=backend, **spelled)
 
@@ -191,7 +199,9 @@ class ChatEncoder(Encoder):
         encoded = self._tokenized(whole)
         if "offset_mapping" in encoded:
             ids, places = list(encoded["input_ids"]), encoded["offset_mapping"]
-            trained = [any(start < end and first < end and start < last for first, last in spans) for start, end in places]
+            trained = [
+                any(start < end and first < end and start < last for first, last in spans) for start, end in places
+            ]
         else:
             ids, trained = self._without_offsets(whole, spans)
         for start, end in _runs(trained):
@@ -239,7 +249,9 @@ class ChatEncoder(Encoder):
         try:
             return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **options)
         except Exception as error:  # whatever a template raises, Jinja's own errors among them
-            raise Malformed(f"the chat template fails: {type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise Malformed(
+                f"the chat template fails: {type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
 
 
 def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]:
@@ -271,7 +283,9 @@ def _message(message: Any, number: int) -> dict[str, Any]:
         raise Malformed(f"message {number} is a {type(message).__name__}, not an object with a role and content")
     role = message.get("role", message.get("from"))
     if not isinstance(role, str) or not role:
-        raise Malformed(f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}")
+        raise Malformed(
+            f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}"
+        )
     told = {key: value for key, value in message.items() if key not in ("role", "from", "value") and value is not None}
     if "content" not in told and message.get("value") is not None:
         told["content"] = message["value"]
@@ -290,4 +304,3 @@ def _runs(flags: Sequence[bool]) -> Iterator[Span]:
         elif not flag and start is not None:
             yield start, place
             start = None
-

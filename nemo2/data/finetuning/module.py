@@ -1,267 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data modules of fine-tuning on files: `FineTuningDataModule` and `ChatDataModule`."""
 
-import json
-import logging
-import os
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import lcm
 from pathlib import Path
 from typing import Any, Optional, Union
 
-import numpy as np
-from torch.utils.data import Dataset
-
 from nemo2.config.capture import configurable
-from nemo2.data.base import MegatronDataModule
+from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE
-from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
-from nemo2.data.finetuning.identity import key_of
-from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
-from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
+from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
-from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.sources import JsonLines, Source
-from nemo2.data.finetuning.store import Samples, open_samples, path_of, write_samples
-from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
-from nemo2.data.megatron_datasets import on_all_ranks
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError, Nemo2Error
+from nemo2.errors import DataError
 
-_log = logging.getLogger(__name__)
-_FORMAT = 1
-_FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
-_KERNEL_MULTIPLE = 16
-"""Low-precision kernels want lengths that are multiples of 16."""
-
-
-class SampleDataModule(MegatronDataModule):
-    """Samples with a loss mask, each in a row of its own or packed. Subclasses say where records come from and what makes
-    samples of them.
-
-    All records of a split are tokenized before the first step, by rank 0, and kept: a later run with the same data, tokenizer
-    and settings finds them. Each pass over the training samples has an order of its own, drawn from ``seed``.
-    """
-
-    calculate_per_token_loss = True
-    """What a model that is trained on this data has, unless its own setting says otherwise: samples differ in how many tokens
-    count, and each of them counts the same, however they fall into micro-batches."""
-
-    def __init__(
-        self,
-        *,
-        seq_length: int,
-        tokenizer: Optional[Tokenizer],
-        micro_batch_size: int,
-        global_batch_size: int,
-        rampup_batch_size: Optional[list[int]],
-        seed: int,
-        memmap_workers: int,
-        num_workers: int,
-        pin_memory: bool,
-        persistent_workers: bool,
-        packed_sequence_specs: Optional[PackedSequenceSpecs],
-        dataset_kwargs: Optional[Mapping[str, Any]],
-    ) -> None:
-        super().__init__(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            dataloader_type="cyclic",
-            seed=seed,
-        )
-        self.tokenizer = tokenizer
-        self.seed = seed
-        self.memmap_workers = memmap_workers
-        self.packed_sequence_specs = packed_sequence_specs
-        self.dataset_kwargs = dataset_kwargs
-        self.settings = DatasetSettings.of(dataset_kwargs)
-        self.prepare_data_per_node = False  # rank 0 prepares, for all ranks see its files
-        self.reports: dict[str, Report] = {}
-        """What became of the records of each split that was built."""
-        self.fullness: dict[str, Fullness] = {}
-        """How full the rows of each packed split are."""
-        self._failure: Optional[Nemo2Error] = None
-        self._samples: dict[str, Optional[Samples]] = {}
-        if self.packed and micro_batch_size != 1:
-            raise ConfigError(
-                f"data.micro_batch_size={micro_batch_size} with packed sequences: a row of several samples already is a "
-                "micro-batch. Set data.micro_batch_size=1.",
-                rule="packs-one-by-one",
-            )
-        if packed_sequence_specs is not None and self.packed and packed_sequence_specs.packed_sequence_size != seq_length:
-            raise ConfigError(
-                f"data.packed_sequence_specs.packed_sequence_size={packed_sequence_specs.packed_sequence_size} and "
-                f"data.seq_length={seq_length}: a packed row is a sequence of the model's, so both must be the same.",
-                rule="packs-are-as-long-as-sequences",
-            )
-
-    @property
-    def packed(self) -> bool:
-        """Whether rows hold several samples."""
-        return self.packed_sequence_specs is not None and self.packed_sequence_specs.active
-
-    @abstractmethod
-    def source(self, split: str) -> Optional[Source]:
-        """The records of "train", "validation" or "test"; None where there are none by choice.
-
-        Raises:
-            DataError: they aren't there.
-        """
-
-    @abstractmethod
-    def encoder(self, tokenizer: Tokenizer) -> Encoder:
-        """What makes samples of the records."""
-
-    @property
-    @abstractmethod
-    def cache_root(self) -> Path:
-        """Where samples are kept, unless the user names a folder."""
-
-    # Set-up
-
-    def prepare_data(self) -> None:
-        """Called by Lightning on rank 0, while the others wait as long as it takes. An error is kept for `setup`, which raises
-        it on every rank."""
-        try:
-            self.fetch()
-            for split in ("train", "validation"):
-                self.samples(split)
-        except Nemo2Error as error:
-            self._failure = error
-
-    def fetch(self) -> None:
-        """Bring the files here that aren't; nothing to do for files of the user's own."""
-
-    def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
-        on_all_ranks(self._raise_failure, on_rank_0_only=True)
-        datasets = {split: self._dataset(split) for split in splits}
-        self.collate_fn = self._collate()
-        return datasets
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    def _dataset(self, split: str) -> Optional[Dataset]:
-        made = on_all_ranks(lambda: self._made(split), on_rank_0_only=True)
-        if made is None:
-            return None
-        folder, name, packs = made
-        samples = on_all_ranks(lambda: Samples(folder, name))
-        self.reports[split] = samples.report
-        if packs is None:
-            return SampleRows(samples)
-        members, ends = (read_array(path_of(folder, packs, part), by_hash=False) for part in ("members", "ends"))
-        rows = PackedRows(samples, members, ends, align=self._align, pad_id=self._pad_id)
-        self.fullness[split] = _fullness(samples, members, ends, self.seq_length)
-        return rows
-
-    def _made(self, split: str) -> Optional[tuple[Path, str, Optional[str]]]:
-        """Where the samples of a split are, and its packs if there are any; made now if nobody made them before."""
-        samples = self.samples(split)
-        if samples is None:
-            return None
-        packs = None
-        if self.packed:
-            packs = f"packs-{self.seq_length}-{self._align}-{self.seed}"
-            self._make_packs(samples, packs, split)
-        return samples.folder, samples.name, packs
-
-    def samples(self, split: str) -> Optional[Samples]:
-        """The samples of a split, made now if nobody made them before. For one process: the ranks of a run call `setup`.
-
-        Raises:
-            DataError: a record is malformed, nothing is left to train on, or the source isn't there.
-        """
-        if split not in self._samples:
-            self._samples[split] = self._opened(split)
-        return self._samples[split]
-
-    def _opened(self, split: str) -> Optional[Samples]:
-        source = self.source(split)
-        if source is None:
-            return None
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise ConfigError(f"{type(self).__name__}.tokenizer is None: give the tokenizer of the model.")
-        encoder, limits = self.encoder(tokenizer), self.settings.limits(self.seq_length + 1)
-        facts = {"format": _FORMAT, "data": source.fingerprint, "encoder": dict(encoder.identity), "limits": vars(limits)}
-        folder = self._folder(split, key_of(facts))
-        report = Report()
-        bad = BadRecords(limits, report)
-
-        def make() -> None:
-            _log.info("Tokenizing the %s samples of %s.", split, source.name)
-            encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad, threads=self.memmap_workers)
-            write_samples(folder, "samples", _some(encoded, source, report), report)
-
-        samples = open_samples(folder, "samples", make)
-        told = samples.report
-        (_log.warning if told.places else _log.info)("%s samples (%s): %s", split, source.name, told)
-        return samples
-
-    def _folder(self, split: str, key: str) -> Path:
-        specs = self.packed_sequence_specs
-        if specs is not None and self.packed:
-            own = {"train": specs.packed_train_data_path, "validation": specs.packed_val_data_path}.get(split)
-            if own is not None:
-                return private_directory(Path(own).expanduser(), key)
-            if specs.tokenizer_model_name:
-                key = f"{specs.tokenizer_model_name.replace('/', '--')}-{key}"
-        root = self.settings.index_mapping_dir
-        return private_directory(self.cache_root if root is None else Path(root).expanduser(), key)
-
-    def _make_packs(self, samples: Samples, packs: str, split: str) -> None:
-        lengths = samples.lengths - 1
-        try:
-            members, ends = (read_array(path_of(samples.folder, packs, part), by_hash=True) for part in ("members", "ends"))
-        except DamagedIndex:
-            rows = pack(lengths, self.seq_length, align=self._align, seed=self.seed)
-            members, ends = np.concatenate(rows).astype(np.int64), np.cumsum([len(row) for row in rows])
-            write_array(path_of(samples.folder, packs, "members"), members)
-            write_array(path_of(samples.folder, packs, "ends"), ends)
-        fullness = _fullness(samples, members, ends, self.seq_length)
-        _log.info("%s: %s.", split, fullness)
-        place = self.packed_sequence_specs.packed_metadata_path if self.packed_sequence_specs is not None else None
-        if place is not None and split == "train":
-            _write_json(Path(place).expanduser(), {"packed_sequence_size": self.seq_length, **vars(fullness)})
-
-    # Batches
-
-    @property
-    def _pad_id(self) -> int:
-        tokenizer = self.tokenizer
-        found = None if tokenizer is None else (tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_id)
-        return 0 if found is None else found
-
-    @property
-    def _align(self) -> int:
-        cp = _sizes()["cp"]
-        return 2 * cp if cp > 1 else 1
-
-    def _collate(self) -> Collate:
-        sizes = _sizes()
-        multiple = lcm(_KERNEL_MULTIPLE, 2 * sizes["cp"] * sizes["tp"])
-        most_ends = None
-        # The stages of a pipeline, and experts that other replicas' tokens come to, are told one length beforehand.
-        fixed = self.packed or self.settings.pad_to_max_length or sizes["pp"] > 1 or sizes["ep"] > 1
-        if self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens:
-            most_ends = 1 + max((fullness.most for fullness in self.fullness.values()), default=0) or None
-        return Collate(
-            pad_id=self._pad_id,
-            length=self.seq_length if fixed else None,
-            multiple=multiple,
-            at_most=self.seq_length,
-            most_ends=most_ends,
-        )
+FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
 
 
 @configurable
@@ -269,8 +22,8 @@ class FineTuningDataModule(SampleDataModule):
     """Fine-tuning on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder: one JSON object of text fields per
     line, which a prompt template makes a prompt and an answer of. The answer is trained on.
 
-    An item of a loader is ``tokens``, ``labels`` (one token ahead), ``loss_mask`` and ``position_ids``, ``[samples, length]``, and
-    with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
+    An item of a loader is ``tokens``, ``labels`` (one token ahead), ``loss_mask`` and ``position_ids``, ``[samples, length]``,
+    and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
 
     Args:
         dataset_root: The folder. Of its three files only that of the training samples must be there.
@@ -330,18 +83,18 @@ class FineTuningDataModule(SampleDataModule):
         return self.root.absolute() / "index_cache"
 
     def source(self, split: str) -> Optional[Source]:
-        file = self.root / _FILES[split]
+        file = self.root / FILES[split]
         if file.is_file():
             return JsonLines(file)
         if split == "train":
             raise DataError(
-                f"data.dataset_root={self.dataset_root}: there is no {_FILES['train']} in it. Write one JSON object per line, such "
-                'as {"input": "...", "output": "..."}, or name the folder that has it.'
+                f"data.dataset_root={self.dataset_root}: there is no {FILES['train']} in it. Write one JSON object per "
+                'line, such as {"input": "...", "output": "..."}, or name the folder that has it.'
             )
         return None
 
-    def encoder(self, tokenizer: Tokenizer) -> Encoder:
-        return self.settings.template(tokenizer)
+    def encoder(self) -> Encoder:
+        return self.settings.template(self.tokenizer_of_the_model)
 
 
 @configurable
@@ -391,37 +144,7 @@ class ChatDataModule(FineTuningDataModule):
         )
         self.use_hf_tokenizer_chat_template = use_hf_tokenizer_chat_template
 
-    def encoder(self, tokenizer: Tokenizer) -> Encoder:
-        return self.settings.chat(tokenizer, None if self.use_hf_tokenizer_chat_template else NEMO_TEMPLATE)
-
-
-def _some(samples: Any, source: Source, report: Report) -> Any:
-    """The samples, of which there must be one at least."""
-    yield from samples
-    if report.samples == 0:
-        raise DataError(f"{source.name} leaves nothing to train on. {report}")
-
-
-def _fullness(samples: Samples, members: np.ndarray, ends: np.ndarray, capacity: int) -> Fullness:
-    return Fullness.of(samples.lengths - 1, np.split(members, ends[:-1]), capacity)
-
-
-def _sizes() -> dict[str, int]:
-    """The parallel sizes of this run; all 1 where there are no groups."""
-    from megatron.core import parallel_state as groups
-
-    if not groups.model_parallel_is_initialized():
-        return dict.fromkeys(("tp", "cp", "pp", "ep"), 1)
-    return {
-        "tp": groups.get_tensor_model_parallel_world_size(),
-        "cp": groups.get_context_parallel_world_size(),
-        "pp": groups.get_pipeline_model_parallel_world_size(),
-        "ep": groups.get_expert_model_parallel_world_size(),
-    }
-
-
-def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(dict(facts), indent=2) + "\n", "utf-8")
-    os.replace(unfinished, path)
+    def encoder(self) -> Encoder:
+        return self.settings.chat(
+            self.tokenizer_of_the_model, None if self.use_hf_tokenizer_chat_template else NEMO_TEMPLATE
+        )

@@ -47,7 +47,9 @@ class PackedSequenceSpecs:
     def __post_init__(self) -> None:
         size = self.packed_sequence_size
         if isinstance(size, bool) or not isinstance(size, int) or size < -1:
-            raise ConfigError(f"packed_sequence_size={size!r}: must be a number of tokens, or -1 for samples by themselves.")
+            raise ConfigError(
+                f"packed_sequence_size={size!r}: must be a number of tokens, or -1 for samples by themselves."
+            )
         for name in ("packed_train_data_path", "packed_val_data_path"):
             if str(getattr(self, name) or "").endswith(".npy"):
                 raise ConfigError(
@@ -61,7 +63,7 @@ class PackedSequenceSpecs:
         return self.packed_sequence_size > 0
 
 
-def pack(lengths: Sequence[int], capacity: int, *, align: int = 1, seed: int = 1234) -> list[list[int]]:
+def pack(lengths: Sequence[int] | np.ndarray, capacity: int, *, align: int = 1, seed: int = 1234) -> list[list[int]]:
     """Indices of the samples of each row: best-fit decreasing.
 
     The longest sample is placed first, each into the row that it fills best; this needs at most 11/9 of the fewest possible
@@ -80,7 +82,7 @@ def pack(lengths: Sequence[int], capacity: int, *, align: int = 1, seed: int = 1
     if len(taken) and int(taken.max()) > capacity:
         longest = int(taken.argmax())
         raise DataError(
-            f"Sample {longest} takes {int(taken[longest])} tokens of a row, which has {capacity}: raise data.seq_length, or cut it."
+            f"Sample {longest} takes {int(taken[longest])} tokens of a row, which has {capacity}: raise data.seq_length."
         )
     random = np.random.default_rng(seed)
     order = np.lexsort((random.permutation(len(taken)), -taken))
@@ -133,7 +135,7 @@ class Fullness:
     most: int
 
     @classmethod
-    def of(cls, lengths: np.ndarray, rows: Sequence[Sequence[int]], capacity: int) -> "Fullness":
+    def of(cls, lengths: np.ndarray, rows: Sequence[Sequence[int] | np.ndarray], capacity: int) -> "Fullness":
         tokens = int(lengths.sum())
         samples = len(lengths)
         return cls(

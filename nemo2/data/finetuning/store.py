@@ -22,7 +22,7 @@ _ARRAYS = ("ids", "trained", "ends", _REPORT)
 
 
 class Samples:
-    """Samples that `write_samples` has written; indexing gives one. A process that gets them from another maps the files again."""
+    """Samples that `write_samples` has written. A process that gets them from another maps the files again."""
 
     def __init__(self, folder: Path, name: str, *, by_hash: bool = False) -> None:
         self.folder, self.name = folder, name

@@ -138,7 +138,7 @@ class Templated(Parts):
         """The longest sample of at most ``max_tokens`` tokens whose ``truncation_field`` is cut on one side. Where even
         without that field it is too long, its end is cut off too."""
         name = self.encoder.truncation_field
-        if name not in self.fields or name == self.encoder.label_key:
+        if name is None or name not in self.fields or name == self.encoder.label_key:
             return super().cut(max_tokens)
         text = self.fields[name]
         kept, too_many = 0, len(text)

@@ -17,6 +17,7 @@ import nemo2.models
 from nemo2.checks import domains
 from nemo2.checks.domains import Domain, out_of_range
 from nemo2.data import demo, mock, pretraining
+from nemo2.data.finetuning import hf_dataset, module, published
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.optim import lr_scheduler
@@ -100,7 +101,9 @@ def test_every_numeric_field_has_a_row_or_a_reason() -> None:
     schedules = [
         one for one in vars(lr_scheduler).values() if inspect.isclass(one) and issubclass(one, lr_scheduler.LRSchedule)
     ]
-    modules = (mock.MockDataModule, pretraining.PreTrainingDataModule, demo.StdlibDataModule)
+    modules = [mock.MockDataModule, pretraining.PreTrainingDataModule, demo.StdlibDataModule]
+    modules += [module.FineTuningDataModule, module.ChatDataModule, hf_dataset.HFDatasetDataModule]
+    modules += [published.SquadDataModule, published.DollyDataModule, published.AlpacaDataModule]
     missing = [
         f"{owner.__name__}.{name}"
         for owners, rows in (

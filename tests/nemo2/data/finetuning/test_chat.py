@@ -30,7 +30,9 @@ def encode(tokenizer: Any, record: Any, template: str | None = None, **options: 
     return ChatEncoder(tokenizer, chat_template=template, **options).encode(record).whole()
 
 
-def by_hand(tokenizer: Any, record: Any, trained_roles: tuple[str, ...] = ("assistant",)) -> tuple[list[int], list[bool]]:
+def by_hand(
+    tokenizer: Any, record: Any, trained_roles: tuple[str, ...] = ("assistant",)
+) -> tuple[list[int], list[bool]]:
     """ChatML put together piece by piece: the mask is known because nobody has to look for it."""
     ids: list[int] = []
     trained: list[bool] = []
@@ -102,7 +104,10 @@ def test_other_names_of_fields_and_roles(tokenizer):
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_last(tokenizer):
     record = say(
-        ("user", "red"), ("assistant", "<think>hm</think>blue"), ("user", "day"), ("assistant", "<think>oh</think>night")
+        ("user", "red"),
+        ("assistant", "<think>hm</think>blue"),
+        ("user", "day"),
+        ("assistant", "<think>oh</think>night"),
     )
     with pytest.raises(Malformed, match=r"turn 2 of 4 in another way.*'turns': 'last'"):
         encode(tokenizer, record, small_chats.REASONING)
@@ -167,7 +172,8 @@ def test_records_that_are_no_conversations(tokenizer, record, error, why):
 
 
 def test_a_template_that_shows_nothing_trains_on_nothing_and_says_so(tokenizer):
-    silent = "{%- for message in messages -%}{{- message.role -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- 'assistant' -}}{%- endif -%}"
+    silent = "{%- for message in messages -%}{{- message.role -}}{%- endfor -%}"
+    silent += "{%- if add_generation_prompt -%}{{- 'assistant' -}}{%- endif -%}"
     with pytest.raises(Empty, match="shows nothing of what the assistant says"):
         encode(tokenizer, say(("user", "x"), ("assistant", "y")), silent)
 
@@ -189,10 +195,14 @@ def test_nemos_format_needs_its_tokens(tokenizer):
     from transformers import PreTrainedTokenizerFast
 
     class Bare:
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="x")))
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="x"))
+        )
 
         def __repr__(self):
             return "Bare()"
 
-    with pytest.raises(ConfigError, match="no token <extra_id_0> and no token <extra_id_1>.*use_hf_tokenizer_chat_template"):
+    with pytest.raises(
+        ConfigError, match="no token <extra_id_0> and no token <extra_id_1>.*use_hf_tokenizer_chat_template"
+    ):
         encode(Bare(), LONG, NEMO_TEMPLATE)

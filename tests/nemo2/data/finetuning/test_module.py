@@ -31,7 +31,13 @@ def root(tmp_path):
 
 
 def module(root, **changes):
-    defaults = {"seq_length": SEQ, "tokenizer": ByteTokenizer(), "micro_batch_size": 2, "global_batch_size": 8, "num_workers": 0}
+    defaults = {
+        "seq_length": SEQ,
+        "tokenizer": ByteTokenizer(),
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "num_workers": 0,
+    }
     return FineTuningDataModule(root, **{**defaults, **changes})
 
 
@@ -98,7 +104,9 @@ def test_validation_has_its_own_file_and_a_split_without_one_is_empty(root):
 
 
 def test_full_length_on_demand(root):
-    assert {batch["tokens"].shape[1] for batch in steps(module(root, dataset_kwargs={"pad_to_max_length": True}))} == {SEQ}
+    assert {batch["tokens"].shape[1] for batch in steps(module(root, dataset_kwargs={"pad_to_max_length": True}))} == {
+        SEQ
+    }
 
 
 def test_packed_rows_hold_every_token_once(root):
@@ -116,7 +124,9 @@ def test_packed_rows_hold_every_token_once(root):
 
 def test_what_is_said_of_packing(root, tmp_path, caplog):
     place = tmp_path / "about" / "packing.json"
-    specs = PackedSequenceSpecs(SEQ, tokenizer_model_name="my/tokenizer", packed_metadata_path=str(place), pad_cu_seqlens=True)
+    specs = PackedSequenceSpecs(
+        SEQ, tokenizer_model_name="my/tokenizer", packed_metadata_path=str(place), pad_cu_seqlens=True
+    )
     with caplog.at_level(logging.INFO):
         data = module(root, micro_batch_size=1, packed_sequence_specs=specs)
         batches = steps(data)
@@ -222,9 +232,7 @@ def test_an_error_of_prepare_data_is_raised_at_set_up(root):
 
 
 def cached(root):
-    return {
-        file: file.stat().st_mtime_ns for file in (root / "index_cache").rglob("*.npy")
-    }
+    return {file: file.stat().st_mtime_ns for file in (root / "index_cache").rglob("*.npy")}
 
 
 def test_samples_are_kept_for_the_next_run_in_a_private_folder(root):
@@ -268,7 +276,13 @@ def test_many_threads_give_the_same_samples(root):
     tokenizer = small_chats.make_tokenizer(root / "tokenizer")
     write_lines(root / "training.jsonl", records(1500))
     one = module(root, tokenizer=tokenizer, seq_length=64)
-    many = module(root, tokenizer=tokenizer, seq_length=64, memmap_workers=4, dataset_kwargs={"index_mapping_dir": str(root / "b")})
+    many = module(
+        root,
+        tokenizer=tokenizer,
+        seq_length=64,
+        memmap_workers=4,
+        dataset_kwargs={"index_mapping_dir": str(root / "b")},
+    )
     first, second = one.samples("train"), many.samples("train")
     assert first.folder != second.folder and first.report == second.report
     assert all(first[index] == second[index] for index in range(0, 1500, 97))
@@ -285,7 +299,10 @@ def test_many_threads_give_the_same_samples(root):
             {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1},
             "packed_sequence_size=64 and data.seq_length=48",
         ),
-        ({"dataset_kwargs": {"promt_template": "x"}}, "has no setting 'promt_template'; did you mean 'prompt_template'"),
+        (
+            {"dataset_kwargs": {"promt_template": "x"}},
+            "has no setting 'promt_template'; did you mean 'prompt_template'",
+        ),
         ({"dataset_kwargs": {"on_too_long": "drop"}}, "on_too_long='drop'"),
         ({"dataset_kwargs": {"on_bad_line": "drop"}}, "on_bad_line='drop'"),
     ],

@@ -42,7 +42,11 @@ def test_any_fields_and_text_behind_the_answer():
 def test_prompt_and_answer_have_the_ids_that_they_have_by_themselves(tmp_path):
     tokenizer = small_chats.make_tokenizer(tmp_path)
     sample = TemplateEncoder(tokenizer).encode({"input": "What does the function", "output": "return"}).whole()
-    assert sample.ids == [*tokenizer.text_to_ids("What does the function"), *tokenizer.text_to_ids(" return"), tokenizer.eos_id]
+    assert sample.ids == [
+        *tokenizer.text_to_ids("What does the function"),
+        *tokenizer.text_to_ids(" return"),
+        tokenizer.eos_id,
+    ]
 
 
 def test_the_prompt_too_and_a_first_token():

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning data: rows of several samples, and the files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo2.backend.extras import has
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.parallel.cuda_graphs import kind_of
+
+FINETUNING = Topic("Fine-tuning data", needs_sizes=False)
+
+
+_BROUGHT = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
+_HERE = "trainer.devices=2 trainer.accelerator=auto"
+
+
+def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
+    """``data=...`` of an example, as it is typed."""
+    specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
+    sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
+    return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
+
+
+def _packed(facts: Facts) -> bool:
+    return bool(getattr(facts.parts.get("data"), "packed", False))
+
+
+@FINETUNING.rule(
+    "packs-one-by-one",
+    says="A packed row is a micro-batch of its own.",
+    otherwise="The data module refuses on every rank.",
+    broken=_data(micro_batch_size=2),
+    mended=_data(),
+)
+def _one_by_one(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("packs-one-by-one")
+
+
+@FINETUNING.rule(
+    "packs-are-as-long-as-sequences",
+    says="A packed row is as long as a sequence of the model.",
+    otherwise="The data module refuses on every rank: stages of a pipeline would exchange buffers of another length.",
+    broken=_data(size=8192),
+    mended=_data(),
+)
+def _as_long(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("packs-are-as-long-as-sequences")
+
+
+@FINETUNING.rule(
+    "packs-count-tokens",
+    says="Packed samples are trained on with `calculate_per_token_loss`.",
+    otherwise="Each row would weigh the same, with one long sample in it or with twenty short ones: another loss than unpacked.",
+    broken=f"{_data()} model.config.calculate_per_token_loss=False",
+    mended=_data(),
+)
+def _count_tokens(facts: Facts) -> Iterator[str]:
+    if (
+        _packed(facts)
+        and facts.set_on_model("calculate_per_token_loss")
+        and not facts.of_model("calculate_per_token_loss")
+    ):
+        yield (
+            "model.config.calculate_per_token_loss=False with packed samples: the loss would be a mean over rows, which hold "
+            "different numbers of samples. Leave it unset: the data sets it to True."
+        )
+
+
+@FINETUNING.rule(
+    "packs-are-not-captured",
+    says="CUDA graphs don't go with packed samples.",
+    otherwise="The first step refuses: where samples begin changes from row to row, and a captured kernel can't.",
+    broken=f"{_data()} model.config.cuda_graph_impl=transformer_engine",
+    mended=f"{_data()} model.config.cuda_graph_impl=none",
+)
+def _not_captured(facts: Facts) -> Iterator[str]:
+    config = facts.config if facts.config is not None else facts.model
+    if _packed(facts) and config is not None and kind_of(config) != "none":
+        yield (
+            f"model.config.cuda_graph_impl={kind_of(config)!r} with packed samples: where they begin changes from row to row. "
+            "Set cuda_graph_impl='none', or data.packed_sequence_specs=None."
+        )
+
+
+@FINETUNING.rule(
+    "packs-reset-the-state",
+    says="Without Mamba's kernels (mamba-ssm, causal-conv1d) samples aren't packed.",
+    otherwise="The first step refuses: one sample's state would run into the next.",
+    recipe="mamba2_130m",
+    broken=f"'data={_BROUGHT},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {_HERE}",
+    mended=f"'data={_BROUGHT})' {_HERE}",
+    launched=(2, 2),
+    here=True,
+)
+def _reset(facts: Facts) -> Iterator[str]:
+    if not facts.here or not _packed(facts) or not hasattr(facts.model, "mamba_stack_spec"):
+        return
+    if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
+        yield (
+            "data.packed_sequence_specs: Mamba layers without mamba-ssm carry their state from one sample into the next. Set it "
+            "to None, or train on a GPU with mamba-ssm and causal-conv1d."
+        )
+
+
+@FINETUNING.rule(
+    "training-samples-are-there",
+    says="`dataset_root` has a training.jsonl, unless the data module brings it.",
+    otherwise="The data module refuses on every rank.",
+    recipe="llama_tiny",
+    broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
+    mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)'",
+    here=True,
+    launched=(2, 2),
+)
+def _there(facts: Facts) -> Iterator[str]:
+    root = getattr(facts.parts.get("data"), "dataset_root", None)
+    if not facts.here or root is None or hasattr(facts.parts.get("data"), "hub"):
+        return
+    if not (Path(root).expanduser() / "training.jsonl").is_file():
+        yield (
+            f"data.dataset_root={root}: there is no training.jsonl in it. Write one JSON object per line, or name the folder "
+            "that has it."
+        )

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 preview-data``: samples as a model will see them, with the tokens that are trained on marked."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from nemo2.data.finetuning.base import SampleDataModule
+    from nemo2.data.finetuning.sample import Sample
+    from nemo2.data.tokenizer import Tokenizer
+
+PREVIEW_EXAMPLE = "Example: nemo2 preview-data chats/training.jsonl --tokenizer models/qwen --samples 2"
+BEGIN, END = "⟦", "⟧"
+"""Around what is trained on, where there are no colours."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("preview-data", epilog=PREVIEW_EXAMPLE)(preview_data)
+
+
+def preview_data(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Files or a folder of them, data by name such as 'squad' or 'dolly(seq_length=512)', or a recipe."
+        ),
+    ],
+    overrides: Annotated[
+        Optional[list[str]], typer.Argument(help="Changes of the recipe, such as data.seq_length=512.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    tokenizer: Annotated[
+        Optional[str], typer.Option(help="A folder or hub name of a Hugging Face tokenizer, or a tokenizer.json.")
+    ] = None,
+    seq_length: Annotated[Optional[int], typer.Option(min=1, help="Tokens per sample, where SOURCE is files.")] = None,
+    chat_template: Annotated[Optional[str], typer.Option(help="A file with it, where SOURCE is files.")] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Tokenize (and pack) the whole split, keep it for the run, and tell what was left out."
+        ),
+    ] = False,
+) -> None:
+    """Print samples with the tokens that are trained on in colour, or in double brackets where there is none."""
+    from rich.console import Console
+
+    from nemo2.data.base import SPLITS
+    from nemo2.errors import ConfigError
+
+    if split not in SPLITS:
+        raise ConfigError(f"--split {split}: must be one of {', '.join(SPLITS)}.")
+    if Path(source).exists() and not _is_recipe(Path(source)):
+        data = _of_files(source, seq_length, chat_template)
+    else:
+        data = _configured(source, overrides or [])
+    if tokenizer is not None:
+        data.tokenizer = tokenizer_called(tokenizer)
+    console = Console(soft_wrap=True, highlight=False)
+    data.fetch()
+    for where, sample in islice(_samples(data, split), samples):
+        cut = ", truncated" if sample.truncated else ""
+        console.print(
+            f"{where}: {len(sample.ids)} tokens, {sample.num_trained} trained on{cut}", style="bold", markup=False
+        )
+        console.print(marked(sample, data.tokenizer, colours=console.is_terminal and not console.no_color))
+        console.print()
+    if everything:
+        data.build_datasets([split])
+        console.print(str(data.reports.get(split, "no records")), markup=False)
+        if split in data.fullness:
+            console.print(str(data.fullness[split]), markup=False)
+
+
+def tokenizer_called(name: str) -> "Tokenizer":
+    """The tokenizer in a ``tokenizer.json`` or a folder with one, or the Hugging Face one of that name or folder."""
+    from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer
+
+    path = Path(name).expanduser()
+    plain = path.is_file() or (path.is_dir() and not (path / "tokenizer_config.json").is_file())
+    return BPETokenizer(path) if plain else AutoTokenizer(name)
+
+
+def marked(sample: "Sample", tokenizer: Optional["Tokenizer"], *, colours: bool) -> "Text":
+    """The text of a sample, what is trained on in green or in double brackets."""
+    from rich.text import Text
+
+    text = Text()
+    place = 0
+    for trained, run in groupby(sample.trained):
+        count = len(list(run))
+        words = spelled(sample.ids[place : place + count], tokenizer)
+        place += count
+        if colours:
+            text.append(words, style="green" if trained else "dim")
+        else:
+            text.append(f"{BEGIN}{words}{END}" if trained else words)
+    return text
+
+
+def spelled(ids: Sequence[int], tokenizer: Optional["Tokenizer"]) -> str:
+    """The text of ids, special tokens included."""
+    if tokenizer is None:
+        return " ".join(map(str, ids))
+    for name in ("tokenizer", "backend"):
+        inside = getattr(tokenizer, name, None)
+        if inside is not None:
+            return inside.decode(list(ids), skip_special_tokens=False)
+    pieces = ((end, list(part)) for end, part in groupby(ids, key=lambda token: token == tokenizer.eos_id))
+    return "".join("<eos>" * len(part) if end else tokenizer.ids_to_text(part) for end, part in pieces)
+
+
+def _samples(data: "SampleDataModule", split: str) -> Iterator[tuple[str, "Sample"]]:
+    """The first samples with the places of their records; what none can be made of is printed in its place."""
+    from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
+    from nemo2.errors import ConfigError
+
+    source = data.source(split)
+    if source is None:
+        raise ConfigError(f"--split {split}: there are no such records.")
+    limits, encoder = data.settings.limits(data.seq_length + 1), data.encoder()
+    for where, record in source.records(BadRecords(limits, Report())):
+        report = Report()
+        bad = BadRecords(limits, report)
+        yield from ((where, sample) for sample in encode_all([(where, record)], encoder, limits=limits, bad=bad))
+        if report.samples == 0:
+            print(str(report).partition("\n")[2])
+
+
+def _is_recipe(path: Path) -> bool:
+    return path.suffix in (".py", ".json") or (path / "recipe.json").is_file()
+
+
+def _of_files(path: str, seq_length: Optional[int], chat_template: Optional[str]) -> "SampleDataModule":
+    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+
+    settings = {} if chat_template is None else {"chat_template": chat_template}
+    data = HFDatasetDataModule(path, seq_length=seq_length or 2048, dataset_kwargs=settings)
+    data.tokenizer = ByteTokenizer()
+    return data
+
+
+def _configured(source: str, overrides: list[str]) -> "SampleDataModule":
+    """The data of a recipe, or data by name."""
+    import fiddle as fdl
+    import lightning.pytorch as pl
+
+    from nemo2 import recipes  # noqa: F401  # announces the factories of data
+    from nemo2.cli.sources import configured
+    from nemo2.config.factories import made_by_name
+    from nemo2.config.typed_text import WrongType
+    from nemo2.config.values import typed
+    from nemo2.data.finetuning.base import SampleDataModule
+    from nemo2.errors import ConfigError
+
+    try:
+        made = made_by_name(source, (pl.LightningDataModule,), fit=typed)
+        if overrides:
+            raise ConfigError(f"{overrides[0]}: data by name takes its settings in brackets, {source}(seq_length=512).")
+        tokenizer = None
+    except WrongType:
+        recipe = configured(source, overrides)
+        made, tokenizer = recipe.data, getattr(recipe, "tokenizer", None)
+    data: Any = fdl.build(made)
+    if not isinstance(data, SampleDataModule):
+        raise ConfigError(
+            f"{source}: its data is a {type(data).__name__}, which has no samples with masks; preview-data is for "
+            "fine-tuning data."
+        )
+    if data.tokenizer is None and isinstance(tokenizer, fdl.Buildable):
+        data.tokenizer = fdl.build(tokenizer)
+    return data

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`HFDatasetDataModule`: records of a ``datasets`` object, a folder of tables or JSON lines, or plain lists."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from math import lcm
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from torch.utils.data import Dataset
+
+from nemo2.config.capture import configurable
+from nemo2.data.base import SPLITS
+from nemo2.data.finetuning.base import SampleDataModule
+from nemo2.data.finetuning.open import ALIASES, open_split
+from nemo2.data.finetuning.packing import PackedSequenceSpecs
+from nemo2.data.finetuning.sample import Encoder
+from nemo2.data.finetuning.sources import Source
+from nemo2.data.finetuning.stream import StreamedSteps, streamed_rows
+from nemo2.data.finetuning.tokens import AnyEncoder
+from nemo2.data.home import datasets_home
+from nemo2.data.sampler import WrappedDataLoader, data_parallel
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError
+
+
+@configurable
+class HFDatasetDataModule(SampleDataModule):
+    """Fine-tuning on records that are somewhere already. Each record is taken by what it has: ``input_ids`` (with ``labels`` or
+    ``loss_mask``), ``messages`` or ``conversations`` for the chat template, or the fields of the prompt template.
+
+    Args:
+        path_or_dataset: A folder or file of parquet, arrow or JSON lines; a dataset's name on the hub; a ``datasets`` object; a
+            list of records; or these by split. All but JSON lines and plain records need the package ``datasets``.
+        split: Train on this split, and have no others. None: the splits are found by their names.
+        collate_fn: Makes a batch of items (tensors of one sample or pack each, of different lengths). None: they are padded.
+        num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`. A stream is read in the training process.
+        seq_length: The longest sample: ``seq_length + 1`` tokens.
+        micro_batch_size, global_batch_size: See `MegatronDataSampler`.
+        pad_token_id: The id that batches are padded with; no loss counts it.
+        use_dist_sampler: The sampler of this data module shares samples out over the replicas: False.
+        train_aliases, test_aliases, val_aliases: Names that a split may have. None: those of
+            `nemo2.data.finetuning.open.ALIASES`.
+        pad_seq_len_divisible: Pad batches to a multiple of this. None: as the layout needs.
+        tokenizer: The model's. None: someone must set ``tokenizer``, or all records have ``input_ids``.
+        seed, memmap_workers, packed_sequence_specs, dataset_kwargs: See `FineTuningDataModule`.
+        streaming: Read the training and validation records as training goes, and keep nothing. Records are shuffled, or packed,
+            within a buffer. A resumed run reads the stream again up to its place.
+
+    Raises:
+        ConfigError: a setting can't be meant, or a package is missing.
+        DataError: at set-up (with a stream: when its turn comes), records are malformed, missing, or leave nothing to train on.
+    """
+
+    def __init__(
+        self,
+        path_or_dataset: Any,
+        split: Optional[str] = None,
+        collate_fn: Optional[Callable[..., Any]] = None,
+        num_workers: int = 2,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        seq_length: int = 1024,
+        micro_batch_size: int = 2,
+        pad_token_id: int = 0,
+        use_dist_sampler: bool = False,
+        train_aliases: Optional[list[str]] = None,
+        test_aliases: Optional[list[str]] = None,
+        val_aliases: Optional[list[str]] = None,
+        pad_seq_len_divisible: Optional[int] = None,
+        tokenizer: Optional[Tokenizer] = None,
+        global_batch_size: int = 8,
+        seed: int = 1234,
+        memmap_workers: int = 1,
+        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
+        dataset_kwargs: Optional[dict[str, Any]] = None,
+        streaming: bool = False,
+    ) -> None:
+        super().__init__(
+            seq_length=seq_length,
+            tokenizer=tokenizer,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=None,
+            seed=seed,
+            memmap_workers=memmap_workers,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            packed_sequence_specs=packed_sequence_specs,
+            dataset_kwargs=dataset_kwargs,
+        )
+        if use_dist_sampler:
+            raise ConfigError(
+                "use_dist_sampler=True: this data module's own sampler shares samples out over replicas. Leave it False."
+            )
+        if pad_seq_len_divisible is not None and seq_length % pad_seq_len_divisible:
+            raise ConfigError(
+                f"seq_length={seq_length} is not a multiple of pad_seq_len_divisible={pad_seq_len_divisible}: the longest batch "
+                "could not be padded to one."
+            )
+        self.path_or_dataset = path_or_dataset
+        self.split = split
+        self.pad_token_id = pad_token_id
+        self.pad_seq_len_divisible = pad_seq_len_divisible
+        self.streaming = streaming or type(path_or_dataset).__name__ in ("IterableDataset", "IterableDatasetDict")
+        self.aliases = {
+            "train": train_aliases or ALIASES["train"],
+            "validation": val_aliases or ALIASES["validation"],
+            "test": test_aliases or ALIASES["test"],
+        }
+        self._given_collate_fn = collate_fn
+        self._maps: list[tuple[Callable[[Any], Any], Optional[frozenset[str]]]] = []
+
+    @classmethod
+    def from_dict(cls, dataset_dict: Mapping[str, Sequence[Any]], split: str, **settings: Any) -> "HFDatasetDataModule":
+        """A data module over columns: ``{"input": [...], "output": [...]}``."""
+        names = list(dataset_dict)
+        lengths = {name: len(dataset_dict[name]) for name in names}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"from_dict: the columns are of different lengths: {lengths}.")
+        records = [dict(zip(names, row, strict=True)) for row in zip(*dataset_dict.values(), strict=True)]
+        return cls({split: records}, split=split, **settings)
+
+    def map(self, function: Callable[[Any], Any], split_names: Union[str, Sequence[str], None] = None) -> None:
+        """Have ``function`` change each record before it is made a sample of. To be called before set-up.
+
+        Args:
+            split_names: Of which splits, "train", "validation" or "test". None: of all.
+        """
+        names = [split_names] if isinstance(split_names, str) else split_names
+        if unknown := set(names or ()) - set(SPLITS):
+            raise ConfigError(f"split_names={sorted(unknown)}: the splits are {', '.join(SPLITS)}.")
+        self._maps.append((function, None if names is None else frozenset(names)))
+
+    def source(self, split: str) -> Optional[Source]:
+        if self.split is not None and split != "train":
+            return None
+        names = self.aliases[split] if self.split is None else (self.split, *(("train",) if not self._by_split else ()))
+        source = open_split(self.path_or_dataset, names, streaming=self.streaming)
+        if source is None and split == "train":
+            raise ConfigError(
+                f"data.path_or_dataset has no split called {' or '.join(map(repr, names))}: name it with data.split=..., or "
+                "data.train_aliases."
+            )
+        functions = [function for function, splits in self._maps if splits is None or split in splits]
+        return Mapped(source, functions) if source is not None and functions else source
+
+    @property
+    def _by_split(self) -> bool:
+        return isinstance(self.path_or_dataset, Mapping)
+
+    def encoder(self) -> Encoder:
+        return AnyEncoder(self.tokenizer, self.settings)
+
+    @cached_property
+    def cache_root(self) -> Path:
+        held = self.path_or_dataset
+        place = Path(held).expanduser() if isinstance(held, str | Path) else None
+        if place is not None and place.exists():
+            return (place if place.is_dir() else place.parent).absolute() / "index_cache"
+        return datasets_home() / "index_cache"
+
+    @property
+    def _pad_id(self) -> int:
+        return self.pad_token_id
+
+    def _collate(self) -> Any:
+        if self._given_collate_fn is not None:
+            return self._given_collate_fn
+        collate = super()._collate()
+        multiple = self.pad_seq_len_divisible
+        return collate if multiple is None else replace(collate, multiple=lcm(collate.multiple, multiple))
+
+    # Streams
+
+    def prepare_data(self) -> None:
+        if not self.streaming:
+            super().prepare_data()
+
+    def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
+        if not self.streaming:
+            return super().build_datasets(splits)
+        return {split: self._stream(split) for split in splits}
+
+    def _stream(self, split: str) -> Optional[Dataset]:
+        source = self.source(split)
+        if source is None:
+            return None
+        encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
+        train, sampler = split == "train", self.data_sampler
+
+        def rows(number: int) -> Any:
+            return streamed_rows(
+                source,
+                encoder,
+                limits,
+                capacity=self.seq_length if self.packed else None,
+                align=self._align,
+                pad_id=self._pad_id,
+                seed=self.seed if train else None,
+                number=number,
+            )
+
+        return StreamedSteps(
+            rows,
+            self._collate(),
+            batch_at=lambda consumed: self.global_batch_size,
+            share=(self.micro_batch_size, *data_parallel()),
+            position=(lambda: sampler.consumed_samples) if train else None,
+        )
+
+    def _loader(self, mode: str) -> Any:
+        if not self.streaming:
+            return super()._loader(mode)
+        if mode not in self._datasets:
+            self._datasets.update(self.build_datasets([mode]))
+        dataset = self._datasets[mode]
+        if dataset is None:
+            return []
+        return WrappedDataLoader(mode=mode, dataset=dataset, batch_size=None, collate_fn=_as_it_is)
+
+
+class Mapped(Source):
+    """The records of a source after some functions."""
+
+    def __init__(self, source: Source, functions: Sequence[Callable[[Any], Any]]) -> None:
+        self.held, self.functions, self.name = source, functions, source.name
+
+    def records(self, bad: Any) -> Iterable[tuple[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for where, record in self.held.records(bad):
+            for function in self.functions:
+                record = function(record)
+            yield where, record
+
+    @property
+    def fingerprint(self) -> str:
+        # What a function does has no hash: its records have.
+        from nemo2.data.documents import BadInput
+        from nemo2.data.finetuning.sources import Records
+
+        skip = BadInput(policy="skip", limit=1 << 62)
+        return Records([record for _, record in self.records(skip)], self.name).fingerprint
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records out of whatever holds them: a ``datasets`` object, lists, a folder of tables or JSON lines, a name on the hub."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.backend.extras import has, why_missing
+from nemo2.data.documents import is_json_lines
+from nemo2.data.finetuning.sources import JsonLines, Records, Source
+from nemo2.errors import ConfigError, DataError
+
+ALIASES: Mapping[str, Sequence[str]] = {
+    "train": ("train", "training"),
+    "validation": ("val", "validation", "valid", "eval", "dev"),
+    "test": ("test", "testing"),
+}
+"""Names that a split may have."""
+_TABLES = (".parquet", ".arrow")
+
+
+def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> Optional[Source]:
+    """The records of the split that has one of these names; None where there is none.
+
+    Args:
+        held: Splits by name, or the records of the training split; or the path of a folder or file with them, or a dataset's
+            name on the hub.
+        streaming: Don't read tables and files of the hub into a cache before.
+
+    Raises:
+        DataError: there is nothing at the path, or the hub can't be reached.
+        ConfigError: the package ``datasets`` is needed and isn't installed.
+    """
+    if isinstance(held, str | Path):
+        return _of_path(held, names, streaming=streaming)
+    if isinstance(held, Mapping):
+        found = next((name for name in names if name in held), None)
+        return None if found is None else Records(held[found], found)
+    if not isinstance(held, Iterable):
+        raise ConfigError(
+            f"data.path_or_dataset is a {type(held).__name__}: give records, splits of records by name, or a path."
+        )
+    return Records(held, names[0]) if "train" in names else None
+
+
+def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Optional[Source]:
+    place = Path(path).expanduser()
+    if place.is_file():
+        return _of_files([place], streaming=streaming) if "train" in names else None
+    if place.is_dir():
+        files = _files_of_split(place, names)
+        return _of_files(files, streaming=streaming) if files else None
+    if place.is_absolute() or str(path).startswith((".", "~")):
+        raise DataError(f"data.path_or_dataset={str(path)!r}: there is no such file or folder.")
+    splits = load(str(path), streaming=streaming)
+    found = next((name for name in names if name in splits), None)
+    return None if found is None else Records(splits[found], found)
+
+
+def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Files in a folder by its name, and files whose names begin with it, as the hub has them: train-00000-of-00002.parquet.
+    Where no name of a file says for what it is, all are for training."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and _readable(file))
+    of_split = [file for file in files if _split_of(file, folder) in names]
+    if of_split or not files or "train" not in names:
+        return of_split
+    return [file for file in files if _split_of(file, folder) is None]
+
+
+def _split_of(file: Path, folder: Path) -> Optional[str]:
+    known = {name for names in ALIASES.values() for name in names}
+    for part in reversed(file.relative_to(folder).parts):
+        word = part.replace("_", "-").replace(".", "-").split("-")[0]
+        if word in known:
+            return word
+    return None
+
+
+def _readable(file: Path) -> bool:
+    return is_json_lines(file) or file.suffix in _TABLES
+
+
+def _of_files(files: list[Path], *, streaming: bool) -> Source:
+    if all(is_json_lines(file) for file in files):
+        return JsonLines(*files)
+    kinds = {file.suffix for file in files}
+    if len(kinds) > 1 or not kinds <= set(_TABLES):
+        raise DataError(
+            f"{files[0].parent} holds files of several kinds for one split ({', '.join(sorted(kinds))}): use one kind."
+        )
+    name = f"{files[0].parent}/*{files[0].suffix}"
+    package = _datasets(name)
+    try:
+        options = {"data_files": [str(file) for file in files], "split": "train", "streaming": streaming}
+        return Records(package.load_dataset(files[0].suffix[1:], **options), name)
+    except Exception as error:  # the package and pyarrow raise many kinds
+        raise DataError(f"{name} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, Any]:
+    """The splits of a dataset on the Hugging Face hub, or in its local cache.
+
+    Raises:
+        DataError: it can't be had.
+    """
+    package = _datasets(name)
+    try:
+        return package.load_dataset(name, streaming=streaming, **options)
+    except Exception as error:  # the package passes on whatever its readers and the network raise
+        raise DataError(
+            f"The dataset {name!r} can't be loaded here or from the Hugging Face hub ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}). Check the name; without a network, bring the files and give their folder."
+        ) from error
+
+
+def _datasets(what: str) -> Any:
+    if not has("datasets"):
+        raise ConfigError(
+            f"{what} is read by the package datasets: {why_missing('datasets')}. JSON lines need no package."
+        )
+    import datasets
+
+    return datasets

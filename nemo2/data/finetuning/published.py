@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instruction sets that everybody has: `SquadDataModule`, `DollyDataModule`, `AlpacaDataModule`.
+
+The first run brings the set from the Hugging Face hub (package ``datasets``) and writes ``training.jsonl``, ``validation.jsonl``
+and ``test.jsonl``; later ones find them. A folder that has them already, from another machine say, needs neither.
+"""
+
+import json
+import os
+import shutil
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Optional, Union
+
+import numpy as np
+
+from nemo2.config.capture import configurable
+from nemo2.data.finetuning import open as opening
+from nemo2.data.finetuning.module import FILES, FineTuningDataModule
+from nemo2.data.finetuning.packing import PackedSequenceSpecs
+from nemo2.data.home import datasets_home
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import DataError
+
+Splits = Mapping[str, Sequence[Any]]
+_RAW = "raw"
+
+
+class PublishedDataModule(FineTuningDataModule):
+    """A set on the hub; subclasses say which, and how its records become input and output."""
+
+    hub: ClassVar[str]
+    folder: ClassVar[str]
+    """Its name in `nemo2.data.home.datasets_home`."""
+    force_redownload: bool
+    delete_raw: bool
+    seed: int
+
+    def fetch(self) -> None:
+        """Download and write the three files, unless they are there and nobody asks for them anew.
+
+        Raises:
+            DataError: the set can't be had, or the folder can't be written to.
+        """
+        if (self.root / FILES["train"]).is_file() and not self.force_redownload:
+            return
+        raw = self.root / _RAW
+        options: dict[str, Any] = {"download_mode": "force_redownload"} if self.force_redownload else {}
+        held = opening.load(self.hub, cache_dir=str(raw), **options)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            # The training file last: it is what says that the set is here.
+            for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] == "train"):
+                _write_whole(self.root / FILES[split], records)
+            if self.delete_raw:
+                shutil.rmtree(raw, ignore_errors=True)
+        except OSError as error:
+            raise DataError(
+                f"{self.root} can't be written to: {error}. Set data.dataset_root to a folder that can."
+            ) from error
+
+    @abstractmethod
+    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
+        """The records of "train", "validation" and "test", as they are written."""
+
+    def _shares(self, records: Sequence[Any], *shares: float) -> Iterator[list[Any]]:
+        """The records in an order drawn from the seed, cut into shares; what is left over is the last."""
+        order = np.random.default_rng(self.seed).permutation(len(records)).tolist()
+        cuts = [0, *(int(len(records) * share) for share in np.cumsum(shares)), len(records)]
+        for start, end in zip(cuts[:-1], cuts[1:], strict=True):
+            yield [records[index] for index in order[start:end]]
+
+
+@configurable
+class SquadDataModule(PublishedDataModule):
+    """SQuAD 1.1: questions about a paragraph, answered with words of it. 5 % of its training questions are for validation, and
+    its own validation questions for the test.
+
+    Args:
+        dataset_root: A folder with the three files, or where to write them. None: ``squad`` under `datasets_home`.
+        force_redownload: Download again what is there.
+        delete_raw: Remove the download once the files are written.
+
+    The others are those of `FineTuningDataModule`.
+
+    Raises:
+        ConfigError: the files aren't there, and the package ``datasets`` isn't either.
+        DataError: the set can't be had.
+    """
+
+    hub = "rajpurkar/squad"
+    folder = "squad"
+
+    def __init__(
+        self,
+        dataset_root: Optional[Union[str, Path]] = None,
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        force_redownload: bool = False,
+        delete_raw: bool = True,
+        seed: int = 1234,
+        memmap_workers: int = 1,
+        num_workers: int = 8,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
+        dataset_kwargs: Optional[dict[str, Any]] = None,
+    ) -> None:
+        super().__init__(
+            dataset_root=datasets_home() / self.folder if dataset_root is None else dataset_root,
+            seq_length=seq_length,
+            tokenizer=tokenizer,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=rampup_batch_size,
+            seed=seed,
+            memmap_workers=memmap_workers,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            packed_sequence_specs=packed_sequence_specs,
+            dataset_kwargs=dataset_kwargs,
+        )
+        self.force_redownload = force_redownload
+        self.delete_raw = delete_raw
+
+    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
+        train, validation = self._shares(held["train"], 0.95)
+        return {
+            "train": map(_squad, train),
+            "validation": map(_squad, validation),
+            "test": map(_squad, held["validation"]),
+        }
+
+
+class _InstructionDataModule(PublishedDataModule):
+    """A set without splits of its own: 80 % are for training, 15 % for validation, 5 % for the test."""
+
+    def __init__(
+        self,
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        force_redownload: bool = False,
+        delete_raw: bool = True,
+        seed: int = 1234,
+        memmap_workers: int = 1,
+        num_workers: int = 8,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
+        dataset_kwargs: Optional[dict[str, Any]] = None,
+        dataset_root: Optional[Union[str, Path]] = None,
+    ) -> None:
+        super().__init__(
+            dataset_root=datasets_home() / self.folder if dataset_root is None else dataset_root,
+            seq_length=seq_length,
+            tokenizer=tokenizer,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=rampup_batch_size,
+            seed=seed,
+            memmap_workers=memmap_workers,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            packed_sequence_specs=packed_sequence_specs,
+            dataset_kwargs=dataset_kwargs,
+        )
+        self.force_redownload = force_redownload
+        self.delete_raw = delete_raw
+
+    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
+        train, validation, test = self._shares(held["train"], 0.80, 0.15)
+        return {
+            name: map(self.record, part)
+            for name, part in (("train", train), ("validation", validation), ("test", test))
+        }
+
+    @abstractmethod
+    def record(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        """A record as it is written."""
+
+
+@configurable
+class DollyDataModule(_InstructionDataModule):
+    """Dolly 15k: instructions with answers, some about a text that stands before or behind the instruction, by the seed.
+
+    Args:
+        dataset_root: A folder with the three files, or where to write them. None: ``dolly`` under `datasets_home`.
+
+    The others are those of `SquadDataModule`, and so is what it raises.
+    """
+
+    hub = "databricks/databricks-dolly-15k"
+    folder = "dolly"
+
+    def record(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        parts = [part for part in (held["instruction"].strip(), (held.get("context") or "").strip()) if part]
+        if np.random.default_rng([self.seed, *"".join(parts).encode()[:64]]).integers(2):
+            parts.reverse()
+        return {"input": "\n\n".join(parts), "output": held["response"], "category": held.get("category")}
+
+
+@configurable
+class AlpacaDataModule(_InstructionDataModule):
+    """Alpaca's format with instructions about Python, 18k of them.
+
+    Args:
+        dataset_root: A folder with the three files, or where to write them. None: ``alpaca`` under `datasets_home`.
+
+    The others are those of `SquadDataModule`, and so is what it raises.
+    """
+
+    hub = "iamtarun/python_code_instructions_18k_alpaca"
+    folder = "alpaca"
+
+    def record(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        return {"input": held["prompt"].partition("### Output")[0], "output": held["output"]}
+
+
+def _squad(held: Mapping[str, Any]) -> dict[str, Any]:
+    answers = held["answers"]["text"]
+    asked = f"Context: {held['context']} Question: {held['question']} Answer:"
+    return {"input": asked, "output": answers[0], "original_answers": answers}
+
+
+def _write_whole(file: Path, records: Iterable[dict[str, Any]]) -> None:
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    with open(unfinished, "w", encoding="utf-8") as out:
+        for record in records:
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+    os.replace(unfinished, file)

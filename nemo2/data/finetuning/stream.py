@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps from a source that is read as it goes: nothing is tokenized beforehand, and nothing kept.
+
+Each item is a rank's share of one global batch, cut as `nemo2.data.batch_sampler` cuts it. A resumed run reads the source again
+up to where it was. What is malformed is met when its turn comes; records that are cut or left out are told after each pass.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Optional
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from nemo2.data.batch_sampler import share_of
+from nemo2.data.finetuning.encode import BadRecords, Limits, Report, encode_all
+from nemo2.data.finetuning.packing import pack
+from nemo2.data.finetuning.rows import Arrays, arrays_of, row_of
+from nemo2.data.finetuning.sample import Encoder
+from nemo2.data.finetuning.sources import Source
+from nemo2.errors import DataError
+
+_log = logging.getLogger(__name__)
+BUFFER = 1024
+"""Samples that are packed together, or shuffled."""
+
+Rows = Iterator[dict[str, Tensor]]
+
+
+class StreamedSteps(IterableDataset[Any]):
+    """Shares of global batches, pass after pass for training, one pass else.
+
+    Args:
+        rows: Called with the number of a pass; the rows of it.
+        collate: Makes a batch of a share's rows.
+        batch_at: The size of the global batch that begins after so many samples.
+        share: This rank's micro-batch size, its data-parallel rank, and how many there are.
+        position: Asked at the start for the samples consumed so far. None: one pass from the start, whose last samples are left
+            out where they fill no global batch.
+
+    Raises:
+        DataError: when iterated, a pass has not enough rows for a step.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[int], Rows],
+        collate: Callable[[list[dict[str, Tensor]]], Any],
+        *,
+        batch_at: Callable[[int], int],
+        share: tuple[int, int, int],
+        position: Optional[Callable[[], int]] = None,
+    ) -> None:
+        self.rows, self.collate, self.batch_at, self.share, self.position = rows, collate, batch_at, share, position
+
+    def __iter__(self) -> Iterator[Any]:
+        wanted = 0 if self.position is None else self.position()
+        consumed, number = 0, 0
+        while True:
+            rows, steps = self.rows(number), 0
+            while True:
+                size = self.batch_at(consumed)
+                batch = list(islice(rows, size))
+                if len(batch) < size:
+                    break
+                steps += 1
+                consumed += size
+                if consumed > wanted:
+                    places = share_of(size, *self.share)
+                    yield self.collate([batch[place] for place in places.tolist()])
+            if steps == 0:
+                raise DataError(
+                    f"A pass over the stream gives {len(batch)} rows, less than one global batch of {size}: use more data, or a "
+                    "smaller global_batch_size."
+                )
+            if self.position is None:
+                return
+            number += 1
+
+
+def streamed_rows(
+    source: Source,
+    encoder: Encoder,
+    limits: Limits,
+    *,
+    capacity: Optional[int],
+    align: int,
+    pad_id: int,
+    seed: Optional[int],
+    number: int,
+) -> Rows:
+    """The rows of one pass over a source.
+
+    Args:
+        capacity: Tokens of a packed row. None: a row per sample.
+        seed: Samples are shuffled within a buffer, differently in each pass. None: they keep their order.
+        number: Of the pass.
+    """
+    report = Report()
+    bad = BadRecords(limits, report)
+    samples = (arrays_of(one) for one in encode_all(source.records(bad), encoder, limits=limits, bad=bad))
+    for block, held in enumerate(iter(lambda: list(islice(samples, BUFFER)), [])):
+        yield from _of_block(held, capacity, align, pad_id, None if seed is None else (seed, number, block))
+    if report.places:
+        _log.warning("Pass %d over %s: %s", number + 1, source.name, report)
+
+
+def _of_block(
+    held: list[Arrays], capacity: Optional[int], align: int, pad_id: int, seed: Optional[tuple[int, ...]]
+) -> Rows:
+    order = np.arange(len(held)) if seed is None else np.random.default_rng(seed).permutation(len(held))
+    held = [held[index] for index in order]
+    if capacity is None:
+        for arrays in held:
+            yield row_of([arrays])
+        return
+    lengths = [len(ids) - 1 for ids, _ in held]
+    for members in pack(lengths, capacity, align=align, seed=0 if seed is None else seed[0]):
+        yield row_of([held[index] for index in members], align=align, pad_id=pad_id, packed=True)

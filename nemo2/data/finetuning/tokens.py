@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that are token ids already, and records of several kinds in one source."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from nemo2.data.finetuning.chat import MESSAGE_KEYS
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, Whole
+from nemo2.data.finetuning.settings import DatasetSettings
+from nemo2.data.tokenizer import Tokenizer
+from nemo2.errors import ConfigError
+
+IGNORED = -100
+"""A label that no loss counts, as transformers and PyTorch have it."""
+
+
+class TokenEncoder(Encoder):
+    """Records with ``input_ids``, and with ``labels`` (-100 where a token isn't trained on) or ``loss_mask``, each as long.
+
+    Labels stand at the place of their own token, as transformers has them; without either all tokens are trained on.
+    """
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"encoder": "tokens"}
+
+    def encode(self, record: Any) -> Whole:
+        ids = _numbers(record, "input_ids")
+        if len(ids) < 2:
+            raise Empty(f"{len(ids)} tokens")
+        if record.get("labels") is not None:
+            labels = _numbers(record, "labels", length=len(ids))
+            wrong = next((at for at, label in enumerate(labels) if label not in (IGNORED, ids[at])), None)
+            if wrong is not None:
+                raise Malformed(
+                    f"labels[{wrong}]={labels[wrong]} and input_ids[{wrong}]={ids[wrong]}: a label is the token at its own "
+                    f"place, or {IGNORED}; labels that are shifted by one, as for Megatron-Core, are not"
+                )
+            return Whole(Sample(ids, [label != IGNORED for label in labels]))
+        if record.get("loss_mask") is not None:
+            return Whole(Sample(ids, [bool(flag) for flag in _numbers(record, "loss_mask", length=len(ids))]))
+        return Whole(Sample(ids, [True] * len(ids)))
+
+
+@dataclass(frozen=True)
+class AnyEncoder(Encoder):
+    """Each record by what it has: ``input_ids``, messages, or the fields of the prompt template.
+
+    The tokenizer may be None where all records have ``input_ids``.
+    """
+
+    tokenizer: Tokenizer | None
+    settings: DatasetSettings
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        if self.tokenizer is None:
+            return TokenEncoder().identity
+        try:
+            template = self._chat.template
+        except ConfigError:
+            template = None  # then no record may be a conversation
+        return {**self._template.identity, "encoder": "any", "chat": template, "turns": self.settings.turns}
+
+    @cached_property
+    def _template(self) -> Any:
+        return self.settings.template(self._needed)
+
+    @cached_property
+    def _chat(self) -> Any:
+        return self.settings.chat(self._needed)
+
+    @property
+    def _needed(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise Malformed("text, and data.tokenizer is None: give the tokenizer of the model")
+        return self.tokenizer
+
+    def encode(self, record: Any) -> Parts:
+        if not isinstance(record, Mapping):
+            raise Malformed(f"a {type(record).__name__}, not a record with named fields")
+        if record.get("input_ids") is not None:
+            return TokenEncoder().encode(record)
+        if any(isinstance(record.get(key), list) for key in MESSAGE_KEYS):
+            return self._chat.encode(record)
+        return self._template.encode(record)
+
+
+def _numbers(record: Mapping[str, Any], name: str, length: int | None = None) -> list[int]:
+    value = record[name]
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, Sequence) or not all(isinstance(one, int) for one in value):
+        raise Malformed(f"{name!r} is no list of whole numbers")
+    if length is not None and len(value) != length:
+        raise Malformed(f"{name!r} has {len(value)} entries for {length} tokens")
+    return list(value)
