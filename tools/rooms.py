@@ -117,6 +117,13 @@ ROOMS = (
         ("backend", "config", "parallel", "precision", "optim", "data", "models"),
     ),
     Room(
+        "hugging_face",
+        "files of released models: `safetensors_files.py`; `importing.py` and `exporting.py` between them and checkpoints, "
+        "without a model, in `streams.py` of bounded memory; `restore.py` fills a model from them; `stored.py` and `released.py` "
+        "give any rows of any tensor of either",
+        ("config", "parallel", "data", "models", "checkpoint"),
+    ),
+    Room(
         "run_dir",
         "`NeMoLogger`, `metrics.jsonl`, progress, environment, report; stopping on signals, hangs and when time is over "
         "(`max_time.py`)",

@@ -14,6 +14,9 @@ from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError
 
+HUGGING_FACE = "hf://"
+"""In front of a folder of released weights (``hf:///folder``) or a repository of theirs (``hf://organisation/name``)."""
+
 
 @configurable
 @dataclass(kw_only=True)
@@ -21,7 +24,8 @@ class RestoreConfig:
     """Start from the weights of another run, and only those."""
 
     path: str
-    """A checkpoint directory."""
+    """A checkpoint directory; or released weights, without converting them first: ``hf:///folder`` with config.json and
+    safetensors, or ``hf://organisation/name`` of Hugging Face's hub. Each rank reads what its layout holds."""
     load_model_state: bool = True
     load_optim_state: bool = False
     """Continue its optimizer state too."""
@@ -95,7 +99,7 @@ class AutoResume:
         if path is not None:
             trainer.ckpt_path = path
         elif restore is not None and restore is self.restore_config and restore.load_artifacts and model is not None:
-            take_tokenizer(Path(restore.path), model, data)
+            self._take_tokenizer(restore.path, model, data)
         return path
 
     def get_trainer_ckpt_path(
@@ -149,9 +153,13 @@ class AutoResume:
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
+    def _take_tokenizer(self, path: str, model: pl.LightningModule, data: Optional[pl.LightningDataModule]) -> None:
+        if not path.startswith(HUGGING_FACE):
+            take_tokenizer(Path(path), model, data)
+
     def get_context_path(self, model: Any = None) -> Optional[Path]:
-        """The ``context/`` of the weights to start from; None without any."""
-        if self.restore_config is None:
+        """The ``context/`` of the weights to start from; None without any, and of released ones, which have none."""
+        if self.restore_config is None or self.restore_config.path.startswith(HUGGING_FACE):
             return None
         return Path(self.restore_config.path) / CONTEXT_PATH
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,17 +34,22 @@ _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
 def write_context(checkpoint: Path, trainer: Any) -> None:
-    """Write ``checkpoint/context`` for a trainer's model, tokenizer, data and optimizer. One process calls it.
+    """Write ``checkpoint/context`` for a trainer's model, tokenizer, data and optimizer. One process calls it."""
+    write_parts(checkpoint, _parts(trainer))
+
+
+def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
+    """Write ``checkpoint/context`` of these parts.
 
     A part that can't be described (a module of the user's own that isn't `configurable`) is listed in ``missing.json``
-    with the reason, so that nobody looks for it in vain.
+    with the reason, so that nobody looks for it in vain. So is one that is None.
     """
     from nemo2.config.serialize import to_json
 
     directory = checkpoint / CONTEXT_PATH
     directory.mkdir(parents=True, exist_ok=True)
     missing: dict[str, str] = {}
-    for part, obj in _parts(trainer).items():
+    for part, obj in parts.items():
         if obj is None:
             missing[part] = "the run had none"
             continue

@@ -10,6 +10,7 @@ that what a disk did to them afterwards is noticed before they are loaded.
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -73,6 +74,11 @@ class Manifest:
     """SHA-256 of all of this but itself; "" in a checkpoint of a version that took none."""
 
 
+def versions() -> dict[str, str]:
+    """Of what decides how a checkpoint looks, for its manifest."""
+    return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}
+
+
 def ckpt_to_dir(filepath: os.PathLike | str) -> Path:
     """The directory of a checkpoint that Lightning would call ``<filepath>.ckpt``."""
     path = Path(filepath)
@@ -100,6 +106,11 @@ def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[
     manifest.hashes = {name: known.get(name) or sha256(temporary / name) for name in manifest.files}
     manifest.saved_at = time.time()
     write_manifest(temporary, manifest)
+    take_place(temporary, target)
+
+
+def take_place(temporary: Path, target: Path) -> None:
+    """Flush a folder to disk and give it its name. What stood there goes afterwards. One process calls it."""
     for file in temporary.rglob("*"):
         if file.is_file():
             _fsync(file)

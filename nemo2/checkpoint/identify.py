@@ -299,7 +299,10 @@ def _read_weights(found: Identified, weights: Path) -> None:
         return
     tensors = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
     model = {name: entry for name, entry in tensors.items() if not name.startswith("optimizer.")}
-    found.parameters = sum(math.prod(entry.size) for entry in model.values())
+    # One that stands under two names, as other layers call it, counts once.
+    first = {index.fqn: (info.relative_path, info.offset) for index, info in (metadata.storage_data or {}).items()}
+    once = {first.get(name, name): entry for name, entry in model.items()}
+    found.parameters = sum(math.prod(entry.size) for entry in once.values())
     found.dtypes = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
     if found.weights_only is None:
         found.weights_only = len(model) == len(tensors)

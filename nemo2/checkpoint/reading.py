@@ -124,7 +124,7 @@ class DirectReader(FileSystemReader):
                 for item in sorted(wanted, key=lambda one: self.storage_data[one.storage_index].offset):
                     info = self.storage_data[item.storage_index]
                     plain = item.type == LoadItemType.TENSOR and not getattr(info, "transform_descriptors", None)
-                    found.append((item, _locate(file, info.offset, info.length) if plain else None))
+                    found.append((item, locate(file, info.offset, info.length) if plain else None))
         return found
 
 
@@ -174,10 +174,10 @@ class _Reads:
             return
         # Megatron-Core's planner remembers a target of its own making (FP8) until that is committed.
         if any(getattr(self.planner, name, None) for name in _REMEMBERED):
-            target.copy_(_read_rows(stored, offsets, lengths))
+            target.copy_(read_part(stored, offsets, lengths))
             self.planner.commit_tensor(item, target)
             return
-        self.ahead.append((self.pool.submit(_read_rows, stored, offsets, lengths), item, target))
+        self.ahead.append((self.pool.submit(read_part, stored, offsets, lengths), item, target))
         self.bytes_ahead += lengths[0] * math.prod(stored.shape[1:]) * stored.dtype.itemsize if lengths else 0
         if self.bytes_ahead > _AHEAD_BYTES:
             self._copy()
@@ -227,7 +227,7 @@ def intact(weights: Path, name: str) -> bool:
     return bool(found)
 
 
-def _locate(file: Any, offset: int, length: int) -> Optional[Stored]:
+def locate(file: Any, offset: int, length: int) -> Optional[Stored]:
     """The tensor in the archive at ``offset`` of ``file``; None if it isn't one whose bytes can be taken as they are."""
     part = _Part(file, offset, length)
     try:
@@ -349,7 +349,7 @@ def _bytes_before(stored: Stored, offsets: tuple[int, ...]) -> int:
     return sum(at * stride for at, stride in zip(offsets, strides, strict=True)) * stored.dtype.itemsize
 
 
-def _read_rows(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
+def read_part(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
     """A part of a tensor, cut out of the rows that it touches."""
     rows = torch.empty((lengths[0], *stored.shape[1:]) if lengths else (), dtype=stored.dtype)
     _read_into(stored.file, stored.place + _bytes_before(stored, (*offsets[:1], *(0 for _ in offsets[1:]))), rows)

@@ -182,12 +182,12 @@ def _items(transforms: list[Any], stream: Any, bucket: Any) -> list[Any]:
     # A tensor at a time: a GPU's whole state need not be in this machine's memory twice.
     here = ((item, tensor.to("cpu")) for item, tensor in tensors)
     write_item: Any = filesystem_async._write_item
-    with _without_crc():
+    with without_crc():
         return [write_item(*transforms, stream, value, item, name, **_FORMAT) for item, value in chain(plain, here)]
 
 
 @contextmanager
-def _without_crc() -> Iterator[None]:
+def without_crc() -> Iterator[None]:
     """Torch takes a CRC-32 of every tensor that nothing reads; the files have their SHA-256. The setting is a thread's own."""
     options = torch.utils.serialization.config.save
     before, options.compute_crc32 = options.compute_crc32, False

@@ -2,7 +2,6 @@
 """Lightning's hooks for checkpoints under all strategies; in which form they are written is the strategy's `form`."""
 
 import functools
-import importlib.metadata
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,10 +12,10 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.auto_resume import HUGGING_FACE, RestoreConfig
 from nemo2.checkpoint.changes import settings_of
 from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.directory import Manifest, ckpt_to_dir
+from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form, digest_of
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.random_state import load_random_state
@@ -190,9 +189,13 @@ class Checkpoints(SteppingStrategy):
         """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
 
         Raises:
-            CheckpointError: that checkpoint can't be read.
+            CheckpointError: they can't be read, or don't fit the model.
         """
         assert self.restore_config is not None
+        if self.restore_config.path.startswith(HUGGING_FACE):
+            if self.restore_config.load_model_state:
+                self.start_from_released(self.restore_config.path)
+            return
         path = Path(self.restore_config.path)
         if not path.exists():
             raise CheckpointError(
@@ -207,6 +210,33 @@ class Checkpoints(SteppingStrategy):
         # Neither its position in the data nor its random streams: this is another run.
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
+        _log.info("Started from the weights of %s.", path)
+
+    def start_from_released(self, path: str) -> None:
+        """Fill the model with the weights of a release, of which each rank reads what it holds. Every rank calls it.
+
+        Args:
+            path: ``hf:///folder`` or ``hf://organisation/name``.
+
+        Raises:
+            CheckpointError: on every rank, where one can't read what it needs, or it doesn't fit the model.
+            ConfigError: there is an optimizer's state to be loaded, which no release has.
+        """
+        from nemo2.hugging_face.restore import start_from
+
+        if self.restore_config is not None and self.restore_config.load_optim_state:
+            raise ConfigError(
+                f"resume.restore_config.load_optim_state=True: {path} holds weights only, as all released models do. Set it "
+                "to False."
+            )
+        start_from(
+            path,
+            config=getattr(self.lightning_module, "config", None),
+            pieces=self.form.model_pieces(),
+            also=self.form.added_keys(),
+            downloads=self.local_rank == 0,
+        )
+        self.form.take_up_model()
         _log.info("Started from the weights of %s.", path)
 
     def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
@@ -230,8 +260,3 @@ class Checkpoints(SteppingStrategy):
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
             io.abandon()
-
-
-def versions() -> dict[str, str]:
-    """Of what decides how a checkpoint looks, for its manifest."""
-    return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}

@@ -12,9 +12,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.auto_resume import HUGGING_FACE, RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
 from nemo2.parallel.layout import Layout
@@ -48,6 +49,7 @@ class Owner(Protocol):
     def is_global_zero(self) -> bool: ...
     @property
     def world_size(self) -> int: ...
+    def start_from_released(self, path: str) -> None: ...
 
 
 class Form(ABC):
@@ -114,8 +116,9 @@ class Form(ABC):
                 self._read_base = path.resolve()
             return self.read_whole(path, optimizer=optimizer, model=model, base=base)
         given = self.owner.restore_config
-        rest = Path(given.path if given is not None and Path(given.path) != path else manifest.part_of or "?")
-        if not rest.is_dir():
+        rest = given.path if given is not None and Path(given.path) != path else manifest.part_of or "?"
+        released = rest.startswith(HUGGING_FACE)
+        if not released and not Path(rest).is_dir():
             raise CheckpointError(
                 f"{path} holds a part of the model only, and the checkpoint with the rest isn't at {rest}. Set "
                 "resume.restore_config.path to where it is."
@@ -128,7 +131,10 @@ class Form(ABC):
             )
         self._reads_the_rest = True
         try:
-            self.take(self.read(rest, optimizer=False, base=True), strict=True)
+            if released:
+                self.owner.start_from_released(rest)
+            else:
+                self.take(self.read(Path(rest), optimizer=False, base=True), strict=True)
         finally:
             self._reads_the_rest = False
         return self.read_whole(path, optimizer=optimizer, part=True)
@@ -145,6 +151,14 @@ class Form(ABC):
 
     def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:  # noqa: B027  # pieces are read in place
         """Load the model and the optimizer from what `read` gave, where they weren't read in place."""
+
+    @abstractmethod
+    def model_pieces(self) -> list[Piece]:
+        """This rank's part of the model as pieces of what is stored, to be filled in place."""
+
+    @abstractmethod
+    def take_up_model(self) -> None:
+        """After `model_pieces` have been filled: what is derived from them follows."""
 
     @property
     def lightning_loads_optimizer(self) -> bool:
@@ -188,10 +202,12 @@ class Form(ABC):
     # ------------------------------------------------------------------------------------------------------ a part
 
     @property
-    def base(self) -> Optional[Path]:
-        """The checkpoint whose weights the model began with: where the rest is of what `part` leaves out."""
+    def base(self) -> Optional[Union[Path, str]]:
+        """The weights that the model began with, a checkpoint or released ones: where the rest is of what `part` leaves out."""
         given = self.owner.restore_config
-        return self._read_base or (Path(given.path).resolve() if given is not None else None)
+        if self._read_base is not None or given is None:
+            return self._read_base
+        return given.path if given.path.startswith(HUGGING_FACE) else Path(given.path).resolve()
 
     def keeps(self, name: str, trained: bool) -> bool:
         """Whether a parameter of this full name is saved."""

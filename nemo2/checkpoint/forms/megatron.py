@@ -5,10 +5,11 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch import Tensor
 
 from nemo2.checkpoint.directory import Manifest, read_manifest
@@ -24,6 +25,7 @@ from nemo2.checkpoint.optimizer_forms import (
     with_empty_states,
     with_step_of_all,
 )
+from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
@@ -224,6 +226,25 @@ class MegatronForm(Form):
                 group.update({name: before[name] for name in kept})
         elif optimizers:
             optimizers[0].reload_model_params()
+
+    def model_pieces(self) -> list[Piece]:
+        state = self.parallel.sharded_state_dict(metadata=self.metadata)
+        apply_factories(state)
+        tensors = [leaf for leaf in nested_values(state) if isinstance(leaf, ShardedTensor) and leaf.data is not None]
+        return [
+            Piece(
+                key=leaf.key,
+                tensor=cast(Tensor, leaf.data).detach()[(None,) * leaf.prepend_axis_num],
+                offset=tuple(leaf.global_offset),
+                global_shape=tuple(leaf.global_shape),
+                padded=leaf.allow_shape_mismatch,
+            )
+            for leaf in tensors
+        ]
+
+    def take_up_model(self) -> None:
+        for optimizer in self._optimizers[:1]:
+            optimizer.reload_model_params()
 
     # ------------------------------------------------------------------------------------------------------ torch optimizers
 

@@ -72,6 +72,12 @@ class PieceForm(Form):
     def tell_of_what_was_loaded(self, keys: set[str]) -> None:
         """After reading: tell modules of a transform that ask (`nemo2.parallel.transform`) of what was stored under ``keys``."""
 
+    def model_pieces(self) -> list[Piece]:
+        return self.pieces(optimizer=False)
+
+    def take_up_model(self) -> None:
+        self.take_up(model=True, optimizer=False)
+
     @property
     def io(self) -> TorchCheckpointIO:
         return self.owner.checkpoint_io

@@ -243,3 +243,18 @@ def stacks_layers(config: Any) -> bool:
         if isinstance(frequency, list) or (isinstance(frequency, int) and frequency > 1):
             return False
     return not config.hetereogenous_dist_checkpoint
+
+
+def released_shapes(entries: Iterable[Entry]) -> dict[str, Shape]:
+    """The shapes of the file's tensors that these entries are made of, by name."""
+    found: dict[str, Shape] = {}
+    for entry in entries:
+        for piece in entry.pieces:
+            if piece.name is None:
+                continue
+            rows, inner = range(piece.start, piece.stop, piece.step)[-1] + 1, entry.own_shape[1:]
+            shape = (inner[0], rows) if piece.transposed else (rows, *inner)
+            shape = shape if piece.at is None else (entry.shape[len(entry.at) - 1], *shape)
+            known = found.get(piece.name, shape)
+            found[piece.name] = tuple(max(one, other) for one, other in zip(shape, known, strict=True))
+    return found

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of ours as released weights are written: safetensors, their index and config.json.
+
+The checkpoint may have been cut for any layout and by any strategy. Sizes are known before anything is read, so that each file's
+header is written first and the tensors after it, most of them as stretches of the checkpoint's files. Neither a model nor a
+process group is built.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.directory import Manifest, comparing, problems, read_manifest, take_place
+from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.io import weights_dir
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.importing import new_folder
+from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards
+from nemo2.hugging_face.stored import StoredTensors
+from nemo2.hugging_face.streams import Computed, Planned, Stretch, merged, progress_bar, write_files
+from nemo2.models.conversion.families import conversion_of
+from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.shapes import Shape
+from nemo2.models.conversion.table import Conversion, Entry, released_shapes
+
+_SHOWN = 20
+
+
+def export_weights(
+    checkpoint: Path | str,
+    target: Path | str,
+    *,
+    config: Optional[Any] = None,
+    dtype: Optional[torch.dtype] = None,
+    vocab_size: Optional[int] = None,
+    shard_bytes: int = SHARD_BYTES,
+    overwrite: bool = False,
+    verify: bool = True,
+    beside: Optional[Callable[[Path], None]] = None,
+    show_progress: Optional[bool] = None,
+) -> Path:
+    """Write the weights of a checkpoint as Hugging Face's libraries read them.
+
+    Needs some hundred megabytes, whatever the size of the model, and no process group.
+
+    Args:
+        checkpoint: A checkpoint of any layout and strategy; one with the optimizer's state too, which isn't read.
+        target: The folder. It exists once it is whole, or not at all.
+        config: Our configuration of the model. None: what the checkpoint's ``context/`` describes.
+        dtype: Of the weights. None: each as it is stored, bit for bit; a run of FSDP's strategies stores float32.
+        vocab_size: Rows of the vocabulary; those beyond are padding, and left out. None: the configuration's, or else the
+            tokenizer's that the checkpoint was trained with, or else all.
+        shard_bytes: The size of a file at most, unless one tensor is larger.
+        overwrite: Replace what stands at ``target``, once the new folder is whole.
+        verify: Compare the checkpoint's files with the hashes in its manifest.
+        beside: Called with the folder before it gets its name, to put further files into it, such as a tokenizer's.
+        show_progress: A bar with bytes and rest. None: where the error output is a terminal.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: it can't be read, holds a part of a model only, or what Hugging Face's model has no place for; the disk
+            is full; ``target`` exists.
+        ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its own.
+    """
+    source = Path(checkpoint).expanduser()
+    manifest = _usable(source)
+    config = config if config is not None else _described(source)
+    conversion = conversion_of(config)
+    stored = StoredTensors(weights_dir(source))
+    rows = _vocabulary(conversion, config, stored)
+    released = min(vocab_size or getattr(config, "vocab_size", None) or _of_tokenizer(manifest) or rows, rows)
+    entries = tuple(conversion.entries(config, vocab_rows=rows, released_rows=released))
+    _refuse_what_does_not_fit(source, entries, stored)
+    tensors = list(_tensors(entries, stored, dtype))
+    shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
+    final = Path(target).expanduser()
+    total = sum(shard.size for shard in shards)
+    with new_folder(final, total, overwrite=overwrite) as temporary:
+        differing = _compared(source, manifest) if verify else list
+        by_name = {tensor.name: tensor for tensor in tensors}
+        planned = [
+            Planned(
+                path=temporary / shard.name,
+                stretches=[shard.header, *(part for name in shard.places for part in by_name[name].stretches())],
+            )
+            for shard in shards
+        ]
+        with progress_bar(f"Exporting {source.name}", total, show=show_progress) as advance:
+            write_files(planned, advance=advance)
+        if index is not None:
+            _write_json(temporary / INDEX, index)
+        _write_json(temporary / CONFIG, _hf_config(conversion, config, tensors, released))
+        if beside is not None:
+            beside(temporary)
+        if found := differing():
+            raise CheckpointError(f"{source} is damaged: {'; '.join(found[:5])}. Nothing was exported.")
+        take_place(temporary, final)
+    return final
+
+
+# ------------------------------------------------------------------------------------------------------ what there is
+
+
+def _usable(checkpoint: Path) -> Optional[Manifest]:
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"{checkpoint} is no checkpoint directory.")
+    refuse_links(checkpoint)
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        return None
+    if found := problems(checkpoint):
+        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
+    if manifest.part_of is not None:
+        raise CheckpointError(
+            f"{checkpoint} holds a part of a model only, whose rest is in {manifest.part_of}: train with "
+            "strategy.ckpt_save_part=None, or merge the part into the rest, before it is exported."
+        )
+    return manifest
+
+
+def _described(checkpoint: Path) -> Any:
+    try:
+        return load_context(checkpoint, "model").config
+    except (CheckpointError, AttributeError) as error:
+        raise ConfigError(
+            f"{checkpoint} doesn't say what model it holds ({error}). Give its configuration: config=LlamaConfig(...), or a "
+            "recipe of it."
+        ) from error
+
+
+def _of_tokenizer(manifest: Optional[Manifest]) -> Optional[int]:
+    return None if manifest is None else manifest.settings.get("tokenizer_vocab_size")
+
+
+def _vocabulary(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
+    """Rows of the embedding in the files, padding included."""
+    for entry in conversion.entries(config, vocab_rows=1):
+        if entry.vocabulary and (shape := stored.shape_of(entry)):
+            return shape[0]
+    return config.vocab_size or 1
+
+
+def _refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
+    missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
+    used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
+    known = used | {key for entry in entries for key in entry.keys}
+    extra = sorted(key for key in stored.tensors if key not in known)
+    other = [
+        f"{entry.key} has shape {list(shape)} there, and {list(entry.own_shape)} by the configuration"
+        for entry in entries
+        if (shape := stored.shape_of(entry)) is not None and shape != entry.own_shape
+    ]
+    found = [
+        *([f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []),
+        *(
+            [f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in Hugging Face's model"]
+            if extra
+            else []
+        ),
+        *([_listed(list(dict.fromkeys(other)))] if other else []),
+    ]
+    if found:
+        raise CheckpointError(
+            f"{checkpoint} isn't the model that its configuration describes: {'; '.join(found)}. A model_transform's "
+            "parameters have to be merged into the model before it is exported."
+        )
+    _refuse_lost(checkpoint, entries, stored)
+
+
+def _refuse_lost(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
+    """What Hugging Face's model lacks must be zero."""
+    lost = []
+    for entry in entries:
+        first = 0
+        for piece in entry.pieces:
+            absent = piece.name is None and not entry.vocabulary
+            if absent and stored.part(entry, first, first + piece.rows).count_nonzero():
+                lost.append(entry.key)
+            first += piece.rows
+    if lost:
+        names = list(dict.fromkeys(lost))
+        raise CheckpointError(
+            f"{checkpoint}: {_listed(names)} {'is' if len(names) == 1 else 'are'} not zero, and Hugging Face's model has no such "
+            "parameter: it would compute something else."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ what is written
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Rows of ours, from ``row`` on, that are a piece of a released tensor."""
+
+    entry: Entry
+    piece: Piece
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tensor:
+    """A tensor to be written."""
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    sources: tuple[_Source, ...]
+    stored: StoredTensors
+
+    def stretches(self) -> list[Stretch]:
+        """Its bytes, in their order."""
+        parts: dict[Optional[int], list[_Source]] = {}
+        for source in self.sources:
+            parts.setdefault(source.piece.at, []).append(source)
+        found: list[Stretch] = []
+        for at in sorted(parts, key=lambda one: one or 0):
+            found += self._part(sorted(parts[at], key=lambda one: (one.piece.start, one.piece.step)))
+        return merged(found)
+
+    def _part(self, sources: list[_Source]) -> list[Stretch]:
+        """All of it, or what stands at one index of its first axis."""
+        shape = self.shape if sources[0].piece.at is None else self.shape[1:]
+        rows = shape[1] if sources[0].piece.transposed else shape[0]
+        if sum(one.piece.rows for one in sources) != rows:
+            raise ConfigError(f"{self.name}: the table of its family doesn't give each of its {rows} rows once.")
+        if not any(one.piece.transposed or one.piece.step > 1 for one in sources):
+            return [
+                stretch
+                for one in sources
+                for stretch in self.stored.stretches(one.entry, one.row, one.row + one.piece.rows, self.dtype)
+            ]
+
+        def blocks() -> Iterator[Tensor]:
+            whole = torch.empty(shape, dtype=self.dtype)
+            for one in sources:
+                piece, part = one.piece, self.stored.part(one.entry, one.row, one.row + one.piece.rows)
+                target = whole.transpose(0, 1) if piece.transposed else whole
+                target[piece.start : piece.stop : piece.step] = part
+            yield whole
+
+        length = self.dtype.itemsize
+        for size in shape:
+            length *= size
+        return [Computed(length, blocks)]
+
+
+def _tensors(entries: Sequence[Entry], stored: StoredTensors, dtype: Optional[torch.dtype]) -> Iterator[_Tensor]:
+    """The released tensors, in the order of the layers."""
+    sources: dict[str, list[_Source]] = {}
+    for entry in entries:
+        row = 0
+        for piece in entry.pieces:
+            if piece.name is not None:
+                sources.setdefault(piece.name, []).append(_Source(entry, piece, row))
+            row += piece.rows
+    for name, shape in released_shapes(entries).items():
+        kinds = [one.entry.dtype or dtype or stored.dtype_of(one.entry) for one in sources[name]]
+        found = kinds[0]
+        for kind in kinds[1:]:
+            found = torch.promote_types(found, kind)
+        yield _Tensor(name=name, shape=shape, dtype=found, sources=tuple(sources[name]), stored=stored)
+
+
+def _hf_config(conversion: Conversion, config: Any, tensors: Sequence[_Tensor], vocab_size: int) -> dict[str, Any]:
+    dtypes = Counter(tensor.dtype for tensor in tensors for _ in range(len(tensor.shape)))
+    dtype = str(dtypes.most_common(1)[0][0]).removeprefix("torch.")
+    described = conversion.hf_config(config) | {"vocab_size": vocab_size}
+    # Transformers reads "torch_dtype" up to version 4, "dtype" from 5 on.
+    return {"architectures": [conversion.architectures[0]], **described, "dtype": dtype, "torch_dtype": dtype}
+
+
+def _compared(checkpoint: Path, manifest: Optional[Manifest]) -> Callable[[], list[str]]:
+    """Begin to compare the files of the weights with their hashes; what waits for the answer."""
+    names = [name for name in manifest.hashes if name.startswith("weights/")] if manifest is not None else []
+    return comparing(checkpoint, manifest, names) if manifest is not None and names else list
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

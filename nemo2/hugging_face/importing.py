@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Released weights as a checkpoint of ours, written as they are read: neither a model nor a process group is built.
+
+Torch's distributed checkpoints are files of archives, one to a tensor, and ``.metadata`` that says which part of which tensor
+each archive is. Torch writes the archives without their tensors' bytes (`torch.serialization.skip_data`: holes in the file),
+`nemo2.checkpoint.reading` says where these belong, and they are copied there from the released files.
+"""
+
+import pickle
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from nemo2.checkpoint.context import write_parts
+from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
+from nemo2.checkpoint.reading import locate
+from nemo2.checkpoint.untrusted import COMMON
+from nemo2.checkpoint.writing import without_crc
+from nemo2.errors import CheckpointError
+from nemo2.hugging_face.released import Released, open_released
+from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, refuse_full_disk, write_files
+from nemo2.models.conversion.table import Entry
+
+FILE_BYTES = 2 << 30
+"""Of weights in one file: several are written, read and hashed side by side."""
+_EXTRA_STATES = ("linear_", "in_proj", "out_proj", "eh_proj", "output_layer")
+"""Modules whose extra state Megatron-Core's checkpoints have beside their weight; empty without FP8."""
+
+
+def import_weights(
+    source: Path | str,
+    target: Path | str,
+    *,
+    config: Optional[Any] = None,
+    tokenizer: Optional[Any] = None,
+    dtype: Optional[torch.dtype] = None,
+    overwrite: bool = False,
+    show_progress: Optional[bool] = None,
+) -> Path:
+    """Convert released weights into a checkpoint that any layout and strategy of ours reads.
+
+    Needs a buffer of some megabytes, whatever the size of the model, and no process group. The checkpoint holds weights only:
+    a run begins with it (``resume.restore_config``), and can't resume from it.
+
+    Args:
+        source: A folder with config.json and safetensors.
+        target: The checkpoint's directory. It exists once it is whole, or not at all.
+        config: Our configuration of the model. None: what config.json says. Its ``vocab_size`` may be larger than the file's,
+            whose missing rows become zeros.
+        tokenizer: Kept in ``context/`` beside the model's description. None: none is.
+        dtype: Of the weights in the checkpoint. None: each as it is in the file, bit for bit.
+        overwrite: Replace what stands at ``target``, once the new checkpoint is whole.
+        show_progress: A bar with bytes and rest. None: where the error output is a terminal.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        CheckpointError: weights are missing, damaged, pickles or of another model; the disk is full; ``target`` exists.
+        ConfigError: nemo2 has no such model, or not with these settings.
+        SecurityError: a name in the index leads out of the folder.
+    """
+    released = open_released(Path(source).expanduser(), config)
+    final = Path(target).expanduser()
+    weights = _Weights(released, dtype)
+    with new_folder(final, weights.num_bytes, overwrite=overwrite) as temporary:
+        folder = temporary / WEIGHTS_PATH
+        folder.mkdir()
+        with progress_bar(f"Importing {released.folder.name}", weights.num_bytes, show=show_progress) as advance:
+            hashes = weights.write(folder, advance)
+        model = released.conversion.model(config=released.config)
+        write_parts(temporary, {"model": model, "tokenizer": tokenizer})
+        manifest = Manifest(
+            step=0,
+            consumed_samples=0,
+            layout={"world_size": 1, "strategy": f"import of {released.conversion.architectures[0]}"},
+            weights_only=True,
+            settings={"tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None)},
+            versions=versions(),
+        )
+        publish(temporary, final, manifest, {f"{WEIGHTS_PATH}/{path.name}": value for path, value in hashes.items()})
+    return final
+
+
+@contextmanager
+def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Path]:
+    """A temporary folder beside ``target``, which whoever fills it renames; of one that fails nothing is left.
+
+    Raises:
+        CheckpointError: ``target`` exists, or its disk has no room, or some writing failed.
+    """
+    if target.exists() and not overwrite:
+        raise CheckpointError(
+            f"{target} exists: give overwrite=True (--overwrite) to replace it, or another directory."
+        )
+    temporary = temporary_name(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if problem := refuse_full_disk(target, num_bytes):
+            raise CheckpointError(problem)
+        temporary.mkdir()
+        yield temporary
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"{target} can't be written: {reason}. Nothing of it was kept.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Archive:
+    """Where an entry's tensor will lie."""
+
+    entry: Entry
+    info: _StorageInfo
+
+
+class _Weights:
+    """The contents of ``weights/``, planned and written."""
+
+    def __init__(self, released: Released, dtype: Optional[torch.dtype]) -> None:
+        self.released = released
+        self.dtypes: dict[str, torch.dtype] = {}
+        for entry in released.entries:  # of a stacked tensor all parts have the same
+            own = released.dtype_of(entry) if dtype is None else (entry.dtype or dtype)
+            self.dtypes[entry.key] = torch.promote_types(self.dtypes.get(entry.key, own), own)
+        self.num_bytes = sum(map(self._size, released.entries))
+
+    def write(self, folder: Path, advance: Callable[[int], None]) -> dict[Path, str]:
+        """Write all files; returns the SHA-256 of the large ones."""
+        archives: list[_Archive] = []
+        planned = []
+        for number, group in enumerate(self._groups()):
+            path = folder / f"__{number}_0.distcp"
+            found, file = self._frames(path, group)
+            archives += found
+            planned.append(file)
+        hashes = write_files(planned, advance=advance, hashes=True)
+        states = folder / f"__{len(planned)}_0.distcp"
+        (folder / ".metadata").write_bytes(pickle.dumps(self._metadata(archives, _write_state(states))))
+        save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+        with open(folder / COMMON, "wb") as file:
+            torch.save({"nemo2": {"consumed_samples": 0, "global_step": 0}, "global_step": 0}, file)
+        return hashes
+
+    def _size(self, entry: Entry) -> int:
+        size = self.dtypes[entry.key].itemsize
+        for length in entry.own_shape:
+            size *= length
+        return size
+
+    def _groups(self) -> Iterator[list[Entry]]:
+        group: list[Entry] = []
+        filled = 0
+        for entry in self.released.entries:
+            if group and filled + self._size(entry) > FILE_BYTES:
+                yield group
+                group, filled = [], 0
+            group.append(entry)
+            filled += self._size(entry)
+        yield group
+
+    def _frames(self, path: Path, entries: Sequence[Entry]) -> tuple[list[_Archive], Planned]:
+        """Write the archives of a file without their tensors' bytes; where they lie, and what goes where."""
+        archives: list[_Archive] = []
+        with open(path, "w+b") as file, without_crc(), torch.serialization.skip_data():
+            for entry in entries:
+                first = file.tell()
+                # Its memory is never touched, so that it has none.
+                stacked = (1,) * len(entry.at)
+                torch.save(torch.empty((*stacked, *entry.own_shape), dtype=self.dtypes[entry.key]), file)
+                archives.append(_Archive(entry=entry, info=_info(path, first, file.tell() - first)))
+        stretches: list[Stretch] = []
+        end = 0
+        with open(path, "rb") as file:
+            for archive in archives:
+                stored = locate(file, archive.info.offset, archive.info.length)
+                assert stored is not None
+                stretches.append(There(stored.place - end))
+                stretches += self.released.stretches(archive.entry, stored.dtype)
+                end = stored.place + self._size(archive.entry)
+        stretches.append(There(path.stat().st_size - end))
+        return archives, Planned(path=path, stretches=stretches)
+
+    def _metadata(self, archives: Iterable[_Archive], state: _StorageInfo) -> Metadata:
+        tensors: dict[str, Any] = {}
+        places: dict[MetadataIndex, _StorageInfo] = {}
+        for archive in archives:
+            entry = archive.entry
+            offsets = torch.Size((*entry.at, *(0 for _ in entry.own_shape)))
+            sizes = torch.Size((*(1 for _ in entry.at), *entry.own_shape))
+            for key in entry.keys:
+                known = tensors.setdefault(
+                    key,
+                    TensorStorageMetadata(
+                        properties=TensorProperties(dtype=self.dtypes[entry.key]),
+                        size=torch.Size(entry.shape),
+                        chunks=[],
+                    ),
+                )
+                places[MetadataIndex(key, offsets, len(known.chunks))] = archive.info
+                known.chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+            for name in _extra_states(entry):
+                tensors[name] = BytesStorageMetadata()
+                places[MetadataIndex(name)] = state
+        return Metadata(state_dict_metadata=tensors, storage_data=places)
+
+
+def _extra_states(entry: Entry) -> Iterator[str]:
+    """The names of what Megatron-Core keeps beside the weight of this module."""
+    for key in entry.keys:
+        module = key.rpartition(".weight")[0]
+        if module.rpartition(".")[2].startswith(_EXTRA_STATES):
+            of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
+            offset, sizes = (".".join(map(str, numbers)) for numbers in of)
+            yield f"{module}._extra_state/shard_{offset}_{sizes}"
+
+
+def _write_state(path: Path) -> _StorageInfo:
+    """An empty extra state, which stands for all of them."""
+    with open(path, "wb") as file:
+        torch.save([None], file)
+    return _info(path, 0, path.stat().st_size)
+
+
+def _info(path: Path, offset: int, length: int) -> _StorageInfo:
+    return _StorageInfo(relative_path=path.name, offset=offset, length=length)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Released weights of less than 16 bits, as the numbers that they stand for.
+
+Two formats have a documented meaning: DeepSeek V3's FP8 with a factor for each block of 128 x 128
+(github.com/deepseek-ai/DeepSeek-V3, ``inference/fp8_cast_bf16.py``) and GPT-OSS's MXFP4, 32 numbers of four bits with a power of
+two (OCP Microscaling Formats 1.0, section 5; github.com/openai/gpt-oss, ``gpt_oss/torch/weights.py``).
+"""
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, Protocol
+
+import torch
+from torch import Tensor
+
+from nemo2.checkpoint.reading import Stored
+
+_ALL = slice(None)
+_PER_BYTE, _PER_FACTOR = 2, 32
+_FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FACTOR_BIAS = 127
+
+
+class Source(Protocol):
+    """A tensor of a release."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def part(self, at: Optional[int], rows: slice, columns: slice) -> Tensor:
+        """``rows`` and ``columns`` of it, or of what stands at ``at`` in its first axis. May be a view of the file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """As it is stored."""
+
+    stored: Stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.stored.dtype
+
+    def part(self, at: Optional[int], rows: slice, columns: slice) -> Tensor:
+        return _cut(mapped(self.stored), at, rows, columns)
+
+
+@dataclass(frozen=True)
+class ScaledBlocks:
+    """FP8 numbers, each of whose blocks has a factor: ``weight_scale_inv``, which multiplies."""
+
+    stored: Stored
+    factors: Stored
+    block: tuple[int, int]
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    def part(self, at: Optional[int], rows: slice, columns: slice) -> Tensor:
+        numbers = _cut(mapped(self.stored), at, rows, columns).float()
+        factors = mapped(self.factors) if at is None else mapped(self.factors)[at]
+        row = torch.arange(self.shape[-2])[rows] // self.block[0]
+        column = torch.arange(self.shape[-1])[columns] // self.block[1]
+        return (numbers * factors[row][:, column].float()).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """MXFP4: ``blocks`` [experts, out, in / 32, 16] and ``scales`` [experts, out, in / 32], for a tensor [experts, in, out]."""
+
+    blocks: Stored
+    scales: Stored
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, out, groups, _ = self.blocks.shape
+        return experts, groups * _PER_FACTOR, out
+
+    def part(self, at: Optional[int], rows: slice, columns: slice) -> Tensor:
+        assert at is not None
+        blocks, scales = mapped(self.blocks)[at][columns], mapped(self.scales)[at][columns]
+        values = torch.tensor([*_FOUR_BITS, *(-value for value in _FOUR_BITS)], dtype=self.dtype)
+        pairs = torch.stack([values[(blocks & 0x0F).long()], values[(blocks >> 4).long()]], dim=-1)
+        powers = (scales.to(torch.int32) - _FACTOR_BIAS)[..., None]
+        numbers = torch.ldexp(pairs.flatten(-2), powers)
+        return numbers.flatten(-2).transpose(0, 1)[rows]
+
+
+def sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Source]:
+    """The tensors of a release by the names that they would have unquantised; quantised in another way, they stay as they are."""
+    found: dict[str, Source] = {}
+    block = (config.get("quantization_config") or {}).get("weight_block_size")
+    for name, stored in tensors.items():
+        base = name.removesuffix("_blocks")
+        if name.endswith("_blocks") and f"{base}_scales" in tensors:
+            found[base] = Packed(stored, tensors[f"{base}_scales"])
+        elif stored.dtype == torch.float8_e4m3fn and f"{name}_scale_inv" in tensors and block:
+            found[name] = ScaledBlocks(stored, tensors[f"{name}_scale_inv"], (int(block[0]), int(block[1])))
+        elif not _belongs_to_another(name, tensors):
+            found[name] = Plain(stored)
+    return found
+
+
+def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
+    """Whether it is the factors of a quantised tensor."""
+    scaled = name.removesuffix("_scale_inv")
+    if scaled != name and scaled in tensors:
+        return True
+    return name.endswith("_scales") and f"{name.removesuffix('_scales')}_blocks" in tensors
+
+
+def mapped(stored: Stored) -> Tensor:
+    """The tensor as a view of its file, of which only what is touched is read. Not to be written to."""
+    count = stored.dtype.itemsize
+    for size in stored.shape:
+        count *= size
+    if not count:
+        return torch.empty(stored.shape, dtype=stored.dtype)
+    begin = stored.place - stored.place % mmap.ALLOCATIONGRANULARITY
+    with open(stored.file, "rb") as file:
+        # Private: torch would warn of memory that can't be written to.
+        memory = mmap.mmap(file.fileno(), stored.place - begin + count, access=mmap.ACCESS_COPY, offset=begin)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, offset=stored.place - begin, count=count)
+    if stored.place % stored.dtype.itemsize:
+        flat = flat.clone()  # elements that don't begin where the processor wants them
+    return flat.view(stored.dtype).view(stored.shape)
+
+
+def _cut(whole: Tensor, at: Optional[int], rows: slice, columns: slice) -> Tensor:
+    part = whole if at is None else whole[at]
+    part = part[rows]
+    return part[:, columns] if part.dim() > 1 and columns != _ALL else part

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A released model: its config.json, its tensors, and any part of any tensor of ours made of them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from nemo2.errors import CheckpointError
+from nemo2.hugging_face.quantised import Plain, Source, sources
+from nemo2.hugging_face.safetensors_files import open_folder, read_config
+from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
+from nemo2.models.conversion.families import conversion_for, conversion_of
+from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.shapes import Shape
+from nemo2.models.conversion.table import Conversion, Entry, released_shapes
+
+_ALL = slice(None)
+_COMPUTED_BYTES = 64 << 20
+_SHOWN = 20
+_WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """The weights in a folder, and how they become a model of ``config``."""
+
+    folder: Path
+    hf_config: Mapping[str, Any]
+    """What config.json says."""
+    conversion: Conversion
+    config: Any
+    """Of ours."""
+    tensors: Mapping[str, Source]
+    """By the names that the table of the family has."""
+    entries: tuple[Entry, ...]
+
+    @property
+    def vocab_rows(self) -> Optional[int]:
+        return next((entry.own_shape[0] for entry in self.entries if entry.vocabulary), None)
+
+    def dtype_of(self, entry: Entry) -> torch.dtype:
+        """The one in which the file has it; of several the one that holds them all."""
+        found: Optional[torch.dtype] = None
+        for piece in entry.pieces:
+            if piece.name is not None:
+                dtype = self.tensors[piece.name].dtype
+                found = dtype if found is None else torch.promote_types(found, dtype)
+        return entry.dtype or found or next(iter(self.tensors.values())).dtype
+
+    def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
+        """The bytes of an entry's tensor in this dtype, row by row."""
+        return merged(stretch for piece in entry.pieces for stretch in self._stretches(entry, piece, dtype))
+
+    def part(self, entry: Entry, rows: slice, columns: slice = _ALL) -> Iterator[tuple[int, Tensor]]:
+        """``rows`` and ``columns`` of an entry's tensor, piece by piece, each with the row that it begins at. Of the file only
+        what they consist of is read."""
+        first = 0
+        for piece in entry.pieces:
+            start, stop = max(rows.start, first), min(rows.stop, first + piece.rows)
+            if start < stop:
+                yield start, self._rows(entry, piece, start - first, stop - first, columns)
+            first += piece.rows
+
+    def _stretches(self, entry: Entry, piece: Piece, dtype: torch.dtype) -> Iterator[Stretch]:
+        row_bytes = dtype.itemsize
+        for size in entry.own_shape[1:]:
+            row_bytes *= size
+        if piece.name is None:
+            yield Zeros(piece.rows * row_bytes)
+            return
+        source = self.tensors[piece.name]
+        plain = piece.step == 1 and not piece.transposed and not piece.normalised
+        if isinstance(source, Plain) and plain and source.dtype == dtype:
+            before = piece.start + (piece.at or 0) * (source.shape[1] if piece.at is not None else 0)
+            yield Copy(source.stored.file, source.stored.place + before * row_bytes, piece.rows * row_bytes)
+            return
+        step = max(1, _COMPUTED_BYTES // max(1, row_bytes))
+
+        def blocks() -> Iterator[Tensor]:
+            for first in range(0, piece.rows, step):
+                yield self._rows(entry, piece, first, min(piece.rows, first + step), _ALL).to(dtype)
+
+        yield Computed(piece.rows * row_bytes, blocks)
+
+    def _rows(self, entry: Entry, piece: Piece, first: int, last: int, columns: slice) -> Tensor:
+        """Rows ``first`` to ``last`` of a piece."""
+        if piece.name is None:
+            width = entry.own_shape[1:2] and (len(range(*columns.indices(entry.own_shape[1]))),)
+            return torch.zeros((last - first, *width, *entry.own_shape[2:]), dtype=self.dtype_of(entry))
+        source = self.tensors[piece.name]
+        rows = slice(piece.start + first * piece.step, min(piece.stop, piece.start + last * piece.step), piece.step)
+        if piece.normalised:
+            whole = source.part(piece.at, rows, _ALL)
+            return torch.nn.functional.normalize(whole.float(), dim=-1).to(source.dtype)[:, columns]
+        if piece.transposed:
+            return source.part(piece.at, columns, rows).transpose(0, 1)
+        return source.part(piece.at, rows, columns)
+
+
+def open_released(folder: Path, config: Optional[Any] = None) -> Released:
+    """The released model in ``folder``, all that can be wrong with it without reading a tensor looked at.
+
+    Args:
+        folder: With config.json and safetensors.
+        config: Our configuration. None: what config.json says.
+
+    Raises:
+        CheckpointError: a file is missing, cut off or a pickle; tensors are missing, of another shape or dtype, or left over.
+            All of them are named.
+        ConfigError: nemo2 has no such model, or not with these settings.
+        SecurityError: a name in the index leads out of the folder.
+    """
+    hf_config = read_config(folder)
+    conversion = conversion_for(hf_config) if config is None else conversion_of(config)
+    if config is None:
+        config = conversion.config(hf_config)
+    else:
+        _refuse_another_family(folder, hf_config, conversion, config)
+    tensors = _named_as_in_table(sources(open_folder(folder), hf_config), conversion, config)
+    entries = tuple(_entries(folder, conversion, config, tensors))
+    wanted = released_shapes(entries)
+    _refuse_what_does_not_fit(folder, conversion, wanted, tensors)
+    _refuse_other_dtypes(folder, wanted, tensors, hf_config)
+    return Released(
+        folder=folder, hf_config=hf_config, conversion=conversion, config=config, tensors=tensors, entries=entries
+    )
+
+
+def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Conversion, config: Any) -> None:
+    names = hf_config.get("architectures") or []
+    if not set(names) & set(ours.architectures):
+        raise CheckpointError(
+            f"{folder} holds a {', '.join(names) or 'model of no name'}, and model.config={type(config).__name__} is made of "
+            f"{' or '.join(ours.architectures)}. Take the recipe of that family, or other weights."
+        )
+
+
+def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, config: Any) -> dict[str, Source]:
+    """By the names without what stands in front of them in this file."""
+    first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
+    prefix = next((prefix for prefix in conversion.prefixes if prefix + first in tensors), "")
+    return {name.removeprefix(prefix): source for name, source in tensors.items()}
+
+
+def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping[str, Source]) -> Iterator[Entry]:
+    """Those of this file's vocabulary, which a configuration may fill up to more rows."""
+    embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
+    name = embedding.pieces[0].name if embedding is not None else None
+    there = tensors[name].shape[0] if name is not None and name in tensors else config.vocab_size or 1
+    rows = config.vocab_size or there
+    if rows < there:
+        raise CheckpointError(
+            f"{folder}: {name} has {there} rows, and model.config.vocab_size={rows}: tokens would be lost. Set it to {there}, or "
+            "leave it unset."
+        )
+    yield from conversion.entries(config, vocab_rows=rows, released_rows=there)
+
+
+def _refuse_what_does_not_fit(
+    folder: Path, conversion: Conversion, wanted: Mapping[str, Shape], tensors: Mapping[str, Source]
+) -> None:
+    missing = [name for name in wanted if name not in tensors]
+    extra = [name for name in tensors if name not in wanted and not conversion.is_ignored(name)]
+    other = [
+        f"{name} has shape {list(tensors[name].shape)} there, and {list(shape)} by the configuration"
+        for name, shape in wanted.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    problems = [
+        *([f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []),
+        *([f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in this model"] if extra else []),
+        *([_listed(other)] if other else []),
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{folder} isn't the {conversion.architectures[0]} that its configuration describes: {'; '.join(problems)}."
+        )
+
+
+def _refuse_other_dtypes(
+    folder: Path, wanted: Mapping[str, Shape], tensors: Mapping[str, Source], hf_config: Mapping[str, Any]
+) -> None:
+    wrong = [name for name in wanted if tensors[name].dtype not in _WEIGHTS]
+    if not wrong:
+        return
+    kinds = sorted({str(tensors[name].dtype).removeprefix("torch.") for name in wrong})
+    method = (hf_config.get("quantization_config") or {}).get("quant_method")
+    raise CheckpointError(
+        f"{folder}: {_listed(wrong)} {'has' if len(wrong) == 1 else 'have'} dtype {', '.join(kinds)}"
+        f"{f', by quantization_config.quant_method={method!r}' if method else ''}: weights are read as bfloat16, float16, "
+        "float32 or float64, and of quantised ones those in FP8 with weight_scale_inv by blocks (DeepSeek V3) and in MXFP4 "
+        "(GPT-OSS). Take a release that isn't quantised."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of a release straight into the model that trains: each rank reads the slices that its layout holds.
+
+``hf:///folder`` is a folder with config.json and safetensors; ``hf://organisation/name``, with ``@revision`` behind it where one
+is meant, is a repository of Hugging Face's hub, which its own library downloads into its own cache.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from nemo2.checkpoint.auto_resume import HUGGING_FACE
+from nemo2.checkpoint.pieces import Piece
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.released import Released, open_released
+from nemo2.models.conversion.table import Entry
+from nemo2.parallel.sharded_state import key_by_layer
+
+_DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+"""Weights, configuration and tokenizer; no pickles and no code."""
+_SHOWN = 20
+
+
+def folder_of(path: str, *, local_files_only: bool = False) -> Path:
+    """The folder that ``path`` means: of ``hf:///folder`` that one, of ``hf://organisation/name`` the snapshot in the cache of
+    huggingface_hub, which is downloaded where it isn't there.
+
+    Raises:
+        CheckpointError: there is no such folder, or it can't be downloaded.
+        ConfigError: it is no such path, or huggingface_hub is missing.
+    """
+    if not path.startswith(HUGGING_FACE):
+        raise ConfigError(f"{path}: weights of Hugging Face's are hf:///folder or hf://organisation/name.")
+    name = path.removeprefix(HUGGING_FACE)
+    if name.startswith("/"):
+        if not Path(name).is_dir():
+            raise CheckpointError(f"{path}: there is no folder {name}.")
+        return Path(name)
+    repository, _, revision = name.partition("@")
+    if repository.count("/") != 1:
+        raise ConfigError(f"{path}: a repository is hf://organisation/name, and a folder hf:///path/to/it.")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: huggingface_hub, which downloads it, isn't installed: pip install 'nemo2[hf]'."
+        ) from error
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=list(_DOWNLOADED),
+                local_files_only=local_files_only,
+            )
+        )
+    except Exception as error:  # whatever the hub's client raises: no network, no such repository, no right to it
+        raise CheckpointError(
+            f"{path} can't be downloaded: {' '.join(str(error).split())[:300]}. Download it where there is a network, and name "
+            "the folder: hf:///path/to/it."
+        ) from error
+
+
+def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = ()) -> None:
+    """Write into each piece what the release has for it; of the files only that is read.
+
+    Args:
+        pieces: Of this rank's part of a model, by the keys of its checkpoints.
+        also: Keys of pieces that no release has, which stay as they are: what a model_transform has added.
+
+    Raises:
+        CheckpointError: the release hasn't got some of them, or of other sizes. All are named, and nothing has been written.
+    """
+    by_key = _by_key(released.entries)
+    left_out = set(also)
+    wanted = [piece for piece in pieces if piece.key not in left_out]
+    if problems := list(_problems(wanted, by_key, released)):
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise CheckpointError(
+            f"{released.folder} doesn't fit this model: {'; '.join(problems[:_SHOWN])}{more}. Check model.config."
+        )
+    with torch.no_grad():
+        for piece in wanted:
+            for part, entry, rows, columns in _parts(piece, by_key[piece.key]):
+                _fill(part, released, entry, rows, columns)
+
+
+def _fill(target: torch.Tensor, released: Released, entry: Entry, rows: slice, columns: slice) -> None:
+    filled = 0
+    for start, values in released.part(entry, rows, columns):
+        first = start - rows.start
+        target[first : first + len(values)].copy_(values)
+        filled = first + len(values)
+    if filled < target.shape[0]:  # rows of the vocabulary that only make it divisible
+        target[filled:].zero_()
+
+
+def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]:
+    """Under all names that it may have in a model, by its indices in the stacked axes."""
+    found: dict[str, dict[tuple[int, ...], Entry]] = {}
+    for entry in entries:
+        for key in entry.keys:
+            found.setdefault(key, {})[entry.at] = entry
+            own = key_by_layer(key, entry.at, bool(entry.at))
+            if own != key:
+                found.setdefault(own, {})[entry.at[1:]] = entry
+    return found
+
+
+def _problems(
+    pieces: Iterable[Piece], by_key: dict[str, dict[tuple[int, ...], Entry]], released: Released
+) -> Iterator[str]:
+    for key, piece in {piece.key: piece for piece in pieces}.items():
+        entries = by_key.get(key)
+        if entries is None:
+            yield f"{key} has no counterpart in {released.conversion.architectures[0]}"
+            continue
+        at, entry = next(iter(entries.items()))
+        here, there = piece.global_shape[len(at) :], entry.own_shape
+        if here == there or (entry.vocabulary and here[1:] == there[1:] and here[0] > there[0]):
+            continue
+        yield f"{key} has shape {list(here)} in the model, and {list(there)} in the release"
+        if entry.vocabulary and here[0] < there[0]:
+            yield f"set model.config.vocab_size={there[0]} for {entry.key.removeprefix('module.')}"
+
+
+def _parts(piece: Piece, entries: dict[tuple[int, ...], Entry]) -> Iterator[tuple[torch.Tensor, Entry, slice, slice]]:
+    """A piece one layer and one expert at a time: where to write, and which rows and columns of which entry."""
+    stacked = len(next(iter(entries)))
+    offset, shape = piece.offset[stacked:], tuple(piece.tensor.shape)[stacked:]
+    rows = slice(offset[0], offset[0] + shape[0])
+    columns = slice(offset[1], offset[1] + shape[1]) if len(shape) > 1 else slice(None)
+    for index in itertools.product(*(range(size) for size in piece.tensor.shape[:stacked])):
+        at = tuple(first + one for first, one in zip(piece.offset, index, strict=False))
+        yield piece.tensor[index], entries[at], rows, columns
+
+
+def start_from(
+    path: str, *, config: Any, pieces: Iterable[Piece], also: Iterable[str] = (), downloads: bool = True
+) -> None:
+    """Fill a model with the weights that ``path`` names. Every rank calls it with its own pieces.
+
+    Args:
+        path: As `folder_of` takes it.
+        config: Our configuration of the model.
+        pieces, also: As `fill` takes them.
+        downloads: Whether this rank is the one of its machine that downloads.
+
+    Raises:
+        CheckpointError: on every rank, where one can't read what it needs, or it doesn't fit.
+        ConfigError, SecurityError: see `folder_of` and `open_released`.
+    """
+    _together(lambda: folder_of(path) if downloads else None)
+    _together(lambda: fill(pieces, open_released(folder_of(path, local_files_only=True), config), also=also))
+
+
+def _together(work: Callable[[], Any]) -> None:
+    """Do it on every rank; where one fails all do, so that none waits for the others."""
+    failure: Optional[Exception] = None
+    try:
+        work()
+    except Exception as error:
+        failure = error
+    if torch.distributed.is_initialized():
+        told: list[Optional[str]] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(told, None if failure is None else str(failure))
+        first = next(((rank, words) for rank, words in enumerate(told) if words is not None), None)
+        if failure is None and first is not None:
+            raise CheckpointError(f"on rank {first[0]}, {first[1]}")
+    if failure is not None:
+        raise failure

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""safetensors files: what is in a folder of them, and how one begins.
+
+A file is eight bytes with the length of a header, the header (JSON: dtype, shape and place of each tensor), and the tensors'
+bytes one behind the other. So a tensor is a stretch of a file, which can be read and written without its neighbours.
+Source of the format: https://github.com/huggingface/safetensors, "Format".
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo2.checkpoint.foreign_files import read_json
+from nemo2.checkpoint.reading import Stored
+from nemo2.errors import CheckpointError, SecurityError
+from nemo2.files import UnusableFile, open_regular, why_not_inside
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+SHARD_BYTES = 5_000_000_000
+"""Hugging Face's own limit of a file; a larger tensor has a file of its own."""
+_MOST_HEADER = 100_000_000
+_MOST_INDEX = 256 << 20
+_NAMES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAME_OF = {dtype: name for name, dtype in _NAMES.items()}
+_PICKLES = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt", "*.bin")
+
+
+def open_folder(folder: Path) -> dict[str, Stored]:
+    """Where each tensor of the released weights in ``folder`` lies; no tensor is read.
+
+    Raises:
+        CheckpointError: there are none, or files or tensors are missing or cut off (all are named), or are pickles.
+        SecurityError: a name in the index leads out of the folder.
+    """
+    named = _named_in_index(folder)
+    files = sorted(set(named.values())) if named is not None else _without_index(folder)
+    for name in files:
+        refuse_outside(folder, name)
+    if lost := [name for name in files if not (folder / name).exists()]:
+        raise CheckpointError(
+            f"{folder}: {_listed(lost)} {'is' if len(lost) == 1 else 'are'} missing, which {INDEX} names: the download is "
+            "incomplete. Download it again."
+        )
+    found: dict[str, Stored] = {}
+    for name in files:
+        for tensor, stored in read_header(folder / name).items():
+            if tensor in found:
+                raise CheckpointError(
+                    f"{folder}: {tensor} is in two files, {Path(found[tensor].file).name} and {name}."
+                )
+            found[tensor] = stored
+    if absent := sorted((named or {}).keys() - found.keys()):
+        raise CheckpointError(
+            f"{folder}: {_listed(absent)} {'is' if len(absent) == 1 else 'are'} in no file, although {INDEX} says so."
+        )
+    return found
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says.
+
+    Raises:
+        CheckpointError: it isn't there, or is no JSON object.
+        SecurityError: it is a link out of the folder.
+    """
+    refuse_outside(folder, CONFIG)
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{folder / CONFIG} isn't a JSON object, but {type(config).__name__}.")
+    return config
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of one file by name.
+
+    Raises:
+        CheckpointError: it is no such file, or shorter or longer than its header says.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(size - 8, _MOST_HEADER):
+                raise ValueError(f"its header would have {length} bytes, and the file has {size}")
+            header = json.loads(file.read(length), object_pairs_hook=_without_repetition)
+            header.pop("__metadata__", None)
+            found = {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
+    except UnusableFile as error:
+        raise CheckpointError(f"{path} {error}: weights are read from regular files.") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: {' '.join(str(error).split())[:300]}.") from error
+    end = 8 + length
+    for name, stored in sorted(found.items(), key=lambda item: item[1].place):
+        if stored.place != end:
+            raise CheckpointError(
+                f"{path} is no safetensors file: {name} begins at byte {stored.place} and not at {end}."
+            )
+        end += num_bytes(stored)
+    if size != end:
+        raise CheckpointError(
+            f"{path} has {size} bytes, and its tensors need {end}: it was {'cut off' if size < end else 'changed'}. Download "
+            "or copy it again."
+        )
+    return found
+
+
+def num_bytes(stored: Stored) -> int:
+    return math.prod(stored.shape) * stored.dtype.itemsize
+
+
+def refuse_outside(folder: Path, name: str) -> None:
+    """Raise where ``name`` leads out of its folder; into the blobs of a Hugging Face cache it may.
+
+    Raises:
+        SecurityError: naming it.
+    """
+    why = why_not_inside(folder, name)
+    if why is None or (why.startswith("is a link") and _in_blobs(folder, name)):
+        return
+    raise SecurityError(f"{folder}: {name} {why}. Weights are read from their own folder only.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A file to be written: its first bytes, and where in it each tensor begins."""
+
+    name: str
+    header: bytes
+    places: Mapping[str, int]
+    size: int
+
+
+def plan_shards(
+    tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], *, shard_bytes: int = SHARD_BYTES
+) -> tuple[list[Shard], dict[str, Any] | None]:
+    """The files for these tensors, in this order, and the index of several files; None for one."""
+    groups: list[list[tuple[str, torch.dtype, tuple[int, ...]]]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        size = math.prod(tensor[2]) * tensor[1].itemsize
+        if groups[-1] and filled + size > shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(tensor)
+        filled += size
+    count = len(groups)
+    names = [SINGLE] if count == 1 else [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
+    shards = [_shard(name, group) for name, group in zip(names, groups, strict=True)]
+    if count == 1:
+        return shards, None
+    weight_map = {tensor: shard.name for shard in shards for tensor in shard.places}
+    total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in tensors)
+    return shards, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def _shard(name: str, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Shard:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    # Large elements first, as safetensors itself writes them: each tensor then begins at a multiple of its element.
+    for tensor, dtype, shape in sorted(tensors, key=lambda one: -one[1].itemsize):
+        size = math.prod(shape) * dtype.itemsize
+        header[tensor] = {"dtype": _NAME_OF[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    begin = 8 + len(text)
+    places = {tensor: begin + entry["data_offsets"][0] for tensor, entry in header.items() if tensor != "__metadata__"}
+    return Shard(name=name, header=len(text).to_bytes(8, "little") + text, places=places, size=begin + end)
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def _named_in_index(folder: Path) -> dict[str, str] | None:
+    """The file of each tensor, where there is an index."""
+    if not os.path.lexists(folder / INDEX):
+        return None
+    refuse_outside(folder, INDEX)
+    index = read_json(folder / INDEX, at_most=_MOST_INDEX)
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files.")
+    for name in sorted(set(named.values())):
+        refuse_outside(folder, name)
+        if not name.endswith(".safetensors"):
+            raise CheckpointError(f"{folder / INDEX} names {name}, which is no safetensors file.")
+    return named
+
+
+def _without_index(folder: Path) -> list[str]:
+    if os.path.lexists(folder / SINGLE):
+        return [SINGLE]
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder.")
+    if pickles := sorted({file.name for pattern in _PICKLES for file in folder.glob(pattern)}):
+        raise CheckpointError(
+            f"{folder}: the weights are pickles ({_listed(pickles)}), whose loading can run code; nemo2 reads safetensors. Where "
+            'they are trusted, convert them with: python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}-safetensors')\""
+        )
+    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: no weights that nemo2 reads.")
+
+
+def _in_blobs(folder: Path, name: str) -> bool:
+    """Whether it is a file of a snapshot in Hugging Face's cache, which links to the blobs beside the snapshots."""
+    where = Path(os.path.abspath(folder))
+    if where.parent.name != "snapshots":
+        return False
+    blobs = (where.parent.parent / "blobs").resolve()
+    return (where / name).resolve().parent == blobs
+
+
+def _stored(path: Path, begin: int, name: str, entry: dict[str, Any]) -> Stored:
+    first, last = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if entry["dtype"] not in _NAMES:
+        raise ValueError(f"{name} has dtype {entry['dtype']!r}, which nemo2 doesn't know")
+    if not all(isinstance(number, int) and number >= 0 for number in (first, last, *shape)):
+        raise ValueError(f"{name} has shape {entry['shape']!r} at {entry['data_offsets']!r}")
+    stored = Stored(file=str(path), place=begin + first, dtype=_NAMES[entry["dtype"]], shape=shape)
+    if last - first != num_bytes(stored):
+        raise ValueError(f"{name} has {last - first} bytes, and its shape {list(shape)} needs {num_bytes(stored)}")
+    return stored
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands in its header twice")
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:20])}{f' and {len(names) - 20} more' if len(names) > 20 else ''}"

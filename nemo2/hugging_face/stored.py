@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a ``torch_dist`` checkpoint, whatever layout it was cut for: any rows of any tensor of it.
+
+A stored tensor is put together from chunks: of layers, experts, tensor-parallel rows or columns, or rows as a fully sharded
+model has them. Where chunks have whole rows, rows are stretches of a file, which need not be read to be copied.
+"""
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+
+from nemo2.checkpoint.reading import Stored, locate, read_part
+from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.errors import CheckpointError
+from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
+from nemo2.models.conversion.table import Entry
+from nemo2.parallel.sharded_state import key_by_layer
+
+_BLOCK_BYTES = 64 << 20
+
+
+class _Chunk(NamedTuple):
+    key: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class _Found(NamedTuple):
+    """Under which key an entry is stored, and at which indices of the stacked axes."""
+
+    key: str
+    at: tuple[int, ...]
+
+
+class StoredTensors:
+    """Of the model's tensors in the folder ``weights``; the optimizer's aren't looked at."""
+
+    def __init__(self, weights: Path) -> None:
+        self.weights = weights
+        self._metadata = read_metadata(weights)
+        self.tensors: dict[str, Any] = {
+            key: value
+            for key, value in self._metadata.state_dict_metadata.items()
+            if isinstance(value, TensorStorageMetadata) and not key.startswith("optimizer.")
+        }
+        self._chunks: dict[_Found, list[_Chunk]] = {}
+        self._indexed: set[str] = set()
+        self._located: dict[_Chunk, Stored] = {}
+        self._lock = threading.Lock()
+
+    def find(self, entry: Entry) -> Optional[_Found]:
+        """Where an entry is; None if the checkpoint hasn't got it."""
+        for key in entry.keys:
+            if key in self.tensors:
+                return _Found(key, entry.at)
+            own = key_by_layer(key, entry.at, bool(entry.at))
+            if own != key and own in self.tensors:
+                return _Found(own, entry.at[1:])
+        return None
+
+    def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:
+        """Of one layer's and one expert's part."""
+        found = self.find(entry)
+        return None if found is None else tuple(self.tensors[found.key].size)[len(found.at) :]
+
+    def dtype_of(self, entry: Entry) -> torch.dtype:
+        found = self.find(entry)
+        assert found is not None
+        return self.tensors[found.key].properties.dtype
+
+    def stretches(self, entry: Entry, first: int, last: int, dtype: torch.dtype) -> list[Stretch]:
+        """The bytes of rows ``first`` to ``last`` of an entry's tensor, in this dtype."""
+        found = self.find(entry)
+        assert found is not None
+        shape = entry.own_shape
+        copies = list(self._whole_rows(found, first, last)) if dtype == self.dtype_of(entry) else []
+        if copies and sum(copy.length for copy in copies) == (last - first) * _row_bytes(shape, dtype):
+            return merged(copies)
+        step = max(1, _BLOCK_BYTES // max(1, _row_bytes(shape, dtype)))
+
+        def blocks() -> Iterator[Tensor]:
+            for row in range(first, last, step):
+                yield self.part(entry, row, min(last, row + step)).to(dtype)
+
+        return [Computed((last - first) * _row_bytes(shape, dtype), blocks)]
+
+    def part(self, entry: Entry, first: int, last: int) -> Tensor:
+        """Rows ``first`` to ``last`` of an entry's tensor, in memory.
+
+        Raises:
+            CheckpointError: some of them are in none of the files.
+        """
+        found = self.find(entry)
+        assert found is not None
+        shape = entry.own_shape
+        wanted = torch.empty((last - first, *shape[1:]), dtype=self.dtype_of(entry))
+        filled = 0
+        for chunk in self._of(found):
+            place = self._overlap(found, chunk, first, last)
+            if place is None:
+                continue
+            offsets, lengths, target = place
+            piece = read_part(self._stored(chunk), offsets, lengths)[(0,) * len(found.at)]
+            wanted[tuple(slice(at, at + length) for at, length in target)] = piece
+            filled += piece.numel()
+        if filled != wanted.numel():
+            raise CheckpointError(
+                f"{self.weights}: of {found.key} {filled} of {wanted.numel()} numbers are in the files: the checkpoint is "
+                "damaged."
+            )
+        return wanted
+
+    def _whole_rows(self, found: _Found, first: int, last: int) -> Iterator[Copy]:
+        for chunk in self._of(found):
+            place = self._overlap(found, chunk, first, last)
+            if place is None:
+                continue
+            offsets, lengths, _ = place
+            stored = self._stored(chunk)
+            stacked = len(found.at)
+            if stored.shape[stacked + 1 :] != tuple(self.tensors[found.key].size)[stacked + 1 :]:
+                return
+            strides = [math.prod(stored.shape[dim + 1 :]) for dim in range(len(stored.shape))]
+            before = sum(at * stride for at, stride in zip(offsets, strides, strict=True))
+            size = stored.dtype.itemsize
+            yield Copy(stored.file, stored.place + before * size, math.prod(lengths) * size)
+
+    def _overlap(
+        self, found: _Found, chunk: _Chunk, first: int, last: int
+    ) -> Optional[tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]]:
+        """What of a chunk belongs to these rows: offsets in it and lengths, and (offset, length) in the rows, by axis."""
+        stacked = len(found.at)
+        before = tuple(at - offset for at, offset in zip(found.at, chunk.offsets, strict=False))
+        own_offsets, own_sizes = chunk.offsets[stacked:], chunk.sizes[stacked:]
+        start, stop = max(first, own_offsets[0]), min(last, own_offsets[0] + own_sizes[0])
+        if start >= stop:
+            return None
+        offsets = (*before, start - own_offsets[0], *(0 for _ in own_offsets[1:]))
+        lengths = (*(1 for _ in before), stop - start, *own_sizes[1:])
+        inner = list(zip(own_offsets[1:], own_sizes[1:], strict=True))
+        return offsets, lengths, [(start - first, stop - start), *inner]
+
+    def _of(self, found: _Found) -> Sequence[_Chunk]:
+        """The chunks with something of one layer and expert, by their rows."""
+        with self._lock:
+            if found.key not in self._indexed:
+                self._indexed.add(found.key)
+                seen = {(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in self.tensors[found.key].chunks}
+                for offsets, sizes in sorted(seen):
+                    chunk = _Chunk(found.key, offsets, sizes)
+                    axes = [range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]
+                    for at in itertools.product(*axes[: len(found.at)]):
+                        self._chunks.setdefault(_Found(found.key, at), []).append(chunk)
+            return self._chunks.get(found, [])
+
+    def _stored(self, chunk: _Chunk) -> Stored:
+        with self._lock:
+            if chunk not in self._located:
+                info = self._places[MetadataIndex(chunk.key, torch.Size(chunk.offsets))]
+                with open(self.weights / info.relative_path, "rb") as file:
+                    stored = locate(file, info.offset, info.length)
+                if stored is None or math.prod(stored.shape) != math.prod(chunk.sizes):
+                    raise CheckpointError(
+                        f"{self.weights / info.relative_path}: {chunk.key} at byte {info.offset} is no plain tensor of "
+                        f"{list(chunk.sizes)}: the checkpoint is damaged, or of a format that isn't exported."
+                    )
+                # Its own shape may lack stacked axes of length 1.
+                self._located[chunk] = Stored(
+                    file=stored.file, place=stored.place, dtype=stored.dtype, shape=chunk.sizes
+                )
+            return self._located[chunk]
+
+    @cached_property
+    def _places(self) -> dict[MetadataIndex, Any]:
+        return {MetadataIndex(index.fqn, index.offset): info for index, info in self._metadata.storage_data.items()}
+
+
+def _row_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape[1:]) * dtype.itemsize

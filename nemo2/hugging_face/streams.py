@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large files written in one pass from parts of other files, in memory that doesn't grow with them.
+
+A file is a list of stretches in their order. Most are bytes of another file; what has to be computed on the way comes block by
+block. Several files are written side by side, each by a thread, which may take its SHA-256 on the way.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+BLOCK = 8 << 20
+"""Bytes that are read and written at a time."""
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Copy:
+    """``length`` bytes of ``file`` from ``place`` on."""
+
+    file: str
+    place: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Zeros:
+    length: int
+
+
+@dataclass(frozen=True)
+class There:
+    """Bytes that the file has already."""
+
+    length: int
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Bytes of the tensors that ``blocks`` gives one after the other."""
+
+    length: int
+    blocks: Callable[[], Iterator[Tensor]]
+
+
+Stretch = Union[bytes, Copy, Zeros, There, Computed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A file to be written."""
+
+    path: Path
+    stretches: Sequence[Stretch]
+
+
+def write_files(
+    files: Sequence[Planned], *, advance: Callable[[int], None], hashes: bool = False, threads: int = _THREADS
+) -> dict[Path, str]:
+    """Write all files; returns their SHA-256 where ``hashes`` are asked for.
+
+    Args:
+        advance: Called with the number of bytes that have been written since.
+
+    Raises:
+        OSError, EOFError: of the first thread that failed. The others stop.
+    """
+    stop = threading.Event()
+
+    def write(file: Planned) -> tuple[Path, str]:
+        try:
+            return file.path, _write(file, hashes, advance, stop)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(min(threads, max(1, len(files)))) as pool:
+        pending = [pool.submit(write, file) for file in files]
+        try:
+            written = [one.result() for one in pending]
+        except BaseException:
+            stop.set()
+            for one in pending:
+                one.cancel()
+            failed = (error for one in pending if not one.cancelled() and (error := one.exception()) is not None)
+            raise next((error for error in failed if not isinstance(error, _Stopped)), _Stopped()) from None
+    return dict(written) if hashes else {}
+
+
+class _Stopped(Exception):
+    """Another thread has failed."""
+
+
+def _write(file: Planned, hashes: bool, advance: Callable[[int], None], stop: threading.Event) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(BLOCK))
+    with open(file.path, "r+b" if file.path.exists() else "w+b", buffering=0) as target:
+        place = 0
+        for stretch in file.stretches:
+            for block, there in _blocks(stretch, target, place, buffer):
+                if stop.is_set():
+                    raise _Stopped
+                if hashes:
+                    digest.update(block)
+                if not there:
+                    _write_all(target.fileno(), block, place)
+                    advance(len(block))
+                place += len(block)
+        target.truncate(place)
+    return digest.hexdigest()
+
+
+def _blocks(stretch: Stretch, target: Any, place: int, buffer: memoryview) -> Iterator[tuple[memoryview, bool]]:
+    """The bytes of a stretch, with whether the file has them already."""
+    if isinstance(stretch, bytes):
+        yield memoryview(stretch), False
+    elif isinstance(stretch, Copy):
+        with open(stretch.file, "rb", buffering=0) as source:
+            for block in _read(source.fileno(), stretch.file, stretch.place, stretch.length, buffer):
+                yield block, False
+    elif isinstance(stretch, There):
+        for block in _read(target.fileno(), target.name, place, stretch.length, buffer):
+            yield block, True
+    elif isinstance(stretch, Zeros):
+        zeros = memoryview(bytes(min(stretch.length, BLOCK)))
+        for first in range(0, stretch.length, BLOCK):
+            yield zeros[: stretch.length - first], False
+    else:
+        for tensor in stretch.blocks():
+            array: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            yield memoryview(array), False
+
+
+def _read(descriptor: int, name: Any, place: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+    while length:
+        count = os.preadv(descriptor, [buffer[: min(length, BLOCK)]], place)
+        if count == 0:
+            raise EOFError(f"{name} ends at byte {place}, and {length} more are needed")
+        yield buffer[:count]
+        place, length = place + count, length - count
+
+
+def _write_all(descriptor: int, block: memoryview, place: int) -> None:
+    while block:
+        count = os.pwrite(descriptor, block, place)
+        block, place = block[count:], place + count
+
+
+def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Copies that continue each other as one."""
+    found: list[Stretch] = []
+    for stretch in stretches:
+        last = found[-1] if found else None
+        if isinstance(stretch, Copy) and isinstance(last, Copy) and _continues(last, stretch):
+            found[-1] = Copy(last.file, last.place, last.length + stretch.length)
+        else:
+            found.append(stretch)
+    return found
+
+
+def _continues(first: Copy, second: Copy) -> bool:
+    return first.file == second.file and first.place + first.length == second.place
+
+
+@contextmanager
+def progress_bar(text: str, total: int, *, show: Optional[bool]) -> Iterator[Callable[[int], None]]:
+    """A bar with the bytes done, the speed and the rest; gives what is called with each number of bytes.
+
+    Args:
+        show: None: where the error output is a terminal.
+    """
+    import sys
+
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def refuse_full_disk(target: Path, needed: int) -> Optional[str]:
+    """Why ``needed`` bytes don't fit on the disk of ``target``, as a sentence; None if they do."""
+    folder = os.statvfs(target.parent)
+    free = folder.f_bavail * folder.f_frsize
+    if needed <= free:
+        return None
+    return f"{target} would have {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free there. Free some, or write elsewhere."

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Released weights into a checkpoint and into a model of any layout, and out of it again: transformers is the authority."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import released_models
+from support.resharding import Cut
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*moe_ffn_hidden_size is not set.*:UserWarning"),
+    # Torch says on every call that it was told to work without ranks.
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
+]
+CUTS = {
+    "llama": [
+        Cut(2, "tp2 sp"),
+        Cut(2, "pp2"),
+        Cut(2, "pp2 vp2"),
+        Cut(2, "do"),
+        Cut(2, "fsdp2"),
+        Cut(2, "fsdp1"),
+        Cut(2, "mfsdp"),
+    ],
+    "mixtral": [Cut(2, "ep2"), Cut(2, "tp2 etp1 ep2 sp"), Cut(2, "tp2 etp2 sp"), Cut(2, "pp2")],
+}
+"""Read from the release; Megatron-Core itself reads the imported checkpoint in the first two, and exporting reads all."""
+CASES = [(kind, str(cut)) for kind, cuts in CUTS.items() for cut in cuts]
+BEGUN = [("checkpoint", kind, str(cut)) for kind, cuts in CUTS.items() for cut in cuts[:2]]
+BEGUN += [("release", kind, cut) for kind, cut in CASES]
+
+
+class Begun:
+    """Runs in all layouts, from the imported checkpoint or from the release itself, of each kind once."""
+
+    def __init__(self, run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.run_on_ranks, self.factory = run_on_ranks, tmp_path_factory
+        self.made: dict[str, dict[str, Any]] = {}
+
+    def of(self, kind: str) -> dict[str, Any]:
+        if kind not in self.made:
+            from nemo2.hugging_face.importing import import_weights
+
+            folder = self.factory.mktemp(kind)
+            model = released_models.write(kind, folder / "released", shard_size="40KB")
+            imported = import_weights(folder / "released", folder / "imported")
+            runs = {
+                name: self.run_on_ranks(released_models.run_all, 2, kind, path, cuts, str(folder / name), timeout=400)[
+                    0
+                ]
+                for name, path, cuts in (
+                    ("checkpoint", str(imported), CUTS[kind][:2]),
+                    ("release", f"hf://{folder / 'released'}", CUTS[kind]),
+                )
+            }
+            self.made[kind] = {"folder": folder, "loss": released_models.first_loss(model), "runs": runs}
+        return self.made[kind]
+
+
+@pytest.fixture(scope="module")
+def begun(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    return Begun(run_on_ranks, tmp_path_factory)
+
+
+@pytest.mark.parametrize(("source", "kind", "cut"), BEGUN)
+def test_training_begins_with_the_released_weights_in_any_layout(
+    begun: Begun, source: str, kind: str, cut: str
+) -> None:
+    """The first step's loss is transformers'; the second's, after an update of the optimizer's own copies, is the same in
+    all layouts and from both sources."""
+    made = begun.of(kind)
+    first, second = made["runs"][source][cut]
+    assert first == pytest.approx(made["loss"], rel=2e-6)
+    others = [losses[1] for run in made["runs"].values() for losses in run.values()]
+    assert second == pytest.approx(sum(others) / len(others), rel=1e-5)
+    assert abs(second - first) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "cut"), CASES)
+def test_a_checkpoint_of_any_layout_is_exported_bit_for_bit(begun: Begun, kind: str, cut: str, tmp_path: Path) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+
+    folder = begun.of(kind)["folder"]
+    exported = export_weights(folder / "release" / cut.replace(" ", "_"), tmp_path / "out", shard_bytes=60_000)
+    same(released_models.tensors(folder / "released"), released_models.tensors(exported))
+
+
+@pytest.mark.parametrize("kind", CUTS)
+def test_transformers_loads_what_is_exported_and_computes_the_same(begun: Begun, kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    from nemo2.hugging_face.exporting import export_weights
+
+    made = begun.of(kind)
+    exported = export_weights(made["folder"] / "imported", tmp_path / "out", shard_bytes=60_000)
+    assert (exported / "model.safetensors.index.json").is_file()
+    model, said = transformers.AutoModelForCausalLM.from_pretrained(
+        exported, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(said.values()), said
+    assert released_models.first_loss(model.eval()) == made["loss"]
+
+
+@pytest.mark.parametrize("kind", CUTS)
+def test_an_imported_checkpoint_comes_back_from_an_export_of_it_the_same(
+    begun: Begun, kind: str, tmp_path: Path
+) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+    from support.resharding import whole_tensors
+
+    imported = begun.of(kind)["folder"] / "imported"
+    again = import_weights(export_weights(imported, tmp_path / "out"), tmp_path / "again")
+    same(whole_tensors(imported), whole_tensors(again))
+
+
+def test_inspect_finds_an_imported_checkpoint_whole(begun: Begun) -> None:
+    from nemo2.checkpoint.identify import identify
+
+    folder = begun.of("mixtral")["folder"]
+    found = identify(folder / "imported", verify=True)
+    assert (found.kind, found.problems, found.weights_only) == ("nemo2", [], True)
+    assert found.parameters == sum(value.numel() for value in released_models.tensors(folder / "released").values())
+
+
+def test_16_bits_stay_as_they_are_and_a_dtype_may_be_asked_for(tmp_path: Path) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+
+    released_models.write("llama", tmp_path / "released", dtype=torch.bfloat16)
+    imported = import_weights(tmp_path / "released", tmp_path / "imported")
+    theirs = released_models.tensors(tmp_path / "released")
+    same(theirs, released_models.tensors(export_weights(imported, tmp_path / "out")))
+    wide = export_weights(imported, tmp_path / "wide", dtype=torch.float32)
+    same({name: value.float() for name, value in theirs.items()}, released_models.tensors(wide))
+    narrow = import_weights(wide, tmp_path / "narrow", dtype=torch.bfloat16)
+    same(theirs, released_models.tensors(export_weights(narrow, tmp_path / "narrow_out")))
+
+
+def test_tied_embeddings_are_in_the_files_once(tmp_path: Path) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+
+    released_models.write("llama", tmp_path / "released", tie_word_embeddings=True)
+    exported = export_weights(import_weights(tmp_path / "released", tmp_path / "imported"), tmp_path / "out")
+    found = released_models.tensors(exported)
+    assert "lm_head.weight" not in found
+    same(released_models.tensors(tmp_path / "released"), found)
+
+
+def test_rows_of_padding_are_added_on_import_and_cut_off_on_export(tmp_path: Path) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+    from nemo2.hugging_face.safetensors_files import read_config
+    from nemo2.models.conversion.families import conversion_for
+    from support.resharding import whole_tensors
+
+    released_models.write("llama", tmp_path / "released", vocab_size=61)
+    config = conversion_for(read_config(tmp_path / "released")).config(read_config(tmp_path / "released"))
+    config.vocab_size = 64
+    imported = import_weights(tmp_path / "released", tmp_path / "imported", config=config)
+    embedding = whole_tensors(imported)["module.embedding.word_embeddings.weight"]
+    assert embedding.shape[0] == 64 and not embedding[61:].any() and embedding[60].any()
+    exported = export_weights(imported, tmp_path / "out", vocab_size=61)
+    same(released_models.tensors(tmp_path / "released"), released_models.tensors(exported))
+
+
+def same(theirs: dict[str, torch.Tensor], ours: dict[str, torch.Tensor]) -> None:
+    assert theirs.keys() == ours.keys()
+    different = [
+        name for name, value in theirs.items() if value.dtype != ours[name].dtype or not value.equal(ours[name])
+    ]
+    assert not different
