@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with files that somebody else has made: refused before a target exists, with all that is wrong at once."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nemo2.errors import CheckpointError, ConfigError, SecurityError
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 16,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    found = {"model.embed_tokens.weight": torch.randn(16, 8), "model.norm.weight": torch.randn(8)}
+    for layer in range(2):
+        name = f"model.layers.{layer}."
+        shapes = {
+            "self_attn.q_proj": (8, 8),
+            "self_attn.k_proj": (4, 8),
+            "self_attn.v_proj": (4, 8),
+            "self_attn.o_proj": (8, 8),
+        }
+        shapes |= {"mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12)}
+        shapes |= {"input_layernorm": (8,), "post_attention_layernorm": (8,)}
+        found |= {f"{name}{part}.weight": torch.randn(shape) for part, shape in shapes.items()}
+    return found | {"lm_head.weight": torch.randn(16, 8)}
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, shards: int = 1, **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    items = list((weights() if tensors is None else tensors).items())
+    if shards == 1:
+        save_file(dict(items), folder / "model.safetensors")
+        return folder
+    weight_map = {}
+    for shard in range(shards):
+        name = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        part = dict(items[shard::shards])
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def refused(source: Path, match: str, error: type[Exception] = CheckpointError, **options: Any) -> None:
+    """Importing is refused in these words, and nothing is left beside the source."""
+    from nemo2.hugging_face.importing import import_weights
+
+    target = source.parent / "target"
+    before = sorted(source.parent.iterdir())
+    with pytest.raises(error, match=match):
+        import_weights(source, target, **options)
+    assert sorted(source.parent.iterdir()) == before
+
+
+def test_good_input_is_taken(tmp_path: Path) -> None:
+    from nemo2.hugging_face.importing import import_weights
+
+    assert import_weights(write(tmp_path / "hf", shards=3), tmp_path / "target").is_dir()
+
+
+@pytest.mark.parametrize("bytes_left", [4, 100, -1])
+def test_a_truncated_file(tmp_path: Path, bytes_left: int) -> None:
+    source = write(tmp_path / "hf")
+    file = source / "model.safetensors"
+    os.truncate(file, bytes_left if bytes_left > 0 else file.stat().st_size - 1)
+    refused(source, "cut off" if bytes_left < 0 else "no safetensors file")
+
+
+def test_a_file_with_something_behind_its_tensors(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    with open(source / "model.safetensors", "ab") as file:
+        file.write(b"more")
+    refused(source, r"has \d+ bytes, and its tensors need \d+: it was changed")
+
+
+def test_missing_shards_are_named_together(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf", shards=4)
+    (source / "model-00002-of-00004.safetensors").unlink()
+    (source / "model-00004-of-00004.safetensors").unlink()
+    refused(source, "model-00002-of-00004.safetensors, model-00004-of-00004.safetensors are missing")
+
+
+def test_a_tensor_that_the_index_promises_and_no_file_has(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf", shards=2)
+    file = source / "model-00001-of-00002.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "embed" not in name}, file)
+    refused(source, "model.embed_tokens.weight is in no file, although")
+
+
+def test_missing_and_extra_tensors_and_other_shapes_are_named_at_once(tmp_path: Path) -> None:
+    tensors = weights()
+    tensors["vision.patch.weight"] = torch.zeros(2)
+    tensors["model.norm.weight"] = torch.zeros(9)
+    del tensors["model.layers.1.mlp.up_proj.weight"], tensors["model.layers.0.input_layernorm.weight"]
+    refused(
+        write(tmp_path / "hf", tensors),
+        r"(?s)model.layers.0.input_layernorm.weight, model.layers.1.mlp.up_proj.weight are missing; vision.patch.weight has no "
+        r"place.*; model.norm.weight has shape \[9\] there, and \[8\] by the configuration",
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_dtypes_that_are_no_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = weights()
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"):
+        tensors[name] = tensors[name].to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    refused(
+        write(tmp_path / "hf", tensors),
+        rf"layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight have dtype {name}: weights are read as bfloat16",
+    )
+
+
+def test_a_configuration_of_another_family_or_size(tmp_path: Path) -> None:
+    from nemo2 import llm
+
+    source = write(tmp_path / "hf")
+    sizes = {"num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
+    mixtral = llm.MixtralConfig(**sizes, num_moe_experts=2, moe_ffn_hidden_size=12)
+    refused(
+        source, "holds a LlamaForCausalLM, and model.config=MixtralConfig is made of MixtralForCausalLM", config=mixtral
+    )
+    refused(
+        source, "model.layers.2.input_layernorm.weight.*missing", config=llm.LlamaConfig(**sizes | {"num_layers": 3})
+    )
+    refused(source, "vocab_size=12: tokens would be lost. Set it to 16", config=llm.LlamaConfig(**sizes, vocab_size=12))
+    refused(write(tmp_path / "hf", architectures=["LammaForCausalLM"]), "did you mean 'LlamaForCausalLM'", ConfigError)
+
+
+def test_pickles_are_refused_with_what_converts_them(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    (source / "model.safetensors").unlink()
+    torch.save(weights(), source / "pytorch_model.bin")
+    refused(source, r"pickles \(pytorch_model.bin\).*convert them with: python -c .*from_pretrained.*save_pretrained")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/outside.safetensors"])
+def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "hf", shards=2)
+    index = source / "model.safetensors.index.json"
+    said = json.loads(index.read_text())
+    said["weight_map"]["model.norm.weight"] = name
+    index.write_text(json.dumps(said))
+    save_file({"model.norm.weight": torch.zeros(8)}, tmp_path / "outside.safetensors")
+    refused(source, "leads out of its folder", SecurityError)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "config.json", "model.safetensors.index.json"])
+def test_links_are_followed_in_hugging_face_s_own_cache_only(tmp_path: Path, name: str) -> None:
+    from nemo2.hugging_face.importing import import_weights
+
+    cached = write(tmp_path / "models--org--name" / "snapshots" / "1234", shards=2)
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir()
+    for file in list(cached.iterdir()):
+        file.rename(blobs / file.name)
+        file.symlink_to(Path("../../blobs") / file.name)
+    assert import_weights(cached, tmp_path / "ours").is_dir()
+    source = write(tmp_path / "hf", shards=2)
+    (source / name).rename(tmp_path / name)
+    (source / name).symlink_to(tmp_path / name)
+    refused(source, f"{name} is a link to", SecurityError)
+
+
+def test_headers_that_lie(tmp_path: Path) -> None:
+    def with_header(header: Any, content: bytes = b"") -> Path:
+        source = write(tmp_path / "hf")
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)
+        return source
+
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    refused(with_header(b"{"), "no safetensors file")
+    refused(with_header({"a": entry | {"shape": [3]}}, b"\0" * 8), "its shape .3. needs 12")
+    refused(with_header({"a": entry | {"dtype": "X7"}}, b"\0" * 8), "dtype 'X7', which nemo2 doesn't know")
+    refused(with_header({"a": entry, "b": entry}, b"\0" * 16), "begins at byte")
+    refused(with_header({"a": entry | {"shape": [-2]}}, b"\0" * 8), "no safetensors file")
+    twice = (
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    )
+    refused(with_header(twice, b"\0" * 8), "a name stands in its header twice")
+    source = write(tmp_path / "hf")
+    (source / "model.safetensors").write_bytes((1 << 60).to_bytes(8, "little"))
+    refused(source, "its header would have")
+
+
+def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+
+    source = write(tmp_path / "hf")
+    for convert, begin, name in ((import_weights, source, "ours"), (export_weights, tmp_path / "ours", "out")):
+        target = tmp_path / name
+        target.mkdir()
+        (target / "mine.txt").write_text("kept")
+        with pytest.raises(CheckpointError, match="exists: give overwrite=True"):
+            convert(begin, target)
+        assert (target / "mine.txt").read_text() == "kept"
+        convert(begin, target, overwrite=True)
+        assert not (target / "mine.txt").exists()
+    assert {"hf", "ours", "out"} == {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("direction", ["import", "export"])
+def test_a_disk_that_fills_up_half_way_leaves_nothing(tmp_path: Path, direction: str) -> None:
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+
+    convert, begin = import_weights, write(tmp_path / "hf")
+    if direction == "export":
+        convert, begin = export_weights, import_weights(begin, tmp_path / "ours")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    written, pwrite = 0, os.pwrite
+
+    def full(descriptor: int, block: Any, place: int) -> int:
+        nonlocal written
+        written += 1
+        if written > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, block, place)
+
+    with (
+        mock.patch("os.pwrite", full),
+        pytest.raises(CheckpointError, match="No space left on device.*Nothing of it was kept"),
+    ):
+        convert(begin, tmp_path / "target")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = write(tmp_path / "hf")
+    small = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    with mock.patch("os.statvfs", return_value=small):
+        refused(source, "GB are free there. Free some")
+
+
+def test_a_checkpoint_that_is_not_the_model_it_describes_is_not_exported(tmp_path: Path) -> None:
+    from nemo2 import llm
+    from nemo2.hugging_face.exporting import export_weights
+    from nemo2.hugging_face.importing import import_weights
+
+    ours = import_weights(write(tmp_path / "hf"), tmp_path / "ours")
+    sizes = {"hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
+    biased = llm.LlamaConfig(**sizes, num_layers=2, add_qkv_bias=True)
+    with pytest.raises(CheckpointError, match="linear_qkv.bias is missing"):
+        export_weights(ours, tmp_path / "out", config=biased)
+    tied = llm.LlamaConfig(**sizes, num_layers=2, share_embeddings_and_output_weights=True)
+    with pytest.raises(CheckpointError, match="module.output_layer.weight has no place"):
+        export_weights(ours, tmp_path / "out", config=tied)
+    (ours / "weights" / "__0_0.distcp").open("r+b").write(b"changed")
+    with pytest.raises(CheckpointError, match="is damaged.*SHA-256 differs"):
+        export_weights(ours, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (ours / "context" / "model.json").unlink()
+    with pytest.raises(ConfigError, match="doesn't say what model it holds"):
+        export_weights(ours, tmp_path / "out")
