@@ -99,5 +99,5 @@ def build(kind: str, *, distributed: bool = False) -> Any:
     if kind == "llama":
         return llm.LlamaModel(llm.LlamaConfig(**sizes, rotary_base=10_000), optim=MegatronOptimizerModule(optim))
     experts = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.0, "moe_ffn_hidden_size": 64}
-    config = llm.MixtralConfig(**sizes, **experts, rotary_base=10_000)
+    config = llm.MixtralConfig(**sizes, **experts)
     return llm.MixtralModel(config, optim=MegatronOptimizerModule(optim))
