@@ -6,6 +6,7 @@ header is written first and the tensors after it, most of them as stretches of t
 process group is built.
 """
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -273,7 +274,9 @@ def _tensors(entries: Sequence[Entry], stored: StoredTensors, dtype: Optional[to
 def _hf_config(conversion: Conversion, config: Any, tensors: Sequence[_Tensor], vocab_size: int) -> dict[str, Any]:
     dtypes = Counter(tensor.dtype for tensor in tensors for _ in range(len(tensor.shape)))
     dtype = str(dtypes.most_common(1)[0][0]).removeprefix("torch.")
-    described = conversion.hf_config(config) | {"vocab_size": vocab_size}
+    ours = copy.copy(config)
+    ours.vocab_size = vocab_size
+    described = conversion.hf_config(ours)
     # Transformers reads "torch_dtype" up to version 4, "dtype" from 5 on.
     return {"architectures": [conversion.architectures[0]], **described, "dtype": dtype, "torch_dtype": dtype}
 

@@ -252,9 +252,9 @@ class Form(ABC):
         return self.owner.num_nodes * self.owner.num_processes
 
 
-def digest_of(path: Optional[Path]) -> str:
-    """The digest in a checkpoint's manifest; "" where there is none."""
-    manifest = read_manifest(path) if path is not None and path.is_dir() else None
+def digest_of(path: Optional[Union[Path, str]]) -> str:
+    """The digest in a checkpoint's manifest; "" where there is none, as of released weights."""
+    manifest = read_manifest(Path(path)) if path is not None and Path(path).is_dir() else None
     return "" if manifest is None else manifest.digest
 
 

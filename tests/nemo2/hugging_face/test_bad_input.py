@@ -16,6 +16,7 @@ from nemo2.errors import CheckpointError, ConfigError, SecurityError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "vocab_size": 16,
     "hidden_size": 8,
     "intermediate_size": 12,
@@ -24,6 +25,8 @@ CONFIG = {
     "num_key_value_heads": 1,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
+    "max_position_embeddings": 32,
+    "rope_theta": 10000.0,
 }
 
 
