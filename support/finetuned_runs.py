@@ -87,7 +87,7 @@ def in_transformers(weights: dict[str, Tensor], samples: Sequence[Pair], steps: 
             total = total + (each * torch.tensor(trained[1:])).sum()
         loss = total / tokens
         loss.backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= LR * parameter.grad  # pyright: ignore[reportOperatorIssue]

@@ -158,26 +158,36 @@ class ChatEncoder(Encoder):
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not answers:
             raise Empty("no turn of the assistant")
-        if self.turns == "last":
-            answers = answers[-1:]
-        if self._has_blocks:
-            ids, trained = self._by_blocks(messages, tools, answers)
-        else:
-            ids, trained = self._by_prefixes(messages, tools, answers)
+        chosen = answers[-1:] if self.turns == "last" else answers
+        # OpenAI's files say so of single messages.
+        chosen = [place for place in chosen if messages[place].pop("weight", 1)]
+        if not chosen:
+            raise Empty("every turn of the assistant has weight 0")
+        found = self._by_blocks if self._has_blocks else self._by_prefixes
+        ids, trained = found(messages, tools, answers, chosen)
         if not any(trained):
             raise Empty("the chat template shows nothing of what the assistant says")
         return Whole(Sample(ids, trained))
 
     # Templates with {% generation %}
 
-    def _by_blocks(self, messages: list[Any], tools: Any, answers: list[int]) -> tuple[list[int], list[bool]]:
+    def _by_blocks(
+        self, messages: list[Any], tools: Any, answers: list[int], chosen: list[int]
+    ) -> tuple[list[int], list[bool]]:
         encoded = self._render(messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         ids, trained = list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
         self._add_ends(ids, trained)
-        if len(answers) == 1:  # with turns="last" too, whose others are context
-            *_, (start, _) = [(0, 0), *_runs(trained)]
-            if self.turns == "last":
-                trained = [flag and place >= start for place, flag in enumerate(trained)]
+        if chosen == answers:
+            return ids, trained
+        runs = list(_runs(trained))
+        if len(runs) != len(answers):
+            raise Malformed(
+                f"the template's {{% generation %}} blocks mark {len(runs)} pieces for {len(answers)} turns of the "
+                "assistant, so that some of the turns can't be picked"
+            )
+        for place, (start, end) in zip(answers, runs, strict=True):
+            if place not in chosen:
+                trained[start:end] = [False] * (end - start)
         return ids, trained
 
     def _add_ends(self, ids: list[int], trained: list[bool]) -> None:
@@ -193,9 +203,12 @@ class ChatEncoder(Encoder):
 
     # Templates without
 
-    def _by_prefixes(self, messages: list[Any], tools: Any, answers: list[int]) -> tuple[list[int], list[bool]]:
+    def _by_prefixes(
+        self, messages: list[Any], tools: Any, answers: list[int], chosen: list[int]
+    ) -> tuple[list[int], list[bool]]:
+        del answers
         whole = self._render(messages, tools, tokenize=False)
-        spans = [self._turn(messages, tools, place, whole) for place in answers]
+        spans = [self._turn(messages, tools, place, whole) for place in chosen]
         encoded = self._tokenized(whole)
         if "offset_mapping" in encoded:
             ids, places = list(encoded["input_ids"]), encoded["offset_mapping"]

@@ -70,6 +70,28 @@ def test_the_last_turn_only(tokenizer, template):
     assert sample.ids == by_hand(tokenizer, LONG)[0]
 
 
+@pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
+def test_a_turn_of_weight_0_is_context(tokenizer, template):
+    record = say(("user", "red"), ("assistant", "blue"), ("user", "day"), ("assistant", "night"))
+    record["messages"][1]["weight"] = 0
+    sample = encode(tokenizer, record, template)
+    spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
+    assert spoken == "night<|im_end|>"
+    record["messages"][3]["weight"] = 0
+    with pytest.raises(Empty, match="every turn of the assistant has weight 0"):
+        encode(tokenizer, record, template)
+
+
+def test_blocks_that_are_not_one_per_turn_pick_no_turns(tokenizer):
+    twice = small_chats.MARKED.replace(
+        "{%- endgeneration -%}",
+        "{%- endgeneration -%}{{- '|' -}}" + "{%- generation -%}{{- 'x' -}}{%- endgeneration -%}",
+    )
+    assert any(encode(tokenizer, LONG, twice).trained)
+    with pytest.raises(Malformed, match="blocks mark 4 pieces for 2 turns"):
+        encode(tokenizer, LONG, twice, turns="last")
+
+
 def test_what_the_user_says_in_the_assistants_words_is_not_trained_on(tokenizer):
     """A search for strings would find it twice."""
     record = say(("user", "Say Zero."), ("assistant", "Zero."), ("user", "Zero."))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 preview-data``: what is trained on is marked, whatever the samples come from."""
+
+import pytest
+
+from nemo2.cli.app import main
+from nemo2.cli.preview import marked, tokenizer_called
+from nemo2.data.finetuning.sample import Sample
+from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, ByteTokenizer
+from support import small_chats
+from support.small_chats import say, write_lines
+
+
+@pytest.fixture
+def root(tmp_path):
+    small_chats.make_tokenizer(tmp_path / "tokenizer")
+    chats = [
+        say(("user", "red?"), ("assistant", "blue")),
+        say(("user", "alone")),
+        say(("user", "x"), ("assistant", "y")),
+    ]
+    write_lines(tmp_path / "chats" / "training.jsonl", chats)
+    write_lines(tmp_path / "sums" / "training.jsonl", [{"input": "1 + 1 =", "output": "2"}] * 3)
+    return tmp_path
+
+
+def shown(capsys, *arguments):
+    assert main(["preview-data", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_conversations_by_the_tokenizers_template(root, capsys):
+    text = shown(capsys, root / "chats", "--tokenizer", root / "tokenizer", "--samples", 1)
+    assert text.endswith("<|im_start|>user\nred?<|im_end|>\n<|im_start|>assistant\n⟦blue<|im_end|>⟧\n\n\n")
+    assert f"{root}/chats/training.jsonl:1: 16 tokens, 5 trained on" in text or "training.jsonl:1:" in text
+
+
+def test_what_is_left_out_is_shown_in_its_place(root, capsys):
+    text = shown(capsys, root / "chats", "--tokenizer", root / "tokenizer", "--all")
+    assert "training.jsonl:2: no turn of the assistant" in text and "⟦y<|im_end|>⟧" in text
+    assert "2 samples of 3 records" in text
+
+
+def test_files_in_bytes_without_a_tokenizer(root, capsys):
+    assert "1 + 1 =⟦ 2<eos>⟧" in shown(capsys, root / "sums" / "training.jsonl", "--samples", 1)
+
+
+def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
+    sizes = "seq_length=64,global_batch_size=4,micro_batch_size=1"
+    by_name = f"FineTuningDataModule(dataset_root={root}/sums,{sizes})"
+    packed = f"{by_name[:-1]},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=64))"
+    tokenizer = ["--tokenizer", root / "tokenizer", "--samples", 1]
+    assert "⟦ 2<|im_end|>⟧" in shown(capsys, by_name, *tokenizer)
+    text = shown(capsys, "llama_tiny", f"data={packed}", *tokenizer, "--all")
+    assert "⟦ 2<|im_end|>⟧" in text and "3 samples in 1 rows" in text
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["llama_tiny"], "its data is a StdlibDataModule, which has no samples with masks"),
+        (["squad", "--split", "training"], "--split training: must be one of train, validation, test"),
+        (["squad", "data.seq_length=4"], "data by name takes its settings in brackets"),
+        (["no_such_recipe"], "There is no recipe 'no_such_recipe'"),
+    ],
+)
+def test_what_has_no_samples(arguments, why, capsys):
+    assert main(["preview-data", *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_colours_mark_the_same_tokens():
+    sample = Sample(list(b"ab cd"), [False, False, False, True, True])
+    text = marked(sample, ByteTokenizer(), colours=True)
+    assert [(text.plain[span.start : span.end], span.style) for span in text.spans] == [("ab ", "dim"), ("cd", "green")]
+    assert marked(sample, None, colours=False).plain == "97 98 32⟦99 100⟧"
+
+
+def test_tokenizers_by_file_folder_and_name(root):
+    assert isinstance(tokenizer_called(str(root / "tokenizer" / "tokenizer.json")), BPETokenizer)
+    assert isinstance(tokenizer_called(str(root / "tokenizer")), AutoTokenizer)
+    assert isinstance(tokenizer_called("somebody/model"), AutoTokenizer)
