@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from nemo2.backend import get_backend
 from nemo2.backend.extras import has, have_te, why_missing
 from nemo2.config.adjust import adjust, adjusting, adjustments
+from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
 from nemo2.config.explicit import at, explicit_fields, explicit_values
 from nemo2.errors import ConfigError
@@ -83,6 +84,11 @@ class DtypeConfig:
     loss_scale_window: float = 1000
     hysteresis: int = 2
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
+
+
+_BUFFERS = "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"
+_OPTIMIZER = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
+_MODEL = "megatron.core.transformer.transformer_config:TransformerConfig"
 
 
 @configurable
@@ -402,6 +408,37 @@ class _Claim(NamedTuple):
 
 
 _ONE_THING = "both were set, and they govern one thing. Remove one of them, or make them agree."
+
+
+def _reading(field: str) -> Callable[[Any], Any]:
+    """What a field of `DtypeConfig` is, read off a node of the plugin."""
+    argument = MegatronMixedPrecision._ARGUMENT_OF.get(field, field)
+
+    def read(plugin: Any) -> Any:
+        name = _SPELLINGS.get(str(plugin.precision), str(plugin.precision)) if hasattr(plugin, "precision") else None
+        if name not in _PRECISIONS:
+            return NOT_HERE
+        if field in _NAME_OF:
+            return name == _NAME_OF[field]
+        if field == "check_for_nan_in_grad":
+            return False if name == _NAME_OF["fp16"] and plugin.fp16_loss_scale is None else NOT_HERE
+        value = _PRECISIONS[name] if field == "params_dtype" else getattr(plugin, argument)
+        if value is None and field.endswith("_dtype"):
+            return _PRECISIONS[name]
+        if value is None and argument == "fp8_param_gather":
+            return bool(plugin.fp8_params)
+        return value
+
+    return read
+
+
+_NAME_OF = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+for _owner in (_BUFFERS, _OPTIMIZER, _MODEL):
+    # What stages send each other depends on the number of stages too.
+    _names = [field.name for field in fields(DtypeConfig) if field.name != "pipeline_dtype"]
+    register_elsewhere(_owner, "trainer.plugins", **{name: _reading(name) for name in _names})
+register_elsewhere(_BUFFERS, "trainer.plugins", check_for_nan_in_grad=_reading("check_for_nan_in_grad"))
+
 _ONE_VALUE = (("fp8_param_gather", "fp8_param"), ("autocast_enabled", "enable_autocast"))
 """Fields that are one value under the names of different configurations."""
 _NONE_IS_UNSET = ("pipeline_dtype", "autocast_dtype", "fp8_params", "fp8_param_gather")

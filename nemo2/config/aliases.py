@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 _table: dict[str, dict[str, str]] = {
     "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig": {
@@ -18,13 +18,19 @@ _table: dict[str, dict[str, str]] = {
         "overlap_param_sync": "overlap_param_gather",
     },
 }
-DECIDED_ELSEWHERE: dict[tuple[str, str], str] = {
-    (
-        "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig",
-        "grad_reduce_in_fp32",
-    ): "trainer.plugins.grad_reduce_in_fp32",
-}
-"""Fields whose default is another part's value: by class and field, the path of that part from the recipe's root."""
+
+
+class Elsewhere(NamedTuple):
+    """Where the value of an unset field is decided: the path of that part from the recipe's root, and its reading of the part
+    there. ``read`` gives `NOT_HERE` where the class's default holds after all."""
+
+    path: str
+    read: Callable[[Any], Any]
+
+
+NOT_HERE = object()
+DECIDED_ELSEWHERE: dict[tuple[str, str], Elsewhere] = {}
+"""By class and field; see `register_elsewhere`."""
 
 _resolved: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
 
@@ -68,10 +74,17 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     return dict(found)
 
 
-def decided_elsewhere(target: Any, name: str) -> str | None:
-    """The path, from the recipe's root, of what a field has the value of where it isn't set; None: its class's default."""
+def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:
+    """Fields of ``owner`` (``"module:qualname"``, which needs no import) and its subclasses that the part at ``path`` of a recipe
+    decides where they aren't set, each with the reading of that part."""
+    DECIDED_ELSEWHERE.update({(owner, name): Elsewhere(path, read) for name, read in readings.items()})
+
+
+def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
+    """Who decides a field that isn't set; None: its class's default holds."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
-    return next((path for owner in owners if (path := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
+    found = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
+    return found if found is not None and name in parameter_names(target) else None
 
 
 def parameter_names(target: Callable[..., Any]) -> list[str]:

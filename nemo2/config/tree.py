@@ -32,7 +32,7 @@ from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
-from nemo2.config.aliases import aliases_of, decided_elsewhere
+from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere
 from nemo2.config.capture import made_at, two_spellings, unknown_name
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError, UnknownNameError
@@ -94,9 +94,10 @@ class _Node:
             return getattr(owner, real)
         if name in self.__arguments__:
             return _read_through(self, self.__arguments__[name])
-        if (path := decided_elsewhere(self.__fn_or_cls__, name)) is not None:
-            decided = _read_from_root(self, path)
-            if decided is not _UNKNOWN:
+        if (elsewhere := decided_elsewhere(self.__fn_or_cls__, name)) is not None:
+            part = _read_from_root(self, elsewhere.path)
+            decided = elsewhere.read(part) if isinstance(part, _Node) else NOT_HERE
+            if decided is not NOT_HERE:
                 return decided
         found, default = self._effective_default(name)
         if found:

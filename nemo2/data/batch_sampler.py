@@ -152,6 +152,10 @@ class EvalBatchSampler(Sampler[list[int]]):
         for step in range(len(self)):
             yield (self.share + step * self.global_batch_size).tolist()
 
+    def samples_in(self, step: int) -> int:
+        """Samples of the dataset in a global batch: fewer than its size where padding fills it."""
+        return min(self.global_batch_size, self.total_samples - step * self.global_batch_size)
+
     def __len__(self) -> int:
         whole, rest = divmod(self.total_samples, self.global_batch_size)
         return whole + (rest > 0 and not self.drop_last)

@@ -11,10 +11,26 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from nemo2.config.aliases import aliases_of
+from nemo2.config.aliases import NOT_HERE, aliases_of, register_elsewhere
 from nemo2.config.capture import configurable, is_configurable
 
 __all__ = ["DistributedDataParallelConfig", "OptimizerConfig", "remember_arguments"]
+
+
+def _set_on_the_buffers(strategy: Any) -> Any:
+    """``use_distributed_optimizer`` of the gradient buffers, where it was set there: one switch in two configurations."""
+    given = getattr(getattr(strategy, "ddp", None), "__arguments__", {})
+    return given.get("use_distributed_optimizer", NOT_HERE)
+
+
+_DDP = "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"
+_OPTIMIZER = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
+register_elsewhere(
+    _DDP,
+    "optim.config",
+    use_distributed_optimizer=lambda config: getattr(config, "use_distributed_optimizer", NOT_HERE),
+)
+register_elsewhere(_OPTIMIZER, "trainer.strategy", use_distributed_optimizer=_set_on_the_buffers)
 
 
 def remember_arguments() -> None:

@@ -33,3 +33,23 @@ def with_model(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
         return function
     callable_itself = type(module).forward is not pl.LightningModule.forward
     return partial(function, module if callable_itself else getattr(module, "module", module))
+
+
+def reduction_of(module: Any, stage: str) -> Any:
+    """The loss reduction that a module gives for ``stage``: its ``<stage>_loss_reduction`` or its ``loss_reduction``, and of a
+    subclass's and an inherited one the subclass's. None where it has none. What is predicted is collected, and reduced only where
+    the module says so for this stage."""
+    names = [f"{stage}_loss_reduction", *(["loss_reduction"] if stage != "predict" else [])]
+    for name in sorted(names, key=lambda name: _depth(module, name)):
+        reduction = getattr(module, name, None)
+        if reduction is not None:
+            return with_model(reduction, module)() if inspect.ismethod(reduction) else reduction
+    return None
+
+
+def _depth(module: Any, name: str) -> int:
+    """How far up its class hierarchy a module's attribute is defined; its own come first."""
+    if name in module.__dict__:
+        return -1
+    bases = type(module).__mro__
+    return next((depth for depth, base in enumerate(bases) if name in base.__dict__), len(bases))

@@ -7,10 +7,11 @@ the world.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Union
 
+from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.errors import ConfigError
 
 
@@ -42,6 +43,27 @@ SIZE_FIELDS = {size.short: size.name for size in SIZES}
 """The strategy's names of the sizes by their short names."""
 LAYOUT_FIELDS = {**SIZE_FIELDS, "sp": "sequence_parallel"}
 """The strategy's names of all fields of a `Layout`."""
+
+
+def _of_strategy(name: str) -> Callable[[Any], Any]:
+    def read(strategy: Any) -> Any:
+        if not hasattr(strategy, name):
+            return NOT_HERE
+        value = getattr(strategy, name)
+        if name == "virtual_pipeline_model_parallel_size" and strategy.pipeline_model_parallel_size == 1:
+            return None
+        if name == "expert_tensor_parallel_size" and value is None:
+            return strategy.tensor_model_parallel_size
+        return NOT_HERE if isinstance(value, str) else value  # what is said in words is settled later
+
+    return read
+
+
+register_elsewhere(
+    "megatron.core.transformer.transformer_config:TransformerConfig",
+    "trainer.strategy",
+    **{name: _of_strategy(name) for name in LAYOUT_FIELDS.values()},
+)
 _OPTIONAL = frozenset(size.short for size in SIZES if size.optional)
 
 

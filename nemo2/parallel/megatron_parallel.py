@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.errors import ConfigError
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
-from nemo2.parallel.forms import with_model
+from nemo2.parallel.forms import reduction_of, with_model
 from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
@@ -349,15 +349,11 @@ class MegatronParallel(nn.ModuleList):
     def _loss_reduction(self, stage: str) -> MegatronLossReduction:
         if self.loss_reduction is not None:
             return self.loss_reduction
-        module = self.pl_module
-        if stage == "predict" and getattr(module, "predict_loss_reduction", None) is None:
+        found = reduction_of(self.pl_module, stage)
+        if found is not None:
+            return found
+        if stage == "predict":
             return OutputCollection()
-        # Of a subclass's `loss_reduction` and an inherited one of the stage, the subclass's is meant.
-        names = sorted((f"{stage}_loss_reduction", "loss_reduction"), key=lambda name: _depth(module, name))
-        for name in names:
-            reduction = getattr(module, name, None)
-            if reduction is not None:
-                return with_model(reduction, module)() if inspect.ismethod(reduction) else reduction
         return ScalarLossReduction(optional=stage != "training")
 
     def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Any:
@@ -662,14 +658,6 @@ def _ends_pipeline(chunk: nn.Module) -> bool:
 
 def _overridden(module: pl.LightningModule, name: str) -> bool:
     return getattr(type(module), name, None) is not getattr(pl.LightningModule, name, None)
-
-
-def _depth(module: pl.LightningModule, name: str) -> int:
-    """How far up its class hierarchy a module's attribute is defined; its own come first."""
-    if name in module.__dict__:
-        return -1
-    bases = type(module).__mro__
-    return next((depth for depth, base in enumerate(bases) if name in base.__dict__), len(bases))
 
 
 def _batch_shape(batch: Any, num_microbatches: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from nemo2.data.batch_sampler import EvalBatchSampler
 from nemo2.errors import ConfigError
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.optim.megatron import MegatronOptimizer
@@ -164,18 +165,22 @@ class SteppingStrategy(WorldStrategy):
         loss = self.megatron_parallel.validation_step(
             batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
         )
-        self._log_unless_the_module_did("val_loss", loss, prog_bar=True)
+        self._log_unless_the_module_did(
+            "val_loss", loss, self._samples_of(self.trainer.val_dataloaders, args, kwargs), prog_bar=True
+        )
         return loss
 
     def test_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
         assert self.megatron_parallel is not None and self.lightning_module is not None
         loss = self.megatron_parallel.test_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
-        self._log_unless_the_module_did("test_loss", loss)
+        self._log_unless_the_module_did(
+            "test_loss", loss, self._samples_of(self.trainer.test_dataloaders, args, kwargs)
+        )
         return loss
 
-    def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], **options: Any) -> None:
+    def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], samples: int, **options: Any) -> None:
         """The weighted mean over batches under ``name``, if there is one and the module's own step hasn't logged it: Lightning
-        refuses a second."""
+        refuses a second. A reduction that doesn't say what its value is a mean over counts by the batch's ``samples``."""
         assert self.lightning_module is not None
         if loss is None:
             return
@@ -184,8 +189,15 @@ class SteppingStrategy(WorldStrategy):
             return
         self._own_names.add(name)
         weight = self.megatron_parallel.weight if self.megatron_parallel is not None else None
-        weight = 1 if weight is None else int(weight)
+        weight = samples if weight is None else int(weight)
         self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=weight, **options)
+
+    def _samples_of(self, loaders: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Samples of the dataset in the global batch of an evaluation step; 1 where the loader's batches aren't ours."""
+        loaders = loaders if isinstance(loaders, list) else [loaders]
+        index = kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0)
+        sampler = getattr(loaders[index] if index < len(loaders) else None, "batch_sampler", None)
+        return sampler.samples_in(_batch_idx(args, kwargs)) if isinstance(sampler, EvalBatchSampler) else 1
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """What the module's ``predict_step`` (or ``forward_step``) gave: tensors of several micro-batches concatenated, others

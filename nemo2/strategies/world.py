@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ground a strategy stands on: the world of ranks, Megatron-Core's groups, random streams, and each rank's data."""
 
-import inspect
 import logging
 import os
 from datetime import timedelta
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.parallel.forms import with_model
+from nemo2.parallel.forms import reduction_of
 from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
 from nemo2.parallel.layout import Layout
 from nemo2.precision import MegatronMixedPrecision
@@ -123,9 +122,9 @@ class WorldStrategy(DDPStrategy):
         return _with_own_generator(loader)
 
     def _drops_last(self, mode: str) -> bool:
-        reduction = getattr(self.lightning_module, f"{mode}_loss_reduction", None)
-        reduction = with_model(reduction, self.lightning_module)() if inspect.ismethod(reduction) else reduction
-        return mode not in ("validation", "test") or getattr(reduction, "val_drop_last", True)
+        if mode not in ("validation", "test"):
+            return True
+        return getattr(reduction_of(self.lightning_module, mode), "val_drop_last", True)
 
     @property
     def consumed_samples(self) -> int:

@@ -2,7 +2,9 @@
 """A field that another part of the recipe decides reads as what runs."""
 
 import copy
+import dataclasses
 import pickle
+from functools import reduce
 from typing import Any
 
 import fiddle as fdl
@@ -12,6 +14,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from nemo2.config import Config, flatten
 from nemo2.recipes import llama3_8b, llama_tiny
 from nemo2.recipes.precision import mixed_precision
+from nemo2.settle import Machine, settle
 from support import small_runs
 
 PLUGINS = ("bf16_mixed", "fp16_mixed", "fp32")
@@ -60,3 +63,48 @@ def test_without_a_precision_it_is_the_class_default(plugins: Any) -> None:
     default = DistributedDataParallelConfig().grad_reduce_in_fp32
     assert recipe.strategy.ddp_config.grad_reduce_in_fp32 is default
     assert Config(DistributedDataParallelConfig).grad_reduce_in_fp32 is default
+
+
+DECIDED = ("trainer.plugins", "strategy.", "optim.config", "fp16's loss scaler", "strategy.ddp_config")
+"""How settling says that another part of the recipe decided."""
+
+
+UNSHARDED = {"strategy.ddp.overlap_param_gather": False}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "changes"),
+    [
+        ("bf16_mixed", {}),
+        ("fp16_mixed", {"strategy.tensor_model_parallel_size": 2, "strategy.sequence_parallel": True}),
+        ("fp32", {"strategy.tensor_model_parallel_size": 4}),
+        ("bf16_with_fp8_mixed", {"strategy.pipeline_model_parallel_size": 2}),
+        ("bf16_with_fp8_current_scaling_mixed", {"optim.config.use_distributed_optimizer": False, **UNSHARDED}),
+        ("fp16_with_mxfp8_mixed", {"strategy.virtual_pipeline_model_parallel_size": 4}),
+    ],
+)
+def test_every_field_that_another_part_decides_reads_as_what_runs(plugin: str, changes: dict[str, Any]) -> None:
+    recipe = llama3_8b.pretrain_recipe()
+    recipe.trainer.plugins = getattr(mixed_precision, plugin)()
+    for path, value in changes.items():
+        *parents, name = path.split(".")
+        setattr(reduce(getattr, parents, recipe), name, value)
+    settled = settle(recipe, Machine(model="b200", transformer_engine="2.20"))
+    seen = set()
+    for path, node in (
+        ("trainer.strategy", recipe.strategy),
+        ("trainer.strategy.ddp", recipe.strategy.ddp),
+        ("optim.config", recipe.optim.config),
+        ("model.config", recipe.model.config),
+    ):
+        for field in dataclasses.fields(settled.objects[path]):
+            steps = settled.steps(path, field.name)
+            decides = next((step.why for step in steps if step.why.startswith(DECIDED)), None)
+            # The first is Megatron-Core's own default, which settling writes out; two parts decide the second.
+            if decides is None or field.name in ("microbatch_group_size_per_vp_stage", "pipeline_dtype"):
+                continue
+            if field.name in node.__arguments__:  # set, and changed with a word at the start
+                continue
+            seen.add(field.name)
+            assert getattr(node, field.name) == getattr(settled.objects[path], field.name), f"{path}.{field.name}"
+    assert {"params_dtype", "fp8_recipe"} & seen and not settled.messages

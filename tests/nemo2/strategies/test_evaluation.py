@@ -36,6 +36,20 @@ class KeepsAll(llm.LlamaModel):
         return llm.MaskedTokenLossReduction(validation_step=True, val_drop_last=False)
 
 
+class OfTheirOwn(llm.MaskedTokenLossReduction):
+    """Says nothing of what its value is a mean over."""
+
+    def reduce(self, losses_reduced_per_micro_batch: Any) -> Any:
+        value = super().reduce(losses_reduced_per_micro_batch)
+        self.weight = None
+        return value
+
+
+class KeepsAllByItsOwn(llm.LlamaModel):
+    def loss_reduction(self, model: Any) -> Any:
+        return OfTheirOwn(val_drop_last=False)
+
+
 def plain_loss(model: Any, samples: int) -> float:
     """Of all kept tokens of the first samples, by plain PyTorch from the model's logits."""
     batch = small_runs.global_batch(0, size=samples)
@@ -70,6 +84,8 @@ def evaluated() -> dict[str, Any]:
         **{f"all {size}": run(KeepsAll, size, "validate") for size in (2, 4, 8)},
         "dropped": run(llm.LlamaModel, 4, "validate"),
         "tested": run(KeepsAll, 4, "test"),
+        "own reduction": run(KeepsAllByItsOwn, 4, "validate"),
+        "own reduction, tested": run(KeepsAllByItsOwn, 4, "test"),
     }
 
 
@@ -78,7 +94,7 @@ def found(run_on_ranks: Any) -> dict[str, Any]:
     return run_on_ranks(evaluated, 2)[0]
 
 
-@pytest.mark.parametrize("case", ["all 2", "all 4", "all 8", "tested"])
+@pytest.mark.parametrize("case", ["all 2", "all 4", "all 8", "tested", "own reduction", "own reduction, tested"])
 def test_every_kept_token_counts_once_whatever_the_global_batch(found: dict[str, Any], case: str) -> None:
     loss, whole, _, _ = found[case]
     assert loss == pytest.approx(whole, rel=1e-5)
