@@ -10,26 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nemo2 import recipes
-from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
-from nemo2.pictures.ranks import place_recipe
-from nemo2.pictures.svg import Canvas, stack, standalone
-from tools.explained import buckets, context, data, mixing, pipeline, sharded, tensor, userbuffers
+from nemo2.pictures.svg import Canvas, standalone
+from tools.explained import buckets, context, data, mixing, pipeline, placed, sharded, tensor, userbuffers
 from tools.explained import experts as expert_parallel
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
-
-
-def ranks() -> Canvas:
-    """A thousand ranks of Llama 3 70B."""
-    placement = place_recipe(recipes.get("llama3_70b").pretrain_recipe(), name="llama3_70b", world_size=1152)
-    return stack([draw_depth(placement), draw_ranks(placement)], title="llama3_70b on 1,152 ranks")
-
-
-def experts() -> Canvas:
-    """Mixtral's experts, each cut over two ranks."""
-    placement = place_recipe(recipes.get("mixtral_8x22b").pretrain_recipe(), name="mixtral_8x22b")
-    return stack([draw_ranks(placement), draw_experts(placement)], title="mixtral_8x22b")
 
 
 FIGURES: dict[str, Callable[[], Canvas]] = {
@@ -52,8 +37,8 @@ FIGURES: dict[str, Callable[[], Canvas]] = {
     "dp_overlap": buckets.overlap,
     "schedules": pipeline.schedules,
     "uneven": pipeline.uneven,
-    "ranks": ranks,
-    "experts": experts,
+    "ranks": placed.layers,
+    "experts": placed.experts,
 }
 
 

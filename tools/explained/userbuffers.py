@@ -19,6 +19,8 @@ from tools.explained.kit import COMMUNICATION, FORWARD, LEFT, SMALL, TOP, WIDTH,
 
 NAME = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 _FROM, _HIGH = 70.0, 22.0
+_MESSAGES = 0.75
+"""What all messages of a GEMM take together, in units of its time: an assumption of the figure, which says so."""
 
 
 def methods() -> Canvas:
@@ -46,7 +48,10 @@ def methods() -> Canvas:
         (pieces,) = {1} if method == "bulk" else splits
         y = _timeline(canvas, y + 15, method, pieces) + 18
     y = note(
-        canvas, y, "time to the right; dashed: the end without overlap. In bulk the exchange belongs to another GEMM"
+        canvas,
+        y,
+        f"time to the right, assuming that an exchange takes {_MESSAGES} of its GEMM's time; dashed: the end without overlap. In "
+        "bulk the exchange belongs to another GEMM",
     )
     return signed(canvas, y - 14, BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg)
 
@@ -62,16 +67,16 @@ def _exchange(gemm: str) -> str:
 
 
 def _timeline(canvas: Canvas, y: float, method: str, pieces: int) -> float:
-    """Two lanes: the GEMM's pieces and the messages beside them. All messages together take 0.75 of the GEMM's time."""
-    across = (WIDTH - LEFT - _FROM) / 1.75
+    """Two lanes: the GEMM's pieces and the messages beside them."""
+    across = (WIDTH - LEFT - _FROM) / (1 + _MESSAGES)
     gemm = 1.0 / pieces
     if method == "bulk":
-        messages = [(0.0, 0.75, "")]
+        messages = [(0.0, _MESSAGES, "")]
     elif method == "pipeline":  # a split is sent once it is computed
-        sent = 0.75 / pieces
+        sent = _MESSAGES / pieces
         messages = [((index + 1) * gemm, sent, f"{index}") for index in range(pieces)]
     else:  # a chunk arrives while the one before is multiplied; the rank's own is there
-        sent = 0.75 / (pieces - 1)
+        sent = _MESSAGES / (pieces - 1)
         messages = [(index * gemm, min(sent, gemm), f"{index + 1}") for index in range(pieces - 1)]
     canvas.text(LEFT, y + 15, "GEMM", "ink", size=SMALL)
     canvas.text(LEFT, y + _HIGH + 18, "exchange", "ink", size=SMALL)
@@ -80,6 +85,6 @@ def _timeline(canvas: Canvas, y: float, method: str, pieces: int) -> float:
         box(canvas, _FROM + index * gemm * across, y, gemm * across, _HIGH, words, FORWARD, size=SMALL)
     for start, length, words in messages:
         box(canvas, _FROM + start * across, y + _HIGH + 3, length * across, _HIGH, words, COMMUNICATION, size=SMALL)
-    end = _FROM + 1.75 * across
+    end = _FROM + (1 + _MESSAGES) * across
     canvas.line(end - 1, y, end - 1, y + 2 * _HIGH + 3, "ink", dashed=True)
     return y + 2 * _HIGH + 3
