@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.peft import PEFT, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 
-__all__ = ["PEFT", "PEFT_STR2CLS", "CanonicalLoRA", "DoRA", "LoRA", "ModuleMatcher", "merge_lora"]
+__all__ = ["PEFT", "PEFT_STR2CLS", "CanonicalLoRA", "DoRA", "LoRA", "ModuleMatcher", "export_lora", "merge_lora"]
 
 PEFT_STR2CLS: dict[str, type[PEFT]] = {
     "LoRA": LoRA,
@@ -68,3 +68,27 @@ def merge_lora(
             raise CheckpointError(f"{checkpoint}: none of its modules has an addition to merge.")
         trainer.save_checkpoint(target, weights_only=True)
     return target
+
+
+def export_lora(
+    lora_checkpoint_path: Union[str, Path],
+    output_path: Union[str, Path],
+    overwrite: bool = False,
+) -> Path:
+    """Write the adapters of a fine-tuning run as a folder that Hugging Face's ``peft`` loads over the released model.
+
+    Args:
+        lora_checkpoint_path: A checkpoint of the run, or the run's directory for its newest one.
+        output_path: The folder, with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        overwrite: Replace what is there.
+
+    Returns:
+        ``output_path``.
+
+    Raises:
+        CheckpointError, ConfigError: as `nemo2.hugging_face.adapters.export_adapter`.
+    """
+    from nemo2.hugging_face.adapters import export_adapter
+    from nemo2.llm.inference import find_checkpoint
+
+    return export_adapter(find_checkpoint(Path(lora_checkpoint_path)), output_path, overwrite=overwrite)

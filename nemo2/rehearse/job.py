@@ -110,7 +110,7 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
             data,
             optim=call.get("optim"),
             tokenizer=call.get("tokenizer", "data"),
-            model_transform=call.get("model_transform"),
+            model_transform=call.get("model_transform") or call.get("peft"),
         )
         return model, data, call["trainer"]
 

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters of a fine-tuning run as a folder that Hugging Face's ``peft`` loads over the released model.
+
+The table of the family that exports weights exports additions too. A module's weight is made of pieces, rows of the released
+tensors; the second factor of an addition beside it has the same rows, and the first one goes to each of the released modules
+that the rows are of. `CanonicalLoRA`'s parts have a first factor each. Where a released module takes several of them (Phi-3's
+``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.directory import problems, read_manifest, take_place
+from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.io import weights_dir
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.importing import new_folder
+from nemo2.hugging_face.stored import StoredTensors
+from nemo2.models.conversion.families import conversion_of
+from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.table import Entry, released_shapes
+from nemo2.parallel.sharded_state import key_by_layer
+from nemo2.peft import DoRA, LoRA
+from nemo2.peft.canonical_lora import PARTS
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
+"""Of an addition beside a Mamba mixer's projection, the rows are stored section by section, as those of the weight are."""
+_WEIGHT = re.compile(r"\.weight(?P<section>\.\w+)?$")
+_EXPERTS = ".experts.experts."
+
+
+def export_adapter(
+    checkpoint: Path | str,
+    target: Path | str,
+    *,
+    base_model: Optional[str] = None,
+    dtype: Optional[torch.dtype] = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the adapters of a checkpoint as ``adapter_config.json`` and ``adapter_model.safetensors``. No model is built.
+
+    Args:
+        checkpoint: Of a fine-tuning run with `LoRA`, `DoRA` or `CanonicalLoRA`, of any layout and strategy.
+        target: The folder. It exists once it is whole, or not at all.
+        base_model: What ``peft`` is told that the adapters belong to. None: the released weights that the run began with, or
+            nothing where it began with a checkpoint of ours.
+        dtype: Of the adapters. None: as they are stored.
+        overwrite: Replace what stands at ``target``.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: no such checkpoint, it is damaged, or it has no adapters; ``target`` exists.
+        ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
+    """
+    from safetensors.torch import save_file
+
+    source, final = Path(checkpoint).expanduser(), Path(target).expanduser()
+    model, method = _described(source)
+    stored = StoredTensors(weights_dir(source))
+    found = _collected(stored)
+    modules = _released(found, model.config)
+    tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in _tensors(modules)}
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    with new_folder(final, num_bytes, overwrite=overwrite) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / ADAPTER_WEIGHTS)
+        described = _adapter_config(modules, method, base_model or _began_with(source))
+        (temporary / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+        take_place(temporary, final)
+    return final
+
+
+def _described(checkpoint: Path) -> tuple[Any, LoRA]:
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"{checkpoint} is no checkpoint directory.")
+    refuse_links(checkpoint)
+    if found := problems(checkpoint) if read_manifest(checkpoint) is not None else []:
+        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
+    model = load_context(checkpoint, "model")
+    method = getattr(model, "model_transform", None)
+    if not isinstance(method, LoRA):
+        raise CheckpointError(
+            f"{checkpoint} has no adapters that peft knows: its model_transform is "
+            f"{'none' if method is None else type(method).__name__}, and known are LoRA, DoRA and CanonicalLoRA."
+        )
+    return model, method
+
+
+def _began_with(checkpoint: Path) -> str:
+    manifest = read_manifest(checkpoint)
+    base = "" if manifest is None else manifest.part_of or ""
+    return base.removeprefix("hf://") if base.startswith("hf://") else ""
+
+
+# ------------------------------------------------------------------------------------------------------- ours to theirs
+
+
+@dataclass
+class _Addition:
+    """What one part of a module has: the two factors, of a DoRA the lengths of the rows too."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Released:
+    """What a released module gets: a first factor for each of its rows' additions, and the rows of the second ones."""
+
+    num_rows: int
+    """Of its weight: its outputs."""
+    firsts: list[Tensor] = field(default_factory=list)
+    seconds: list[Tensor] = field(default_factory=list)
+    lengths: Optional[Tensor] = None
+
+    def rows_of(self, first: Tensor) -> Tensor:
+        """The second factor that belongs to this first one, to be filled."""
+        for one, second in zip(self.firsts, self.seconds, strict=True):
+            if one is first:
+                return second
+        self.firsts.append(first)
+        self.seconds.append(torch.zeros(self.num_rows, first.shape[0], dtype=first.dtype))
+        return self.seconds[-1]
+
+    @property
+    def rank(self) -> int:
+        return sum(first.shape[0] for first in self.firsts)
+
+
+def _collected(stored: StoredTensors) -> dict[str, dict[str, _Addition]]:
+    """Additions by module and part ("" of a whole layer)."""
+    found: dict[str, dict[str, _Addition]] = {}
+    for key, about in stored.tensors.items():
+        if (match := _ADAPTER.match(key)) is None:
+            raise ConfigError(f"{stored.weights}: {key} is none of LoRA's tensors, and peft has nothing like it.")
+        part, _, name = match["rest"].rpartition(".")
+        addition = found.setdefault(match["module"], {}).setdefault(part, _Addition())
+        entry = Entry(keys=(key,), shape=tuple(about.size), at=(), pieces=())
+        addition.tensors[name + (match["section"] or "")] = stored.part(entry, 0, about.size[0])
+    return found
+
+
+def _released(found: Mapping[str, Mapping[str, _Addition]], config: Any) -> dict[str, _Released]:
+    modules: dict[str, _Released] = {}
+    entries = list(conversion_of(config).entries(config, vocab_rows=config.vocab_size or 1))
+    shapes = released_shapes(entries)
+    met = set()
+    for entry in entries:
+        for key in entry.keys:
+            module, section = _module(key, entry)
+            if module in found:
+                met.add(module)
+                _distribute(entry, section, found[module], modules, shapes)
+    if left := found.keys() - met:
+        names = ", ".join(sorted(left)[:5])
+        raise ConfigError(
+            f"{type(config).__name__}: adapters of {names} belong to no tensor that its Hugging Face model has."
+        )
+    return modules
+
+
+def _module(key: str, entry: Entry) -> tuple[str, str]:
+    """The full name of the module whose weight an entry is, as adapters are stored under it, and the section of the weight; of
+    another tensor nothing."""
+    if (match := _WEIGHT.search(key)) is None:
+        return "", ""
+    module = key_by_layer(key, entry.at, bool(entry.at))[: match.start() - len(key)]
+    if _EXPERTS in module:
+        module = module.replace(_EXPERTS, f".experts.local_experts.{entry.at[-1]}.")
+    return module, match["section"] or ""
+
+
+def _distribute(
+    entry: Entry,
+    section: str,
+    additions: Mapping[str, _Addition],
+    modules: dict[str, _Released],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    parts = PARTS.get(entry.key.split(".")[-2], ()) if "" not in additions else ("",)
+    parts = parts or ("",)
+    begun = dict.fromkeys(parts, 0)
+    row = 0
+    for index, piece in enumerate(entry.pieces):
+        part = parts[index % len(parts)]
+        own, begun[part] = begun[part], begun[part] + piece.rows
+        first_row, row = row, row + piece.rows
+        if piece.name is None or part not in additions:
+            continue
+        tensors = additions[part].tensors
+        first, second = tensors["linear_in"], tensors[f"linear_out{section}"]
+        start = first_row if part == "" else own
+        num_rows = shapes[piece.name][1 if piece.transposed else 0]
+        released = modules.setdefault(_released_module(piece), _Released(num_rows))
+        rows = released.rows_of(first)
+        rows[piece.start : piece.stop : piece.step] = second[start : start + piece.rows]
+        if (lengths := tensors.get(f"magnitude{section}")) is not None:
+            if released.lengths is None:
+                released.lengths = torch.zeros(released.num_rows, dtype=lengths.dtype)
+            released.lengths[piece.start : piece.stop : piece.step] = lengths[start : start + piece.rows]
+
+
+def _released_module(piece: Piece) -> str:
+    if piece.at is not None:
+        raise ConfigError(
+            f"{piece.name} holds all experts of a layer in one tensor, and peft has no adapters of a part of a tensor: leave the "
+            "experts out of peft.target_modules, or merge (llm.peft.merge_lora) and export the model."
+        )
+    assert piece.name is not None
+    return piece.name.removesuffix(".weight")
+
+
+# ------------------------------------------------------------------------------------------------------- what is written
+
+
+def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
+    for name, module in modules.items():
+        prefix = f"base_model.model.{name}"
+        yield f"{prefix}.lora_A.weight", torch.cat(module.firsts)
+        yield f"{prefix}.lora_B.weight", torch.cat(module.seconds, dim=1)
+        if module.lengths is not None:
+            yield f"{prefix}.lora_magnitude_vector", module.lengths
+
+
+def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: str) -> dict[str, Any]:
+    """``adapter_config.json`` as peft 0.21 reads it."""
+    scale = method.alpha / method.dim
+    ranks = {name: module.rank for name, module in modules.items() if module.rank != method.dim}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model or None,
+        "r": method.dim,
+        "lora_alpha": method.alpha,
+        "lora_dropout": method.dropout,
+        "target_modules": sorted(modules),
+        "rank_pattern": ranks,
+        "alpha_pattern": {name: scale * rank for name, rank in ranks.items()},
+        "use_dora": isinstance(method, DoRA),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters against the `peft` package over transformers' own models: logits after training, and ten steps of it."""
+
+from typing import Any
+
+import pytest
+
+from support import small_runs
+
+FUSED = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+SINGLE = ["linear_proj", "linear_fc2"]
+PARTS = ["linear_q", "linear_v", "linear_proj", "linear_fc1_up", "linear_fc2"]
+CASES: dict[str, tuple[str, str, list[str]]] = {
+    "llama": ("llama", "LoRA", FUSED),
+    "llama, layers that aren't fused": ("llama", "LoRA", SINGLE),
+    "llama, DoRA": ("llama", "DoRA", FUSED),
+    "llama, DoRA, layers that aren't fused": ("llama", "DoRA", SINGLE),
+    "llama, parts": ("llama", "CanonicalLoRA", PARTS),
+    "qwen2, parts": ("qwen2", "CanonicalLoRA", PARTS),
+    "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
+}
+ALIKE = [name for name, (_, kind, targets) in CASES.items() if kind == "CanonicalLoRA" or targets == SINGLE]
+"""Where peft has the same parameters. Of a fused layer's parts it has a first factor each, and ours may share one."""
+STEPS = 10
+RATE = 1e-3
+
+
+def released(directory: str, family: str) -> str:
+    """A tiny random model of transformers' own, saved; biases and norms too are no constants."""
+    import torch
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": small_runs.VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": small_runs.SEQ,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    kinds = {"llama": "Llama", "qwen2": "Qwen2", "mixtral": "Mixtral"}
+    config = getattr(transformers, f"{kinds[family]}Config")(**sizes, tie_word_embeddings=False)
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{kinds[family]}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(f"{directory}/{family}")
+    return f"{directory}/{family}"
+
+
+def model_of(folder: str) -> Any:
+    """Ours, of a released folder, with a constant rate and nothing that peft's loop below hasn't got."""
+    import json
+    from pathlib import Path
+
+    from megatron.core.optimizer import OptimizerConfig
+
+    from nemo2.models.conversion.families import conversion_for
+    from nemo2.optim.megatron import MegatronOptimizerModule
+
+    said = json.loads((Path(folder) / "config.json").read_text())
+    conversion = conversion_for(said)
+    config = conversion.config(said)
+    optimizer = OptimizerConfig(
+        optimizer="adam", lr=RATE, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=0.0
+    )
+    return conversion.model(config, optim=MegatronOptimizerModule(optimizer))
+
+
+def train(folder: str, directory: str, method: Any, *, base: str, max_steps: int) -> dict[str, Any]:
+    """Some steps from ``base``, the adapters kept at each end."""
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    small_runs.release()
+    model = model_of(folder)
+    model.model_transform = method
+    keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_last=False, save_optim_on_train_end=True)
+    return small_runs.fit(
+        model,
+        max_steps=max_steps,
+        callbacks=[keep],
+        restore_config=RestoreConfig(path=base),
+        ckpt_save_part="trained",
+        inspect=lambda trainer: logits(trainer.strategy.megatron_parallel.unwrapped[0]),
+    )
+
+
+def logits(core: Any) -> Any:
+    import torch
+
+    tokens = small_runs.global_batch(0, 4)["tokens"]
+    core.eval()
+    with torch.no_grad():
+        return core(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None).clone()
+
+
+def compared(directory: str, name: str) -> dict[str, Any]:
+    """Two steps of ours; then ten more of ours, and ten of peft's from the adapters that the two have made."""
+    import peft
+    import torch
+    import transformers
+
+    from nemo2 import peft as methods
+    from nemo2.hugging_face.adapters import export_adapter
+
+    small_runs.quiet()
+    family, kind, targets = CASES[name]
+    folder = released(directory, family)
+
+    def method() -> Any:
+        return getattr(methods, kind)(target_modules=targets, dim=4, alpha=8, lora_B_init_method="normal")
+
+    place = f"{directory}/{name}"
+    first = train(folder, place, method(), base=f"hf://{folder}", max_steps=2)
+    adapter = export_adapter(f"{place}/step=2", f"{place}/hf")
+    after = train(folder, f"{place} on", method(), base=f"{place}/step=2", max_steps=STEPS)
+
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    theirs: Any = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+    theirs.eval()
+    with torch.no_grad():
+        their_logits = theirs(small_runs.global_batch(0, 4)["tokens"]).logits
+    optimizer = torch.optim.AdamW(
+        [one for one in theirs.parameters() if one.requires_grad],
+        lr=RATE,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.0,
+    )
+    losses = []
+    for step in range(STEPS):
+        batch = small_runs.global_batch(step % 8)
+        parts = [{name: value[start : start + 2] for name, value in batch.items()} for start in range(0, 8, 2)]
+        total = 0.0
+        kept = float(batch["loss_mask"].sum())
+        for part in parts:
+            loss = torch.nn.functional.cross_entropy(
+                theirs(part["tokens"]).logits.flatten(0, 1), part["labels"].flatten(), reduction="none"
+            )
+            mask = part["loss_mask"].flatten()
+            ((loss * mask).sum() / mask.sum() / len(parts)).backward()
+            total += float((loss * mask).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / kept)
+    scale = float(their_logits.abs().max())
+    return {
+        "difference": float((first["inspected"] - their_logits).abs().max()) / scale,
+        "ours": after["losses"],
+        "theirs": losses,
+        "trained": sum(one.requires_grad for one in theirs.parameters()),
+    }
+
+
+def all_compared(directory: str) -> dict[str, Any]:
+    return {name: compared(directory, name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    return run_on_ranks(all_compared, 1, str(tmp_path_factory.mktemp("adapters")), timeout=240)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peft_says_what_our_model_says_with_its_adapters(runs, name):
+    assert runs[name]["trained"] > 0
+    assert runs[name]["difference"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_ten_steps_are_those_that_peft_takes(runs, name):
+    found = runs[name]
+    assert len(set(found["ours"])) == STEPS
+    assert found["ours"] == pytest.approx(found["theirs"], rel=1e-5)
