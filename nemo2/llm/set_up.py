@@ -105,7 +105,8 @@ def connect_parts(
 
     Args:
         optim: The model's optimizer. None: its own.
-        tokenizer: "data" or "model": whose serves both; or a tokenizer. None: both keep what they have.
+        tokenizer: "data" or "model": whose serves both (a model without one takes the data's); or a tokenizer.
+            None: both keep what they have.
         model_transform: The model's transform. None: its own, if any.
 
     Raises:
@@ -168,8 +169,10 @@ def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
         return
     if tokenizer == "data":
         model.tokenizer = getattr(data, "tokenizer", None)
+    elif tokenizer == "model" and getattr(model, "tokenizer", None) is not None:
+        data.tokenizer = model.tokenizer
     elif tokenizer == "model":
-        data.tokenizer = getattr(model, "tokenizer", None)
+        model.tokenizer = getattr(data, "tokenizer", None)  # the only one that there is
     elif isinstance(tokenizer, str):
         raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
     else:

@@ -5,6 +5,7 @@ import pytest
 
 from nemo2 import Config, llm
 from nemo2.config.adjust import adjustments
+from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.llm.set_up import connect_parts
 from nemo2.settle import Machine, settle
 from support import small_runs
@@ -51,3 +52,16 @@ def test_live_parts_are_connected_alike(set_to, loss):
     connect_parts(model, llm.HFDatasetDataModule([], seq_length=small_runs.SEQ), tokenizer=None)
     assert model.config.calculate_per_token_loss is loss
     assert ("calculate_per_token_loss" in adjustments(model.config)) is loss
+
+
+def test_a_model_without_a_tokenizer_leaves_the_data_its_own():
+    """`llm.finetune` asks for the model's."""
+    model, data = (
+        small_runs.build_llama(),
+        llm.HFDatasetDataModule([], tokenizer=ByteTokenizer(), seq_length=small_runs.SEQ),
+    )
+    connect_parts(model, data, tokenizer="model")
+    assert isinstance(data.tokenizer, ByteTokenizer) and model.tokenizer is data.tokenizer
+    other = llm.HFDatasetDataModule([], tokenizer=NullTokenizer(8), seq_length=small_runs.SEQ)
+    connect_parts(model, other, tokenizer="model")
+    assert other.tokenizer is data.tokenizer
