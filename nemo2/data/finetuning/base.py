@@ -26,6 +26,7 @@ from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, 
 from nemo2.data.megatron_datasets import on_all_ranks
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
+from nemo2.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -262,12 +263,18 @@ class SampleDataModule(MegatronDataModule):
         cp = _sizes()["cp"]
         return 2 * cp if cp > 1 else 1
 
+    @property
+    def _captured(self) -> bool:
+        """Whether the model's kernels or Transformer Engine's buffers are made for one length."""
+        config = getattr(getattr(self.trainer, "lightning_module", None), "config", None)
+        return config is not None and (bool(getattr(config, "tp_comm_overlap", False)) or kind_of(config) != "none")
+
     def _collate(self) -> Collate:
         sizes = _sizes()
         multiple = lcm(_KERNEL_MULTIPLE, 2 * sizes["cp"] * sizes["tp"])
         most_ends = None
         # The stages of a pipeline, and experts that other replicas' tokens come to, are told one length beforehand.
-        fixed = self.packed or self.settings.pad_to_max_length or sizes["pp"] > 1 or sizes["ep"] > 1
+        fixed = self.packed or self.settings.pad_to_max_length or sizes["pp"] > 1 or sizes["ep"] > 1 or self._captured
         if self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens:
             most_ends = 1 + max((fullness.most for fullness in self.fullness.values()), default=0) or None
         return Collate(

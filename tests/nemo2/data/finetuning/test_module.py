@@ -109,6 +109,17 @@ def test_full_length_on_demand(root):
     }
 
 
+@pytest.mark.parametrize(
+    "setting, width", [({}, 32), ({"tp_comm_overlap": True}, SEQ), ({"cuda_graph_impl": "transformer_engine"}, SEQ)]
+)
+def test_buffers_and_graphs_that_are_made_for_one_length_get_it(root, setting, width):
+    write_lines(root / "training.jsonl", [{"input": "ask", "output": "answer " * 3}] * 8)
+    data = module(root)
+    data.trainer = SimpleNamespace(global_step=0, lightning_module=SimpleNamespace(config=SimpleNamespace(**setting)))
+    [batch] = steps(data)
+    assert batch["tokens"].shape[1] == width
+
+
 def test_packed_rows_hold_every_token_once(root):
     data = packed(root)
     batches = steps(data)
