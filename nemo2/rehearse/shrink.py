@@ -59,7 +59,7 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
     )
     for name, value in small_sizes(model, tp=small.tp, chunks=chunks, extra=extra).items():
         setattr(model, name, value)
-    _shrink_data(recipe, processes // model_parallel, small)
+    _shrink_data(recipe, processes // model_parallel, small, notes)
     _shrink_run(recipe, processes, steps, notes)
     return Shrunk(recipe, processes, tuple(notes))
 
@@ -170,11 +170,17 @@ def _cut(wide: Layout, max_processes: int, notes: list[str]) -> Layout:
     return small()
 
 
-def _shrink_data(recipe: Any, replicas: int, layout: Layout) -> None:
+def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -> None:
     from nemo2.config import Config
+    from nemo2.data.finetuning.base import SampleDataModule
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import NullTokenizer
 
+    made = getattr(recipe.data, "__fn_or_cls__", None)
+    if isinstance(made, type) and issubclass(made, SampleDataModule):
+        # Its tokens are of a vocabulary that the small model hasn't got, and its files may be elsewhere.
+        notes.append(f"data is random tokens in place of {made.__name__}: every token counts, and none are packed")
+        recipe.data = Config(MockDataModule)
     data = recipe.data
     data.seq_length = SEQUENCE
     data.micro_batch_size = 1

@@ -100,3 +100,17 @@ def test_what_belongs_to_eight_bits_is_left_out_with_them() -> None:
     assert recipe.trainer.plugins.fp8_recipe == "tensorwise"
     recipe.trainer.plugins.fp8 = None
     assert any("fp8_recipe='tensorwise'" in sentence for sentence in fdl.build(recipe.trainer.plugins).ineffective())
+
+
+def test_fine_tuning_data_becomes_random_tokens_and_a_note_says_so() -> None:
+    from nemo2 import Config, llm
+    from nemo2.checks import find_problems
+    from nemo2.rehearse.shrink import shrink
+
+    recipe = llm.llama3_8b.pretrain_recipe()
+    packed = Config(llm.PackedSequenceSpecs, packed_sequence_size=4096)
+    recipe.data = Config(llm.SquadDataModule, seq_length=4096, micro_batch_size=1, packed_sequence_specs=packed)
+    small = shrink(recipe, max_processes=2)
+    assert small.recipe.data.__fn_or_cls__ is llm.MockDataModule
+    assert any("random tokens in place of SquadDataModule" in note for note in small.notes)
+    assert find_problems(small.recipe, devices=small.processes) == []
