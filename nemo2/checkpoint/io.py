@@ -46,7 +46,7 @@ from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
 from nemo2.checkpoint.untrusted import COMMON, COMMON_OBJECT, data_only, refuse_code_in_extra_states, weights_problem
-from nemo2.checkpoint.writing import WatchedSaveStrategy, no_results_server
+from nemo2.checkpoint.writing import WatchedSaveStrategy, planning
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, Nemo2Error, SecurityError
 
@@ -184,7 +184,7 @@ class MegatronCheckpointIO(CheckpointIO):
         strategy: Any = writing
         if self.parallel_save:
             strategy = FullyParallelSaveStrategyWrapper(writing, self._save_group(), self.assume_constant_structure)
-        with no_results_server():
+        with planning():
             request = dist_checkpointing.save(checkpoint, str(weights), strategy, **arguments)
         self._validated = True  # the same structure every time
         return request, writing

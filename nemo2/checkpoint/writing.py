@@ -22,6 +22,7 @@ from typing import Any, Optional
 import torch
 import torch.utils.serialization
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint import filesystem
 
@@ -154,17 +155,41 @@ def write_files(transforms: list[Any], rank: int, buckets: list[Any], report: Re
 
 
 @contextmanager
-def no_results_server() -> Iterator[None]:
-    """Megatron-Core starts a server for a queue that `WatchedSaveStrategy` doesn't use, unless it believes it has one."""
-    if getattr(filesystem_async, "_results_queue", _NOT_USED) is not None:
-        yield
-        return
-    filesystem_async._results_queue = _NOT_USED  # pyright: ignore[reportAttributeAccessIssue]
+def planning() -> Iterator[None]:
+    """Around Megatron-Core's planning of a save by `WatchedSaveStrategy`.
+
+    It starts a server for a queue that isn't used, unless it believes it has one. And it copies each tensor that is a view
+    into a larger buffer, as parameters and the optimizer's state are, because its writers run while training goes on; here
+    what is planned is written, or copied, before anything else happens.
+    """
+    planner, queue = torch_strategies.MCoreSavePlanner, getattr(filesystem_async, "_results_queue", _NOT_USED)
+    torch_strategies.MCoreSavePlanner = _Planner  # pyright: ignore[reportAttributeAccessIssue]
+    if queue is None:
+        filesystem_async._results_queue = _NOT_USED  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        if filesystem_async._results_queue is _NOT_USED:
+        torch_strategies.MCoreSavePlanner = planner
+        if queue is None and filesystem_async._results_queue is _NOT_USED:
             filesystem_async._results_queue = None
+
+
+class _Planner(torch_strategies.MCoreSavePlanner):
+    def resolve_data(self, write_item: Any) -> Any:
+        found = super().resolve_data(write_item)
+        return alone(found) if isinstance(found, torch.Tensor) else found
+
+
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor with a storage of its own size, which can be written without what lies around it. A tensor
+    that has gaps, or is on a GPU, comes back as it is."""
+    tensor = tensor.detach()
+    is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
+    is_view = is_plain and 0 < tensor.numel() * tensor.itemsize < tensor.untyped_storage().size()
+    if not is_view:
+        return tensor
+    octets = torch.from_numpy(tensor.reshape(-1).view(torch.uint8).numpy())
+    return octets.view(tensor.dtype).view(tensor.shape)
 
 
 def _write(transforms: list[Any], bucket: Any) -> list[Any]:

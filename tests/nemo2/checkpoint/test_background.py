@@ -261,3 +261,53 @@ def test_a_run_whose_writers_are_stopped_and_killed_saves_every_step_and_says_so
         assert not problems(path) and not changed(path)
     said = answers[0][0]
     assert len(said) == 2 and all("step=" in words and "on rank 1" in words for words in said), said
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda one: one[3:9], lambda one: one[5], lambda one: one[8:16].view(2, 4), lambda one: one.bfloat16()[3:9]],
+    ids=["a slice", "a number", "a matrix", "bfloat16"],
+)
+def test_a_view_is_written_from_its_place_and_without_what_lies_around_it(view):
+    import torch
+
+    from nemo2.checkpoint.writing import alone
+
+    given = view(torch.arange(100.0))
+    found = alone(given)
+    assert torch.equal(found, given) and found.data_ptr() == given.data_ptr()
+    assert found.untyped_storage().size() == found.numel() * found.itemsize
+    for other in (torch.arange(100.0)[::2], torch.arange(4.0)[:0], torch.arange(4.0)):
+        assert alone(other).data_ptr() == other.data_ptr() and torch.equal(alone(other), other)
+
+
+def planned_elsewhere(directory: str) -> tuple[int, int]:
+    """Bytes that a save is to write, and those of them that lie outside the memory of the parameters and their gradients'
+    and optimizer's buffers, because they were copied for it."""
+    from nemo2.checkpoint import writing
+
+    taken: list[Any] = []
+    original = writing.Report.put_together
+
+    def put_together(self: Any, transforms: Any, buckets: Any) -> Any:
+        taken.extend(tensor for _, _, (_, tensors) in buckets for _, tensor in tensors)
+        return original(self, transforms, buckets)
+
+    writing.Report.put_together = put_together
+    trainer = small_runs.build_trainer(max_steps=1, ckpt_async_save=True)
+    trainer.fit(small_runs.build_llama(), small_runs.TokenData())
+    trainer.save_checkpoint(Path(directory) / "step=1")
+    io: Any = trainer.strategy.checkpoint_io
+    io.maybe_finalize_save_checkpoint(blocking=True)
+    optimizer: Any = trainer.strategy.optimizers[0]
+    live = list(trainer.strategy.megatron_parallel.parameters())
+    live += [value for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
+    spans = [(one.untyped_storage().data_ptr(), one.untyped_storage().size()) for one in live if hasattr(one, "numel")]
+    there = [any(start <= one.data_ptr() < start + size for start, size in spans) for one in taken]
+    sizes = [one.numel() * one.itemsize for one in taken]
+    return sum(sizes), sum(size for size, here in zip(sizes, there, strict=True) if not here)
+
+
+def test_a_background_save_copies_nothing_before_its_copy(run_on_ranks, tmp_path):
+    (total, copied) = run_on_ranks(planned_elsewhere, 1, str(tmp_path))[0]
+    assert copied < 0.01 * total, f"{copied} of {total} bytes were copied"
