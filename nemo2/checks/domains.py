@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from nemo2.config.walk import class_of
+
 _LOWER = {"[": (operator.ge, "at least"), "(": (operator.gt, "above")}
 _UPPER = {"]": (operator.le, "at most"), ")": (operator.lt, "less than")}
 
@@ -26,6 +28,7 @@ class Domain:
         kind: ``whole`` numbers; ``steps``, which may be written as 1e4; or ``real`` numbers.
         items: The interval of a list's items, where it is another one.
         unless: What to write instead of a value that is refused.
+        but: Numbers inside the interval that a field may not have.
     """
 
     interval: str
@@ -33,6 +36,7 @@ class Domain:
     kind: str = "real"
     items: Optional[str] = None
     unless: str = ""
+    but: tuple[float, ...] = ()
 
     def holds(self, value: Any) -> bool:
         """Whether a field may have this value."""
@@ -49,6 +53,8 @@ class Domain:
             return False
         low, high = _edges(interval)
         number = float(value)
+        if number in self.but:
+            return False
         if self.kind == "steps" and not number.is_integer():
             return False
         if math.isinf(number) and not (interval.endswith("inf]") and number > 0):
@@ -60,6 +66,7 @@ class Domain:
         """The numbers as a user is told: ``a whole number of at least 1``."""
         whole = self.kind != "real"
         words = _words(self.interval, whole=whole)
+        words += f" other than {' and '.join(f'{number:g}' for number in self.but)}" if self.but else ""
         return f"{words}, or a list of such between {self.items[1:-1].replace(', ', ' and ')}" if self.items else words
 
 
@@ -231,7 +238,10 @@ MODEL: Mapping[str, Domain] = {
     ),
     "moe_router_topk_scaling_factor": _weight("multiplies the scores of the experts; 0 leaves them"),
     "moe_expert_capacity_factor": Domain(
-        "(-inf, inf)", "multiplies the tokens of an expert; Megatron-Core reads a negative one as None"
+        "(-inf, inf)",
+        "multiplies the tokens of an expert, of which 0 drops all; Megatron-Core reads a negative one as None",
+        unless="None drops no token",
+        but=(0,),
     ),
     "moe_router_bias_update_rate": _weight("a step towards balance, away from it where negative"),
     "moe_aux_loss_coeff": _weight(_TIMES),
@@ -319,8 +329,6 @@ DATA: Mapping[str, Domain] = {
     "init_consumed_samples": _natural("a number of samples"),
     "init_global_step": _natural("a number of steps"),
     "seed": _natural("NumPy's generators take no sign"),
-    "vocab_size": Domain("[257, inf)", "256 bytes and the end of a document", "whole"),
-    "max_bytes": _count("a number of bytes"),
     "memmap_workers": _count("a number of threads that tokenize"),
     "pad_token_id": _natural("an id of the vocabulary"),
     "pad_seq_len_divisible": _count(_DIVISOR),
@@ -328,6 +336,8 @@ DATA: Mapping[str, Domain] = {
 
 FILES: Mapping[str, Domain] = {
     **DATA,
+    "vocab_size": Domain("[257, inf)", "256 bytes and the end of a document", "whole"),
+    "max_bytes": _count("a number of bytes"),
     "seed": Domain(
         "[0, 4294967295]", "Megatron-Core's shuffling by NumPy's RandomState takes 32 bits without a sign", "whole"
     ),
@@ -338,8 +348,29 @@ OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the rat
 
 
 def data_domains(data: Any) -> Mapping[str, Domain]:
-    """The table for a data module, or its node in a recipe."""
+    """The table for a data module, or its node in a recipe. What a user's own class means by a name is its own affair."""
+    kinds = getattr(class_of(data), "__mro__", ())
+    if not any(kind.__module__.startswith("nemo2.") for kind in kinds):
+        return BATCH
     return FILES if hasattr(data, "paths") or hasattr(data, "max_bytes") else DATA
+
+
+def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
+    """What the live parts of a run hold that their tables don't, as `out_of_range` tells it of a recipe's nodes.
+
+    Args:
+        model: Its ``config`` is looked at where that is Megatron-Core's.
+        data: The data module.
+        optim: The optimizer module with its schedule. None: nothing is trained, or by an optimizer of the user's own.
+    """
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    if isinstance(getattr(model, "config", None), TransformerConfig):
+        yield from out_of_range(model.config, "model.config", MODEL)
+    yield from out_of_range(data, "data", data_domains(data), others=False)
+    yield from out_of_range(optim, "optim", OPTIMIZER_MODULE, others=False)
+    yield from out_of_range(getattr(optim, "config", None), "optim.config", OPTIMIZER)
+    yield from out_of_range(getattr(optim, "lr_scheduler", None), "optim.lr_scheduler", SCHEDULE, others=False)
 
 
 def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others: bool = True) -> Iterator[str]:

@@ -12,8 +12,10 @@ import lightning.pytorch as pl
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.checks.domains import parts_out_of_range
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
+from nemo2.errors import ConfigError
 from nemo2.llm.set_up import connect_parts
 from nemo2.optim.base import OptimizerModule
 from nemo2.peft.base import PEFT
@@ -219,6 +221,7 @@ def _setup(
     refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
     connect_parts(model, data, optim=optim, tokenizer=tokenizer, model_transform=model_transform)
+    _refuse_out_of_range(model, data, training=training)
     directory = log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
@@ -231,6 +234,17 @@ def _setup(
             told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)
+
+
+def _refuse_out_of_range(model: Any, data: Any, *, training: bool) -> None:
+    """A recipe was checked before it was launched; parts that a script has made are judged here, by the same table.
+
+    Raises:
+        ConfigError: with every number that can't be computed with, a paragraph each.
+    """
+    told = list(parts_out_of_range(model=model, data=data, optim=getattr(model, "optim", None) if training else None))
+    if told:
+        raise ConfigError("\n".join(told))
 
 
 def _watch(trainer: pl.Trainer) -> None:

@@ -100,7 +100,17 @@ class LRSchedule(LRSchedulerModule):
                     f"{type(self).__name__}.max_steps is None and the trainer has no max_steps: this schedule is a "
                     "fraction of the run's length. Set trainer.max_steps, or the schedule's max_steps."
                 )
+        if words := schedule._left_out():
+            rank_zero_info("%s: %s", type(self).__name__, words)
         return StepSchedule(schedule, optimizer)
+
+    def _left_out(self) -> str:
+        """What of the schedule a run of this length doesn't come to; "" where nothing is."""
+        length, ratio = self.max_steps, getattr(self, "warmup_ratio", None)
+        warmup = getattr(self, "warmup_steps", None) if length is None or ratio is None else ratio * length
+        if length is None or not warmup or warmup < length:
+            return ""
+        return f"the warm-up of {warmup:g} steps is not over after this run of {length:g} steps: the rate never reaches its peak."
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -276,6 +286,17 @@ class CosineAnnealingScheduler(LRSchedule):
     interval: str = "step"
     frequency: int = 1
     monitor: str = "val_loss"
+
+    def _left_out(self) -> str:
+        if (words := super()._left_out()) or not self.constant_steps:
+            return words
+        phases, length = self.warmup_steps + self.constant_steps, self._length()
+        if phases < length:
+            return ""
+        return (
+            f"warmup_steps={self.warmup_steps:g} and constant_steps={self.constant_steps:g} leave none of the "
+            f"{length:g} steps of this run to the decay: the rate drops from its peak to min_lr. Set constant_steps=0."
+        )
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 + cos(pi * t)) / 2`` with t from 0 to 1 between warm-up and the end."""

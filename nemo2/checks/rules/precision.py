@@ -140,7 +140,7 @@ def _padding(facts: Facts) -> Iterator[str]:
 
 @PRECISION.rule(
     "loss-scale-is-positive",
-    says="fp16's loss scales and windows are positive.",
+    says="fp16's loss scales and windows are positive, and a scale that moves starts at its least or above.",
     otherwise="The scaler asserts, or gradients vanish.",
     broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0",
     mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
@@ -152,9 +152,10 @@ def _loss_scale(facts: Facts) -> Iterator[str]:
     names = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     for name in names:
         value = getattr(config, name)
-        if value is not None and value <= 0:
+        # No fixed scale, in Megatron-Core 0 as well as None, is one that moves.
+        if value is not None and (value < 0 or (value == 0 and name != "loss_scale")):
             yield f"trainer.plugins.fp16_{name}={value}: must be above 0."
-    if config.loss_scale is None and config.initial_loss_scale < config.min_loss_scale:
+    if not config.loss_scale and config.initial_loss_scale < config.min_loss_scale:
         yield (
             f"trainer.plugins.fp16_initial_loss_scale={config.initial_loss_scale:g} is below "
             f"fp16_min_loss_scale={config.min_loss_scale:g}: start above the least."

@@ -111,8 +111,13 @@ def _exist(facts: Facts) -> Iterator[str]:
 )
 def _units(facts: Facts) -> Iterator[str]:
     count, config, layers = _recomputed(facts), facts.sized_config, facts.of_model("num_layers")
-    hybrid = hasattr(facts.model, "mamba_stack_spec")  # whose stack does not recompute
-    if count is None or config is None or hybrid or facts.model.recompute_method != "uniform" or count > layers:
+    if (
+        count is None
+        or config is None
+        or _is_hybrid(facts)
+        or facts.model.recompute_method != "uniform"
+        or count > layers
+    ):
         return
     for chunk in sorted(set(_chunk_layers(facts, config))):
         if chunk % count:
@@ -120,6 +125,46 @@ def _units(facts: Facts) -> Iterator[str]:
                 f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, which "
                 f"recompute_method='uniform' cuts into units of it: use one of {divisors(chunk)}, or recompute_method='block'."
             )
+
+
+@RECOMPUTE.rule(
+    "mtp-recomputes-each-layer",
+    says="With `recompute_method=uniform` and multi-token prediction, layers are recomputed one by one "
+    "(`recompute_num_layers=1`).",
+    otherwise="Megatron-Core asserts in the first step.",
+    recipe="deepseek_v3",
+    broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=2",
+    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+)
+def _mtp(facts: Facts) -> Iterator[str]:
+    count, heads = _recomputed(facts), facts.of_model("mtp_num_layers")
+    if count is not None and count != 1 and heads and facts.model.recompute_method == "uniform":
+        yield (
+            f"model.config.recompute_num_layers={count} with recompute_method='uniform' and mtp_num_layers={heads}: "
+            "Megatron-Core recomputes the layers of multi-token prediction one by one. Set recompute_num_layers=1."
+        )
+
+
+@RECOMPUTE.rule(
+    "hybrid-stacks-recompute-nothing",
+    says="A stack of Mamba layers isn't recomputed as a whole (`recompute_granularity=full`) before Megatron-Core 0.19.",
+    otherwise="Nothing is computed again, and the activations need the memory that they should not.",
+    recipe="nemotronh_8b",
+    broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+    mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
+    in_force=lambda: find_spec("megatron.core.recompute") is None,  # with which the stack recomputes
+)
+def _hybrid(facts: Facts) -> Iterator[str]:
+    if _is_hybrid(facts) and getattr(facts.model, "recompute_granularity", None) == "full":
+        yield (
+            "model.config.recompute_granularity='full': this Megatron-Core's stack of Mamba, attention and feed-forward layers "
+            "doesn't recompute. Set it, recompute_method and recompute_num_layers to None, or use 'selective' for the attention "
+            "layers; Megatron-Core 0.19 recomputes all."
+        )
+
+
+def _is_hybrid(facts: Facts) -> bool:
+    return hasattr(facts.model, "mamba_stack_spec")
 
 
 @RECOMPUTE.rule(

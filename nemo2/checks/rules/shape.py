@@ -121,8 +121,8 @@ def _positions(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule(
     "fused-activation-is-known",
-    says="`bias_activation_fusion` needs an activation that has a fused kernel: gelu, silu (SwiGLU) or quick_gelu.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`bias_activation_fusion` needs an activation that has a fused kernel: gelu, gated silu (SwiGLU) or quick_gelu.",
+    otherwise="Megatron-Core refuses the model's configuration, or, for silu without a gate, the first step.",
     recipe="nemotron3_4b",
     broken="model.config.bias_activation_fusion=True",
     mended="model.config.bias_activation_fusion=False",
@@ -145,6 +145,11 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
         yield (
             "model.config.bias_activation_fusion=True with a plain gelu needs a bias to add: set "
             "bias_activation_fusion=False, or add_bias_linear=True."
+        )
+    elif activation is F.silu and not facts.of_model("gated_linear_unit"):
+        yield (
+            "model.config.bias_activation_fusion=True with silu: the fused kernel is SwiGLU's. Set gated_linear_unit=True, or "
+            "bias_activation_fusion=False."
         )
 
 

@@ -10,6 +10,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import fiddle as fdl
 import pytest
 from megatron.core.optimizer import OptimizerConfig
 
@@ -120,12 +121,49 @@ def test_every_numeric_field_has_a_row_or_a_reason() -> None:
         f"{module.__name__}.{parameter.name}"
         for module in modules
         for parameter in inspect.signature(module.__init__).parameters.values()
-        if numeric(parameter.annotation)
-        and parameter.name not in domains.data_domains(SimpleNamespace(paths=""))
-        and parameter.name not in WITHOUT_A_ROW
+        if numeric(parameter.annotation) and parameter.name not in domains.FILES and parameter.name not in WITHOUT_A_ROW
     ]
     assert sorted(set(missing)) == []
 
 
 def numeric(kind: Any) -> bool:
     return re.search(r"\b(int|float)\b", kind if isinstance(kind, str) else str(kind)) is not None
+
+
+def test_a_point_inside_an_interval_may_be_refused() -> None:
+    capacity = domains.MODEL["moe_expert_capacity_factor"]
+    assert [capacity.holds(value) for value in (-1.0, 0, 0.0, 1e-3, 1)] == [True, False, False, True, True]
+    assert "other than 0" in capacity.words
+
+
+def test_live_parts_are_judged_by_the_same_table() -> None:
+    from nemo2.checks.domains import parts_out_of_range
+    from nemo2.data.mock import MockDataModule
+    from nemo2.models.llama import LlamaConfig
+    from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
+    from nemo2.optim.megatron import MegatronOptimizerModule
+
+    def parts(lr: float = 1e-3, seed: int = 1, rounds: int = 1, **model: Any) -> list[str]:
+        config = LlamaConfig(num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, **model)
+        schedule = CosineAnnealingScheduler(frequency=rounds)
+        optim = MegatronOptimizerModule(OptimizerConfig(lr=lr), lr_scheduler=schedule)
+        data = MockDataModule(seed=seed)
+        return list(parts_out_of_range(model=SimpleNamespace(config=config), data=data, optim=optim))
+
+    assert parts() == []
+    told = parts(lr=math.inf, seed=-1, layernorm_epsilon=-1.0)
+    assert [words.partition("=")[0] for words in told] == [
+        "model.config.layernorm_epsilon", "data.seed", "optim.config.lr"
+    ]  # fmt: skip
+    mine = SimpleNamespace(vocab_size=100, seed=-1, micro_batch_size=2)
+    assert list(parts_out_of_range(model=SimpleNamespace(), data=mine, optim=None)) == []
+    mine.micro_batch_size = 0
+    assert len(list(parts_out_of_range(model=SimpleNamespace(), data=mine, optim=None))) == 1
+
+
+def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_table() -> None:
+    from nemo2 import recipes
+
+    for name in recipes.__all__:
+        config = fdl.build(recipes.get(name).pretrain_recipe().model.config)
+        assert list(out_of_range(config, name, domains.MODEL)) == []

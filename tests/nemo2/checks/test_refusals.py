@@ -40,6 +40,7 @@ ILLEGAL: list[tuple[dict[str, Any], str]] = [
     ({TP: 3}, r"3 \* 1 \* 1 = 3 does not divide the world of 8 ranks; run on 9 ranks"),
     ({TP: 3, "trainer__devices": 6}, r"num_attention_heads=32 is not a multiple of strategy\.tensor_model.*=3.*1, 2, 4, 8"),
     ({TP: 0}, r"strategy\.tensor_model_parallel_size=0: must be a whole number of at least 1"),
+    ({"model__config__gated_linear_unit": False, "model__config__bias_activation_fusion": True}, r"fused kernel is SwiGLU's"),
     ({"model__config__num_query_groups": 3}, r"num_attention_heads=32 is not a multiple of .*num_query_groups=3"),
     ({TP: 8, "model__config__num_query_groups": 12, "model__config__num_attention_heads": 24},
      r"num_query_groups=12 is neither a multiple nor a divisor of .*=8"),

@@ -71,6 +71,11 @@ def trained(directory: str) -> dict[str, Any]:
     with pytest.raises(ConfigError) as caught:
         api.pretrain(**clash)
     found["clash"] = str(caught.value)
+    nonsense = parts(directory, max_steps=STEPS, rotary_base=-1)
+    nonsense["model"].optim.config.clip_grad = -1.0
+    with pytest.raises(ConfigError) as caught:
+        api.pretrain(**nonsense)
+    found["nonsense"] = str(caught.value)
     return found
 
 
@@ -110,6 +115,8 @@ def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ra
     assert "this run is done" in found["done"]
     assert found["validated"] == pytest.approx(found["trained"], rel=1e-6)
     assert "model.config.seq_length=32 contradicts data.seq_length=16" in found["clash"]
+    assert "model.config.rotary_base=-1: must be above 0" in found["nonsense"]
+    assert "optim.config.clip_grad=-1.0: must be at least 0" in found["nonsense"]
     metrics = Path(found["directory"]) / "metrics.jsonl"
     assert metrics.read_text().count("reduced_train_loss") == STEPS
 

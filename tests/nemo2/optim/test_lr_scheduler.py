@@ -192,6 +192,26 @@ def test_a_run_without_end_is_refused_only_where_the_formula_needs_one():
     assert endless.schedule.lr_at(10**9, 1e-3) == 1e-3
 
 
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (CosineAnnealingScheduler(), "warmup_steps=750 and constant_steps=80000 leave none of the 1000 steps"),
+        (CosineAnnealingScheduler(constant_steps=0, warmup_steps=2000), "the warm-up of 2000 steps is not over"),
+        (WarmupAnnealingScheduler(warmup_ratio=1.0, min_lr=0), "the warm-up of 1000 steps is not over"),
+        (CosineAnnealingScheduler(constant_steps=0), None),
+        (CosineAnnealingScheduler(constant_steps=200), None),
+        (WarmupAnnealingScheduler(warmup_ratio=0.2, min_lr=0), None),
+    ],
+)
+def test_what_a_run_of_this_length_does_not_come_to_is_said(schedule, words, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(lr_scheduler, "rank_zero_info", lambda form, *values: said.append(form % values))
+    model = SimpleNamespace(trainer=SimpleNamespace(max_steps=1000))
+    schedule.scheduler(model, torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=PEAK))
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
+
+
 def test_lightning_gets_scheduler_interval_frequency_and_monitor():
     described = make(CosineAnnealingScheduler, interval="epoch", frequency=3, monitor="loss")(
         None, Groups({"lr": PEAK})
