@@ -391,10 +391,10 @@ class MegatronCheckpointIO(CheckpointIO):
         self._all_have_read(checkpoint, failure)
         return found
 
-    def read_whole(self, checkpoint: Path, read: Callable[[Path], _Read]) -> _Read:
+    def read_whole(self, checkpoint: Path, read: Callable[[Path], _Read]) -> tuple[Path, _Read]:
         """What ``read`` makes of ``checkpoint``, or, where that is damaged and `fall_back` allows it, of the newest whole one
-        before it, which then replaces all that was read. Every rank calls it. A damaged one in a directory that this run may
-        write to is set aside, so that neither the next run nor retention takes it for a good one.
+        before it, which then replaces all that was read; with the one that was read. Every rank calls it. A damaged one in a
+        directory that this run may write to is set aside, so that neither the next run nor retention takes it for a good one.
 
         Raises:
             CheckpointError: it isn't whole, and there is no other.
@@ -419,7 +419,7 @@ class MegatronCheckpointIO(CheckpointIO):
                         checkpoint,
                         "; ".join(lost[:3]),
                     )
-                return found
+                return checkpoint, found
 
     def _load_strategy(self, weights: str) -> Any:
         from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text log per rank: what Python's logging and warnings said, with the time."""
+"""One text log per rank, of what Python's logging and warnings said, with the time; our warnings on the console of one rank."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,28 @@ class _LogFile(logging.FileHandler):
 
     def _open(self) -> Any:
         return open(self.baseFilename, "a", encoding=self.encoding, opener=open_to_write)
+
+
+class _Console(logging.Handler):
+    """Python's last resort, which writes warnings to stderr, goes silent once any handler is there, as that of the log file."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not any(map(_speaks, logging.getLogger().handlers)):
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+def _speaks(handler: logging.Handler) -> bool:
+    """Whether it writes to a console: Python's own, or rich's."""
+    to_stream = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+    return to_stream or type(handler).__name__ == "RichHandler"
+
+
+_console = _Console(logging.WARNING)
+
+
+def warn_on_console() -> None:
+    """Show the warnings of nemo2 on this process' stderr, unless the script has a console handler of its own. Idempotent."""
+    logging.getLogger("nemo2").addHandler(_console)
 
 
 def add_log_file(path: Path) -> None:

@@ -16,7 +16,7 @@ from nemo2.errors import ConfigError
 from nemo2.run_dir.callback import RunDirectoryCallback
 from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory, meeting_of, writing_to
 from nemo2.run_dir.environment import write_environment
-from nemo2.run_dir.log_files import add_log_file
+from nemo2.run_dir.log_files import add_log_file, warn_on_console
 from nemo2.run_dir.metrics import JSONLLogger
 from nemo2.run_dir.records import write_text
 
@@ -127,6 +127,8 @@ class NeMoLogger:
             if trainer.is_global_zero:
                 self._write_files(directory, trainer=trainer, files=files, task_config=task_config)
             self._add_log_file(directory, trainer)
+        if trainer.is_global_zero:
+            warn_on_console()
         metrics = self._install_loggers(directory, trainer)
         self._install_checkpoint(directory, trainer)
         self._install_callback(directory, trainer, metrics)

@@ -157,7 +157,11 @@ class Checkpoints(SteppingStrategy):
         io = self.checkpoint_io
         if not isinstance(io, MegatronCheckpointIO):
             return io.load_checkpoint(path)
-        return io.read_whole(path, functools.partial(self.form.read, optimizer=self._fits))
+        taken, found = io.read_whole(path, functools.partial(self.form.read, optimizer=self._fits))
+        if taken != path and self.trainer.ckpt_path:
+            # Of which Lightning tells, and callbacks ask what the run went on from.
+            self.trainer._checkpoint_connector._ckpt_path = taken
+        return found
 
     @property
     def _fits(self) -> bool:

@@ -426,10 +426,15 @@ def fallen_back(directory: str, sharded: bool) -> dict[str, Any]:
         strategy = nl.FSDP2Strategy() if sharded else nl.MegatronStrategy(ckpt_async_save=False)
         io: Any = strategy.checkpoint_io
         io.fall_back = fall_back
-        return small_runs.fit(small_runs.build_llama(), max_steps=3, strategy=strategy, **options)["losses"]
+        ran = small_runs.fit(
+            small_runs.build_llama(), max_steps=3, strategy=strategy, inspect=lambda one: str(one.ckpt_path), **options
+        )
+        found["went on from"] = ran["inspected"]
+        return ran["losses"]
 
+    found: dict[str, Any] = {}
     keep = keeping(directory, every_n_train_steps=1)
-    found: dict[str, Any] = {"whole": fit(callbacks=[keep])}
+    found["whole"] = fit(callbacks=[keep])
     newest = Path(directory) / "step=2"
     if torch.distributed.get_rank() == 0:
         _flip_a_bit(sorted((newest / "weights").glob("*.distcp"))[0])
@@ -446,4 +451,5 @@ def fallen_back(directory: str, sharded: bool) -> dict[str, Any]:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_only_where_it_may(run_on_ranks, tmp_path, sharded):
     for found in run_on_ranks(fallen_back, 2, str(tmp_path), sharded, timeout=90.0):
         assert found["resumed"] == found["whole"][1:]
+        assert found["went on from"] == str(tmp_path / "step=1")  # of which Lightning says "Restored all states from"
         assert "SHA-256 differs" in found["refused"]

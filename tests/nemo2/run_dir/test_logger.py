@@ -350,3 +350,22 @@ def _agree_then_meet(base):
 def test_settling_the_directory_does_not_get_in_the_way_of_the_process_group(run_on_ranks, tmp_path):
     (first, one), (second, two) = run_on_ranks(_agree_then_meet, 2, str(tmp_path), init_process_group=False, timeout=60)
     assert first == second and one == two == 2.0
+
+
+@pytest.mark.parametrize("own", ["", "logging.basicConfig()"], ids=["no handler", "a handler of the script's own"])
+def test_warnings_reach_the_console_once_and_the_file(tmp_path, own):
+    script = f"""
+import logging, pathlib
+from nemo2.run_dir.log_files import add_log_file, warn_on_console
+{own}
+add_log_file(pathlib.Path("log.txt"))
+warn_on_console()
+warn_on_console()
+logging.getLogger("nemo2.somewhere").warning("Falling back to %s.", "step=2")
+logging.getLogger("nemo2.somewhere").info("at step 3")
+logging.getLogger("another").warning("of somebody else")
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stderr.count("Falling back to step=2.") == 1
+    assert bool(own) == ("at step 3" in ran.stderr) == ("of somebody else" in ran.stderr)
+    assert (tmp_path / "log.txt").read_text().count("Falling back to step=2.") == 1
