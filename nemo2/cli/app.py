@@ -31,6 +31,7 @@ from nemo2.cli import (
     trace,
 )
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
+from nemo2.run_dir.faults import words_of
 
 _DEBUG = "--debug"
 
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         else:
-            print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"error: {type(error).__name__}: {words_of(error)}", file=sys.stderr)
             print("This is not an error that nemo2 expects; --debug shows where it comes from.", file=sys.stderr)
         return 1
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo2.errors import EXIT_PREEMPTED, Preempted, RuntimeFault
 from nemo2.launch.stream import agent_logs, without_rank
-from nemo2.run_dir.faults import Fault, read_faults
+from nemo2.run_dir.faults import HANG, Fault, read_faults
 
 # A rank that ends so was ended from outside or by the machine; the others' errors follow from it. SIGTERM is missing
 # because torchrun sends it to the ranks that are left, SIGABRT because a lost peer can cause it.
@@ -16,6 +16,10 @@ _DECISIVE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, si
 _SIGNAL_ADVICE = {
     signal.SIGKILL: "the usual reason is that the machine ran out of memory",
     signal.SIGSEGV: "a crash in native code; the last lines of its log may name it",
+    **dict.fromkeys(
+        (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT),
+        "it was asked to end before its first step or after its last, when there is nothing to save",
+    ),
 }
 _REPORTED = re.compile(r"rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL)
 _ERROR_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(Error|Exception|Fault|Interrupt|Exit)\w*)(: (?P<message>.*))?$")
@@ -48,19 +52,23 @@ class Death:
 def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
     """The first failure as an exception, ready to be raised.
 
-    Looked for in this order: a rank killed by a signal; ranks that saved and stopped because they were asked to; the
-    earliest error that a rank wrote down; the last traceback in the output of the rank that torchrun saw failing first;
-    the end of torchrun's own output.
+    Looked for in this order: a hang, whose silent rank is killed by others; a rank killed by a signal; ranks that saved and
+    stopped because they were asked to; the earliest error that a rank wrote down; the last traceback in the output of the
+    rank that torchrun saw failing first; the end of torchrun's own output.
     """
-    deaths = reported_deaths(log_dir)
+    deaths, faults = reported_deaths(log_dir), read_faults(fault_dir)
+    if hang := next((fault for fault in faults if fault.kind == HANG), None):
+        return _raised(hang, log_dir)
     for death in deaths:
         if -death.code in _DECISIVE_SIGNALS:
             return _killed(death, log_dir)
-    if faults := read_faults(fault_dir):
+    if faults:
         if preempted := next((fault for fault in faults if fault.kind == Preempted.__name__), None):
             text = _with_logs(preempted.message, log_dir)
             return RankFailure(text, rank=None, exit_code=EXIT_PREEMPTED, details="", log_dir=log_dir)
         return _raised(faults[0], log_dir)
+    if deaths and deaths[0].code < 0:
+        return _killed(deaths[0], log_dir)
     rank = deaths[0].rank if deaths else None
     output = rank_output(log_dir, rank)
     kind, message, details = last_traceback(output)
@@ -86,10 +94,14 @@ def _killed(death: Death, log_dir: Path) -> RankFailure:
 
 
 def _raised(fault: Fault, log_dir: Path) -> RankFailure:
-    text = f"rank {fault.rank} failed first: {fault.kind}: {fault.message}"
+    text = f"{fault.kind}: {fault.message}" if fault.kind == HANG else _first(fault)
     return RankFailure(
         _with_logs(text, log_dir), rank=fault.rank, exit_code=1, details=fault.traceback, log_dir=log_dir
     )
+
+
+def _first(fault: Fault) -> str:
+    return f"rank {fault.rank} failed first: {fault.kind}: {fault.message}"
 
 
 def _with_logs(text: str, log_dir: Path) -> str:

@@ -20,7 +20,7 @@ from nemo2.llm.set_up import connect_parts
 from nemo2.optim.base import OptimizerModule
 from nemo2.peft.base import PEFT
 from nemo2.run_dir.faults import install_fault_hook
-from nemo2.run_dir.hang import HangWatchdog
+from nemo2.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
 from nemo2.run_dir.logger import NeMoLogger
 from nemo2.run_dir.orphans import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
@@ -29,6 +29,7 @@ from nemo2.strategies.checkpoints import Checkpoints
 
 install_fault_hook()
 end_with_parents()
+compare_collectives_after_a_hang()
 
 
 @configurable(strategy="trainer.strategy")

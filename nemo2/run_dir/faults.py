@@ -15,12 +15,16 @@ from pathlib import Path
 from types import TracebackType
 
 from nemo2.errors import Nemo2Error, Preempted
+from nemo2.run_dir.stalls import describe
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
 """Where the ranks of a launched run write their errors; set by the launcher."""
 
 TORCH_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """Where torchrun looks for a rank's error; set by torchrun."""
+
+HANG = "Hang"
+"""The kind of the fault of a run in which nothing happened any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,7 @@ def record_fault(error: BaseException) -> None:
         rank=int(os.environ.get("RANK", "0")),
         time=time.time(),
         kind=type(error).__name__,
-        message=error.message if isinstance(error, Preempted) else str(error),
+        message=error.message if isinstance(error, Preempted) else words_of(error),
         traceback="".join(traceback.format_exception(error)),
         explained=isinstance(error, Nemo2Error | Preempted),
     )
@@ -84,10 +88,20 @@ def record_fault(error: BaseException) -> None:
         pass
 
 
+def words_of(error: BaseException) -> str:
+    """Its message; for one that has none, the line of code that raised it."""
+    if words := str(error):
+        return words
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return "no message"
+    return f'no message; raised at File "{frames[-1].filename}", line {frames[-1].lineno}: {frames[-1].line}'
+
+
 def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
     """The faults of a fault directory, earliest first; an unreadable one is left out.
 
-    Ranks that `HangWatchdog` ended are one fault, of the first of them, with the stacks of all.
+    Ranks that `HangWatchdog` ended are one fault, with the stacks of all: of the rank that was silent, or of the first of them.
     """
     faults = _hangs(Path(directory))
     for path in sorted(Path(directory).glob("rank-*.json")):
@@ -104,28 +118,10 @@ def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:
 
 
 def _hangs(directory: Path) -> list[Fault]:
-    files = [path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size]
-    if not files:
+    found = describe(directory)
+    if found is None:
         return []
+    rank, ended, words = found
+    files = [path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size]
     stacks = "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8', errors='replace')}" for path in files)
-    first = min(files, key=lambda path: path.stat().st_mtime)
-    waited = first.read_text(encoding="utf-8", errors="replace").partition("(")[2].partition(")")[0]
-    return [
-        Fault(
-            rank=int(first.stem.removeprefix("rank-")),
-            time=first.stat().st_mtime,
-            kind="Hang",
-            message=f"no step ended within {waited} (h:mm:ss). Where the ranks were: {_innermost(files)}",
-            traceback=stacks,
-            explained=True,
-        )
-    ]
-
-
-def _innermost(files: list[Path]) -> str:
-    """The innermost frame of each rank's main thread, which faulthandler writes last."""
-    places = []
-    for path in files:
-        main = path.read_text(encoding="utf-8", errors="replace").split("(most recent call first):\n")[-1]
-        places.append(f"{path.stem} in {main.splitlines()[0].strip() if main.strip() else 'an unknown place'}")
-    return "; ".join(places)
+    return [Fault(rank=rank, time=ended, kind=HANG, message=words, traceback=stacks, explained=True)]

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that makes no progress ends, and says where it was."""
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import time
 import types
 from pathlib import Path
@@ -11,14 +15,17 @@ import pytest
 
 from nemo2.errors import ConfigError
 from nemo2.run_dir.faults import read_faults
-from nemo2.run_dir.hang import HangWatchdog
+from nemo2.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
+from nemo2.run_dir.stalls import LifeSign, place_of
 
 
 def watched(directory: Path, action: Any, timeout_seconds: float = 0.4) -> int:
     """Run ``action(watchdog, trainer)`` in a process that is watched; its exit code."""
     pid = os.fork()
     if pid == 0:
-        trainer: Any = types.SimpleNamespace(global_rank=3, log_dir=str(directory), default_root_dir="/nowhere")
+        trainer: Any = types.SimpleNamespace(
+            global_rank=3, global_step=7, log_dir=str(directory), default_root_dir="/nowhere"
+        )
         watchdog = HangWatchdog(timeout_seconds)
         watchdog.on_train_start(trainer, None)  # pyright: ignore[reportArgumentType]
         action(watchdog, trainer)
@@ -46,7 +53,7 @@ def test_a_hung_rank_ends_within_its_timeout_and_its_stacks_name_the_place(tmp_p
     assert (fault.kind, fault.rank, fault.explained) == ("Hang", 3, True)
     assert action.__name__ in fault.traceback
     assert "no step ended within 0:00:00.4" in fault.message
-    assert f'rank-3 in File "{__file__}"' in fault.message
+    assert f'rank 3 at File "{__file__}"' in fault.message
 
 
 def test_progress_keeps_it_alive_and_the_end_leaves_no_file(tmp_path, monkeypatch):
@@ -55,8 +62,8 @@ def test_progress_keeps_it_alive_and_the_end_leaves_no_file(tmp_path, monkeypatc
     def steps(watchdog: HangWatchdog, trainer: Any) -> None:
         for _ in range(12):
             time.sleep(0.1)
-            watchdog.on_train_batch_end()
-        watchdog.on_train_end()
+            watchdog.on_train_batch_end(trainer)
+        watchdog.on_train_end(trainer)
         watchdog.teardown(trainer, None, "fit")  # pyright: ignore[reportArgumentType]
         time.sleep(0.8)
 
@@ -68,7 +75,7 @@ def test_a_last_save_that_hangs_is_a_hang(tmp_path, monkeypatch):
     monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
 
     def save(watchdog: HangWatchdog, trainer: Any) -> None:
-        watchdog.on_train_end()
+        watchdog.on_train_end(trainer)
         stuck_in_here()
 
     assert watched(tmp_path, save) == 1
@@ -78,3 +85,92 @@ def test_a_last_save_that_hangs_is_a_hang(tmp_path, monkeypatch):
 def test_a_timeout_that_cannot_work_is_refused():
     with pytest.raises(ConfigError, match="HangWatchdog.timeout_seconds=0"):
         HangWatchdog(0)
+
+
+STACKS = """Timeout (0:00:25)!
+Thread 0x00007f (most recent call first):
+  File "/env/torch/_inductor/worker.py", line 5 in wait
+
+Thread 0x00007e (most recent call first):
+  File "/env/torch/distributed/distributed_c10d.py", line 3155 in {collective}
+  File "/env/torch/distributed/c10d_logger.py", line 81 in wrapper
+  File "/env/megatron/core/optimizer/clip_grads.py", line {line} in get_grad_norm
+  File "/home/me/train.py", line 3 in <module>
+"""
+
+
+def stacks(directory: Path, rank: int, collective: str = "all_reduce", line: int = 120) -> None:
+    (directory / f"rank-{rank}.stacks").write_text(STACKS.format(collective=collective, line=line))
+
+
+def test_a_silent_rank_is_named_with_its_last_step_and_what_the_others_waited_in(tmp_path):
+    for rank in (0, 1, 2):
+        LifeSign(tmp_path, rank).give(4)
+    (tmp_path / "rank-1.life").write_text(json.dumps({"time": time.time() - 25, "step": 4}))
+    stacks(tmp_path, 0)
+    stacks(tmp_path, 2)
+    [fault] = read_faults(tmp_path)
+    assert fault.rank == 1
+    since = time.strftime("%H:%M:", time.localtime(time.time() - 25))
+    assert f"rank 1 was silent since {since}" in fault.message and "for 25 s, after step 4" in fault.message
+    assert "No step ended within 0:00:25" in fault.message
+    where = 'ranks 0, 2 in all_reduce, called at File "/env/megatron/core/optimizer/clip_grads.py", line 120 in get_grad_norm'
+    assert f"the others waited: {where}" in fault.message
+
+
+def test_ranks_that_wait_in_different_collectives_are_told_apart(tmp_path):
+    stacks(tmp_path, 0)
+    stacks(tmp_path, 1, "broadcast", 7)
+    [fault] = read_faults(tmp_path)
+    assert "rank 0 in all_reduce, called at" in fault.message and "rank 1 in broadcast, called at" in fault.message
+    assert "wait in different collectives" in fault.message and "TORCH_DISTRIBUTED_DEBUG=DETAIL" in fault.message
+    stacks(tmp_path, 1)
+    assert "different" not in read_faults(tmp_path)[0].message
+
+
+def test_a_place_without_a_collective_is_the_innermost_frame():
+    assert str(place_of("nothing")) == "at an unknown place"
+    stack = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in f\n'
+    assert str(place_of(stack)) == 'at File "/home/me/train.py", line 3 in f'
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_stopped_rank_is_ended_by_a_peer_and_told(tmp_path, monkeypatch):
+    """This process is the torchrun of both."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("NEMO2_FAULT_DIR", str(faults))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    stopped = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"}
+    )  # fmt: skip
+    stopped.send_signal(signal.SIGSTOP)
+    LifeSign(faults, 1).give(4)
+    assert watched(tmp_path, stuck_in_here) == 1
+    assert stopped.wait(5) == -signal.SIGKILL
+    [fault] = read_faults(faults)
+    assert fault.rank == 1 and "its process was stopped (SIGSTOP, or a debugger)" in fault.message
+    assert f'rank 3 at File "{__file__}"' in fault.message
+
+
+def in_a_retry(faults: str) -> str:
+    import torch
+
+    os.environ |= {"NEMO2_FAULT_DIR": faults, "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert compare_collectives_after_a_hang()
+    torch.distributed.init_process_group("gloo")
+    with pytest.raises(RuntimeError) as caught:
+        if torch.distributed.get_rank() == 0:
+            torch.distributed.all_reduce(torch.ones(3))
+        else:
+            torch.distributed.broadcast(torch.ones(2), src=1)
+    return str(caught.value)
+
+
+def test_a_retry_after_a_hang_says_which_rank_calls_what(run_on_ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("NEMO2_FAULT_DIR", str(tmp_path))
+    assert not compare_collectives_after_a_hang()  # the attempt before ended otherwise
+    stacks(tmp_path, 0)
+    for said in run_on_ranks(in_a_retry, 2, str(tmp_path), init_process_group=False, timeout=170.0):
+        assert "ALLREDUCE" in said and "BROADCAST" in said and "Rank 0" in said, said
