@@ -21,6 +21,7 @@ from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.run_dir.progress import ProgressPrinter, make_progress
+from nemo2.strategies.not_finite import not_finite_in_our_words
 from nemo2.strategies.world import WorldStrategy, data_parallel_size
 
 _log = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class SteppingStrategy(WorldStrategy):
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         shape = self._batch_shape("train")
-        loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **shape)
+        with not_finite_in_our_words(self.trainer.global_step):
+            loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **shape)
         self._tracked_microbatches += shape.get("num_microbatches", 1)
         self._last_loss = loss
         return loss
