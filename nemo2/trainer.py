@@ -150,13 +150,21 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
         )
     if accelerator != "auto" or not isinstance(devices, int) or isinstance(devices, bool):
         return
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if devices * num_nodes > 1 and launched == 1:
+    if devices * num_nodes > 1 and _launched() == 1:
         raise ConfigError(
             f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and one process was "
             f"started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "
             "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set trainer.devices=1."
         )
+
+
+def _launched() -> int:
+    """Processes that torchrun, or srun with a task per process, has started."""
+    if "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    # Both are set in tasks of srun only; in a batch script, which starts nothing by itself, SLURM_NTASKS is set as well.
+    in_a_task = {"SLURM_PROCID", "SLURM_STEP_ID"} <= os.environ.keys()
+    return int(os.environ.get("SLURM_NTASKS", "1")) if in_a_task else 1
 
 
 def _no_gpu() -> bool:

@@ -60,6 +60,18 @@ def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_laun
     check_devices(accelerator="auto", devices=8, num_nodes=1)
 
 
+@no_gpu
+def test_tasks_of_srun_are_launched_processes_and_a_batch_script_is_none(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    with pytest.raises(ConfigError, match="one process was started"):
+        check_devices(accelerator="auto", devices=1, num_nodes=2)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    check_devices(accelerator="auto", devices=1, num_nodes=2)
+
+
 def test_a_typing_error_is_answered_with_the_nearest_name():
     with pytest.raises(ConfigError, match="max_step.*max_steps"):
         Trainer(max_step=3)  # pyright: ignore[reportCallIssue]
