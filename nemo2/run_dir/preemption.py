@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save and stop when the scheduler asks: SIGTERM, or the signal Slurm sends before a job's time is over."""
+"""Save and stop when somebody asks: SIGTERM, a closed terminal, or the signal that Slurm sends before a job's time is over."""
 
 import logging
+import os
 import signal
 import threading
 from typing import Any, Optional, Union
@@ -17,13 +18,15 @@ from nemo2.run_dir.faults import record_fault
 
 _log = logging.getLogger(__name__)
 _REFUSED = ("SIGKILL", "SIGSTOP")
+_ALSO = (signal.SIGHUP, signal.SIGUSR1)
+"""They would end the process unsaved. Who handles them, as Lightning's requeueing does, or ignores them, as nohup, knows why."""
 
 
 @configurable
 class PreemptionCallback(pl.Callback):
     """Saves a checkpoint after the step in which a signal reached any rank, and ends the run with exit code 143.
 
-    ``llm.pretrain`` adds one for SIGTERM unless the trainer has its own. Every rank listens, and after each step the ranks
+    ``llm.pretrain`` adds one with its defaults unless the trainer has its own. Every rank listens, and after each step the ranks
     agree whether any of them has heard something: one all-reduce of a number between the CPUs (gloo), which doesn't wait for
     the GPU. A second signal changes nothing; the checkpoint it interrupts would not have counted anyway. A signal during
     validation is answered after the batch of it that runs.
@@ -34,15 +37,18 @@ class PreemptionCallback(pl.Callback):
     sends one to the ranks that are left as soon as the first has ended.)
 
     Args:
-        sig: Signals by number or name ("SIGUSR1"; Slurm: ``#SBATCH --signal=USR1@120``), one or a list. None: SIGTERM.
+        sig: Signals by number or name ("SIGUSR2"; Slurm: ``#SBATCH --signal=USR2@120``), one or a list. None: SIGTERM; SIGHUP
+            and SIGUSR1, unless they are handled or ignored already; and SIGINT in the ranks of a torchrun, which passes Ctrl-C
+            on to them. Elsewhere, as in a notebook, SIGINT stays Python's KeyboardInterrupt.
 
     Raises:
         ConfigError: no such signal, or one that can't be caught.
     """
 
     def __init__(self, sig: Optional[Union[int, str, list[Union[int, str]]]] = None) -> None:
-        given = [signal.SIGTERM] if sig is None else sig if isinstance(sig, list) else [sig]
+        given = [] if sig is None else sig if isinstance(sig, list) else [sig]
         self.signals = [_signal(item) for item in given]
+        """Those that were asked for; none: the default ones."""
         self._heard: Optional[signal.Signals] = None
         self._group: Any = None
 
@@ -52,7 +58,7 @@ class PreemptionCallback(pl.Callback):
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is not threading.main_thread():
             return  # Python delivers signals to the main thread only: whoever runs a trainer elsewhere has its own way
-        for number in self.signals:
+        for number in self.signals or _default_signals():
             signal.signal(number, self._hear)
 
     def on_train_batch_end(
@@ -104,6 +110,11 @@ class PreemptionCallback(pl.Callback):
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)
             heard = int(flag)
         return heard or None
+
+
+def _default_signals() -> list[signal.Signals]:
+    free = [number for number in _ALSO if signal.getsignal(number) is signal.SIG_DFL]
+    return [signal.SIGTERM, *free, *([signal.SIGINT] if "TORCHELASTIC_RUN_ID" in os.environ else [])]
 
 
 def _save(trainer: pl.Trainer) -> str:

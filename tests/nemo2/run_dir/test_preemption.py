@@ -13,7 +13,7 @@ from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
-from nemo2.run_dir.preemption import PreemptionCallback
+from nemo2.run_dir.preemption import PreemptionCallback, _default_signals
 from support import small_runs
 
 STEPS = 6
@@ -87,6 +87,78 @@ def in_the_last_step(directory: str) -> list[int]:
 
 def test_a_signal_in_the_last_step_lets_the_run_end_as_it_would(run_on_ranks, tmp_path):
     assert run_on_ranks(in_the_last_step, 1, str(tmp_path))[0] == [2]
+
+
+class SignalIn(pl.Callback):
+    """Sends this process a signal in a phase of the run, once."""
+
+    def __init__(self, number: int, phase: str) -> None:
+        self.number, self.phase = number, phase
+
+    def reached(self, phase: str) -> None:
+        if phase == self.phase:
+            self.phase = ""
+            os.kill(os.getpid(), self.number)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.reached("first step" if batch_idx == 0 else "step")
+
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        self.reached("validation")
+
+    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.reached("save")
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self.reached("end")
+
+
+PHASES = [
+    ("SIGTERM", "first step", 1), ("SIGHUP", "step", 2), ("SIGUSR1", "step", 2), ("SIGINT", "step", 2),
+    ("SIGHUP", "validation", 2), ("SIGUSR1", "save", 3), ("SIGTERM", "end", None),
+]  # fmt: skip
+"""Signal, phase, and the step after which the run is saved and ends; None: it ends as it would."""
+
+
+def in_every_phase(directory: str) -> dict[str, tuple[int, list[int]]]:
+    """Of runs of four steps, validated and saved every two, their exit codes and what they saved."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "1"
+    before = [signal.getsignal(number) for number in signal.Signals]
+    found = {}
+    for name, phase, _ in PHASES:
+        folder, code = f"{directory}/{name} {phase}", 0
+        keep = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=2, verbose=False, save_top_k=-1)
+        try:
+            small_runs.fit(
+                small_runs.build_llama(),
+                max_steps=4,
+                callbacks=[PreemptionCallback(), SignalIn(signal.Signals[name], phase), keep],
+                trainer={"limit_val_batches": 1, "val_check_interval": 2},
+            )
+        except Preempted as error:
+            code = error.code
+        found[f"{name} {phase}"] = code, sorted(manifest.step for _, manifest in finished(Path(folder)))
+        assert [signal.getsignal(number) for number in signal.Signals] == before
+    return found
+
+
+def test_signals_save_in_every_phase_and_a_run_that_is_over_ends_as_it_would(run_on_ranks, tmp_path):
+    found = run_on_ranks(in_every_phase, 1, str(tmp_path), timeout=240.0)[0]
+    for name, phase, last in PHASES:
+        code, saved = found[f"{name} {phase}"]
+        assert (code, saved[-1]) == ((0, 4) if last is None else (EXIT_PREEMPTED, last)), (name, phase)
+
+
+def test_signals_that_somebody_handles_or_ignores_are_left_to_them(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGUSR1, lambda *args: None)
+    try:
+        assert _default_signals() == [signal.SIGTERM]
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        assert _default_signals() == [signal.SIGTERM, signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGHUP, before[0])
+        signal.signal(signal.SIGUSR1, before[1])
 
 
 @pytest.mark.parametrize("sig", ["SIGTREM", "SIGKILL", 9, 1000])
