@@ -3,10 +3,12 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from nemo2.doctor import Finding
 from nemo2.run_dir.terminal import is_terminal
 
 DOCTOR_EXAMPLE = "Example: nemo2 doctor --json"
@@ -20,10 +22,29 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON ar
     """Look at the packages, the machine and its network. Exit code 1 where something that nemo2 needs is broken."""
     from nemo2.doctor import examine, report
 
-    findings = examine()
+    findings = [*examine(), _left_behind()]
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))
     else:
         print(report(findings, colours=is_terminal(sys.stdout)))
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
+
+
+def _left_behind() -> Finding:
+    """Folders of launches that were killed, and with them the processes that would have deleted them."""
+    from nemo_run.config import get_nemorun_home
+
+    from nemo2.doctor.machine import TOPIC
+    from nemo2.launch.local import leftovers
+
+    folder = Path(get_nemorun_home()) / "nemo2"
+    found = leftovers(folder) if folder.is_dir() else []
+    return Finding(
+        topic=TOPIC,
+        name="leftovers",
+        state="note" if found else "ok",
+        value=f"{len(found)} folders of launches that were killed, in {folder}" if found else "none",
+        costs="they hold the recipes of those runs" if found else "",
+        fix="the next launch deletes them; a run's unfinished saves go when it is resumed" if found else "",
+    )

@@ -45,7 +45,7 @@ from nemo2.settle.world import World, world_of
 
 Status = Literal["succeeded", "failed", "cancelled", "submitted", "dryrun"]
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 
 
@@ -282,8 +282,18 @@ def prepare_executor(
     ours = {FAULT_DIR_VARIABLE: str(staging / "faults"), VERSION_VARIABLE: timestamp()}
     if not isinstance(executor, nemo_run.LocalExecutor):
         # Paths of this machine mean nothing to a cluster; the agreed version does.
-        executor.env_vars = {VERSION_VARIABLE: ours[VERSION_VARIABLE], **executor.env_vars, **env}
-        return executor, {}
+        given, secrets = {**executor.env_vars, **env}, {}
+        if type(getattr(executor, "tunnel", None)).__name__ == "LocalTunnel":
+            # sbatch hands the environment of this process on; the script on the disk needn't name them.
+            given, secrets = split_secrets(given)
+        elif written := sorted(split_secrets(given)[1]):
+            print(
+                f"warning: {', '.join(written)} will stand in the job's script, where {type(executor).__name__} writes its "
+                "variables; have the cluster's own store of secrets set them instead.",
+                file=sys.stderr,
+            )
+        executor.env_vars = {VERSION_VARIABLE: ours[VERSION_VARIABLE], **given}
+        return executor, secrets
     if executor.launcher is None:
         executor.launcher = "torchrun"
     ours |= {RECIPE_VARIABLE: str(staging / "recipe.json"), RUN_DIR_FILE_VARIABLE: str(staging / "run_dir")}
@@ -385,8 +395,8 @@ def _own_signals() -> Iterator[None]:
 
 
 def _raise_on_signals() -> None:
-    """SIGINT raises KeyboardInterrupt, SIGTERM SystemExit(143), a closed terminal SystemExit(129), so that the ranks are ended
-    on the way out. What ``nohup`` has told this process to ignore stays so."""
+    """SIGINT raises KeyboardInterrupt, the others SystemExit with 128 and their number, so that the ranks are ended on the way
+    out. What ``nohup`` has told this process to ignore stays so."""
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -394,6 +404,6 @@ def _raise_on_signals() -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING[1:]:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, terminate)

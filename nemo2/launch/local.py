@@ -120,9 +120,17 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
 
 
 def sweep_staging(folder: Path) -> list[Path]:
-    """Delete what launches have left in ``folder`` that were killed; returns what was deleted. One that doesn't say whose it
-    is, or that was handed to a cluster, goes after a day."""
-    removed = []
+    """Delete what launches have left in ``folder`` that were killed; returns what was deleted."""
+    removed = leftovers(folder)
+    for staging in removed:
+        remove_quietly(staging)
+    return removed
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What launches have left in ``folder`` that were killed. One that doesn't say whose it is, or that was handed to a cluster,
+    counts after a day."""
+    found = []
     for staging in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
         try:
             launcher = (staging / LAUNCHER_FILE).read_text(encoding="utf-8")
@@ -130,9 +138,8 @@ def sweep_staging(folder: Path) -> list[Path]:
         except OSError:
             over = time.time() - staging.stat().st_mtime > _STAGING_SECONDS
         if over:
-            remove_quietly(staging)
-            removed.append(staging)
-    return removed
+            found.append(staging)
+    return found
 
 
 def remove_quietly(directory: Path) -> None:

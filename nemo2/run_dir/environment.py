@@ -31,6 +31,11 @@ _PACKAGES = (
 )
 # "token" as a word of its own: tokenizers and counts of tokens are no secrets.
 _SECRET = re.compile(r"TOKEN(?![A-Z])|KEYS?(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+# Of a recipe's fields, among which pad_token and json_keys are none.
+_SECRET_FIELD = re.compile(
+    r"^token$|(^|_)(api|access|auth|hf|hub|wandb|secret|private)_?(key|token)$|password|passwd|secret|credential",
+    re.IGNORECASE,
+)
 _RELEVANT = re.compile(
     r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|NVTE|NVIDIA|UB_|OMP|MKL|OPENBLAS|SLURM|NEMO|NEMORUN|HF_|TRANSFORMERS|TOKENIZERS|WANDB"
     r"|MASTER_|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|GROUP_RANK$|PET_|PYTHONPATH$|LD_LIBRARY_PATH$|VIRTUAL_ENV$)"
@@ -68,6 +73,11 @@ def write_environment(directory: str | os.PathLike[str], *, world_size: int | No
 def is_secret_name(name: str) -> bool:
     """Whether the value of a variable, option or field of this name should not be written down."""
     return _SECRET.search(name) is not None
+
+
+def is_secret_field(name: str) -> bool:
+    """Whether a field of a recipe by this name holds a secret."""
+    return _SECRET_FIELD.search(name) is not None
 
 
 def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from nemo2.launch.failure import explain_failure, last_traceback, reported_death
 from nemo2.launch.launcher import _own_signals, _raise_on_signals, apply_shape, prepare_executor
 from nemo2.launch.local import rank_variables, split_secrets, stop_processes
 from nemo2.launch.stream import Follower, RunDisplay, without_rank
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults, record_fault
 from nemo2.run_dir.progress_line import format_line
 from nemo2.settle import Machine
 
@@ -89,6 +89,32 @@ def test_a_killed_rank_is_the_cause_even_if_another_wrote_an_error_about_it(tmp_
     failure = explain_failure(fault_dir=folder, log_dir=job)
     assert failure.rank == 1 and failure.exit_code == -9
     assert "rank 1 was killed by SIGKILL" in str(failure) and "ran out of memory" in str(failure)
+
+
+def test_a_hang_is_the_cause_even_if_the_silent_rank_was_killed(tmp_path, logs):
+    job = logs(stderr=REPORT.format(code=-9))
+    folder = tmp_path / "faults"
+    folder.mkdir()
+    (folder / "rank-0.stacks").write_text(
+        'Timeout (0:00:25)!\nThread 1 (most recent call first):\n  File "x.py", line 1 in f\n'
+    )
+    (folder / "rank-1.life").write_text(json.dumps({"time": time.time() - 25, "step": 4}))
+    (folder / "rank-1.stopped").write_text("")
+    failure = explain_failure(fault_dir=folder, log_dir=job)
+    assert failure.rank == 1 and "memory" not in str(failure)
+    assert str(failure).startswith("Hang: rank 1 was silent since") and "was stopped (SIGSTOP" in str(failure)
+
+
+def test_an_error_without_a_message_is_told_by_the_line_that_raised_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path))
+    try:
+        assert tmp_path is None
+    except AssertionError as error:
+        error.args = ()
+        record_fault(error)
+    [fault] = read_faults(tmp_path)
+    assert fault.message.startswith(f'no message; raised at File "{__file__}"')
+    assert "assert tmp_path is None" in fault.message
 
 
 def test_a_rank_that_wrote_nothing_is_read_from_its_output(tmp_path, logs):
@@ -193,6 +219,20 @@ def test_secrets_are_not_among_the_variables_that_nemo_run_writes_down(tmp_path)
     assert secrets == {"HF_TOKEN": "canary"}
     assert "canary" not in str(executor.env_vars) and executor.env_vars["NCCL_DEBUG"] == "INFO"
     assert (executor.nproc_per_node(), executor.nnodes()) == (2, 1)
+
+
+def test_sbatch_hands_secrets_on_and_other_clusters_are_warned_of(tmp_path, capsys):
+    import nemo_run
+
+    given = {"WANDB_API_KEY": "canary", "NCCL_DEBUG": "INFO"}
+    slurm = nemo_run.SlurmExecutor(account="a", env_vars=given, tunnel=nemo_run.LocalTunnel(job_dir=str(tmp_path)))
+    used, secrets = prepare_executor(slurm, devices=2, nodes=1, staging=tmp_path, env={"HF_TOKEN": "canary"})
+    assert secrets == {"WANDB_API_KEY": "canary", "HF_TOKEN": "canary"} and "canary" not in str(used.env_vars)
+    assert used.env_vars["NCCL_DEBUG"] == "INFO" and capsys.readouterr().err == ""
+    far = nemo_run.SlurmExecutor(account="a", tunnel=nemo_run.SSHTunnel(host="h", user="u", job_dir="/jobs"))
+    used, secrets = prepare_executor(far, devices=2, nodes=1, staging=tmp_path, env=given)
+    assert secrets == {} and used.env_vars["WANDB_API_KEY"] == "canary"
+    assert "warning: WANDB_API_KEY will stand in the job's script" in capsys.readouterr().err
 
 
 def test_an_executor_that_is_passed_in_is_not_changed(tmp_path):
@@ -349,15 +389,16 @@ def test_a_failing_rank_ends_the_others_at_once_and_is_raised_here(tasks, tmp_pa
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_both_signals_end_the_wait_and_the_handlers_are_put_back(number, error):
-    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_end_the_wait_and_the_handlers_are_put_back(number):
+    error = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    before = [signal.getsignal(each) for each in signal.Signals]
     with pytest.raises(error) as caught, _own_signals():
         _raise_on_signals()
         os.kill(os.getpid(), number)
         time.sleep(5)
-    assert number == signal.SIGINT or caught.value.code == 143
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert number == signal.SIGINT or caught.value.code == 128 + number
+    assert [signal.getsignal(each) for each in signal.Signals] == before
 
 
 def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path):

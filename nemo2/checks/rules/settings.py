@@ -2,6 +2,7 @@
 """Settings that contradict each other, that a class refuses, or that Megatron-Core no longer has."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nemo2.checks import domains
 from nemo2.checks.domains import out_of_range
@@ -11,6 +12,7 @@ from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import misplaced_text
 from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.data.blend import parse_split
+from nemo2.run_dir.environment import is_secret_field
 
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that govern one thing")
@@ -29,6 +31,37 @@ _CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_
 def _text(facts: Facts) -> Iterator[str]:
     for path, node in iterate_nodes(facts.recipe):
         yield from misplaced_text(node.__fn_or_cls__, node.__arguments__, of=f"{path}." if path else "")
+
+
+@SETTINGS.rule(
+    "secrets-stay-in-the-environment",
+    says="A recipe holds no token, key or password: libraries take them from the environment (HF_TOKEN, WANDB_API_KEY).",
+    otherwise="The secret is written to the launcher's folder, the run's recipe.json and every checkpoint's context.",
+    broken="",
+    mended="",
+    assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}),
+)
+def _secrets(facts: Facts) -> Iterator[str]:
+    for path, node in iterate_nodes(facts.recipe):
+        yield from _secrets_in(node.__arguments__, path)
+
+
+def _secrets_in(values: Any, path: str) -> Iterator[str]:
+    """Of a mapping or list, and what lies in it; configs in it are asked by themselves."""
+    if isinstance(values, list | tuple):
+        for number, value in enumerate(values):
+            yield from _secrets_in(value, f"{path}[{number}]")
+    if not isinstance(values, Mapping):
+        return
+    for name, value in values.items():
+        place = f"{path}.{name}" if path else str(name)
+        if isinstance(value, str) and value and is_secret_field(str(name)):
+            yield (
+                f"{place} holds a secret, which would be written down with the recipe: leave it out, and set the library's "
+                "variable in the environment (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."
+            )
+        else:
+            yield from _secrets_in(value, place)
 
 
 @SETTINGS.rule(

@@ -143,3 +143,15 @@ def test_a_recipe_for_more_gpus_than_a_machine_has_cores_asks_for_a_choice(monke
         check_recipe(recipe, devices=8, local=True, chosen=False)
     check_recipe(recipe, devices=8, local=True, chosen=True)
     check_recipe(recipe, devices=8, local=False, chosen=False)
+
+
+@pytest.mark.parametrize("name", ["api_key", "token", "hf_token", "db_password", "client_secret"])
+def test_a_secret_in_a_recipe_is_refused_without_being_shown(name: str) -> None:
+    told = find_problems(recipe(log__extra_loggers=[{"options": {name: "0123456789"}}]))
+    assert [words for words in told if f"log.extra_loggers[0].options.{name} holds a secret" in words]
+    assert "0123456789" not in "".join(told)
+
+
+@pytest.mark.parametrize("name", ["pad_token", "json_keys", "tokenizer", "max_tokens", "prompt_key"])
+def test_names_that_only_sound_like_secrets_are_none(name: str) -> None:
+    assert find_problems(recipe(log__extra_loggers=[{name: "text"}])) == []

@@ -109,3 +109,18 @@ def test_the_report_is_aligned_wrapped_and_colourless_off_terminals():
 def test_its_help_has_an_example(capsys):
     assert main(["doctor", "--help"]) == 0
     assert DOCTOR_EXAMPLE in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_killed_launches_left_is_told(tmp_path, monkeypatch):
+    from nemo2.cli.doctor import _left_behind
+    from nemo2.launch.local import LAUNCHER_FILE
+    from nemo2.run_dir.orphans import name_of_this_process
+
+    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
+    monkeypatch.setattr("nemo_run.config.get_nemorun_home", lambda: str(tmp_path))
+    assert _left_behind().value == "none"
+    for name, launcher in (("lives", name_of_this_process()), ("killed", "999999999 1")):
+        (tmp_path / "nemo2" / name).mkdir(parents=True)
+        (tmp_path / "nemo2" / name / LAUNCHER_FILE).write_text(launcher)
+    told = _left_behind()
+    assert told.state == "note" and told.value.startswith("1 folders") and "next launch" in told.fix
