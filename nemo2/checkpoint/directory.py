@@ -9,6 +9,7 @@ that what a disk did to them afterwards is noticed before they are loaded.
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.checkpoint.writer_process import TRANSIENT, persistently
 from nemo2.errors import CheckpointError
 from nemo2.files import read_bounded, why_not_inside
 
@@ -119,11 +121,11 @@ def take_place(temporary: Path, target: Path) -> None:
         # The same step saved again, e.g. after a resume from an earlier one: the old one steps aside and goes afterwards.
         # Between the two renames it still counts, see `finished`.
         aside = target.with_name(f"{_REPLACED}{uuid.uuid4().hex[:8]}-{target.name}")
-        os.rename(target, aside)
-        os.rename(temporary, target)
+        _rename(target, aside)
+        _rename(temporary, target)
         shutil.rmtree(aside, ignore_errors=True)
     else:
-        os.rename(temporary, target)
+        _rename(temporary, target)
     _fsync(target.parent)
 
 
@@ -132,7 +134,7 @@ def remove(checkpoint: Path) -> None:
     if not checkpoint.exists():
         return
     trash = checkpoint.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
-    os.rename(checkpoint, trash)
+    _rename(checkpoint, trash)
     shutil.rmtree(trash, ignore_errors=True)
 
 
@@ -154,7 +156,7 @@ def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Write the manifest, with a digest of all that it says."""
     data = json.loads(json.dumps(asdict(manifest)))
     text = json.dumps({**data, "digest": _digest(data)}, indent=1, sort_keys=True)
-    (checkpoint / MANIFEST).write_text(text + "\n")
+    persistently((checkpoint / MANIFEST).write_text, text + "\n")
 
 
 def read_manifest(checkpoint: Path) -> Optional[Manifest]:
@@ -165,7 +167,7 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
     """
     path = checkpoint / MANIFEST
     try:
-        data = json.loads(read_bounded(path, at_most=_MOST_MANIFEST, follow=False))
+        data = json.loads(persistently(lambda: read_bounded(path, at_most=_MOST_MANIFEST, follow=False)))
         if data.get("digest") and data["digest"] != _digest(data):
             raise ValueError("it has changed since it was written: its digest is of other contents")
         known = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}
@@ -240,6 +242,10 @@ def is_loaded(name: str) -> bool:
 
 def sha256(path: Path | str) -> str:
     """The SHA-256 of a file, in hexadecimal."""
+    return persistently(_sha256, path)
+
+
+def _sha256(path: Path | str) -> str:
     # By a small buffer that is used again and again: what is hashed is then still in the processor's cache.
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -349,7 +355,26 @@ def _entries(directory: Path) -> Iterator[Path]:
         yield from sorted(path for path in directory.iterdir() if path.is_dir())
 
 
+def _rename(source: Path, target: Path) -> None:
+    """A server that restarts may have renamed and not said so: the next attempt then finds nothing to rename."""
+    before = target.exists()
+
+    def attempt() -> None:
+        try:
+            os.rename(source, target)
+        except FileNotFoundError:
+            if before or source.exists() or not target.exists():
+                raise
+
+    persistently(attempt)
+
+
 def _fsync(path: Path) -> None:
+    # Not after EIO: the kernel then takes the pages for written, and the next fsync succeeds.
+    persistently(_fsync_once, path, passing=[number for number in TRANSIENT if number != errno.EIO])
+
+
+def _fsync_once(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -46,6 +46,7 @@ from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
 from nemo2.checkpoint.untrusted import COMMON, COMMON_OBJECT, data_only, refuse_code_in_extra_states, weights_problem
+from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, Nemo2Error, SecurityError
@@ -385,7 +386,7 @@ class MegatronCheckpointIO(CheckpointIO):
             self._compare(checkpoint)
         found, failure = {}, None
         try:
-            found = dist_checkpointing.load_common_state_dict(str(weights))
+            found = persistently(dist_checkpointing.load_common_state_dict, str(weights))
         except (Exception, CheckpointException) as error:
             failure = error
         self._all_have_read(checkpoint, failure)

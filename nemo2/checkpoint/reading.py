@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.checkpoint.writer_process import persistently
 
 _THREADS = 4
 _AHEAD_BYTES = 1 << 30
@@ -120,11 +121,16 @@ class DirectReader(FileSystemReader):
         for item in items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         for name, wanted in by_file.items():
-            with open(os.path.join(self.path, name), "rb") as file:
-                for item in sorted(wanted, key=lambda one: self.storage_data[one.storage_index].offset):
-                    info = self.storage_data[item.storage_index]
-                    plain = item.type == LoadItemType.TENSOR and not getattr(info, "transform_descriptors", None)
-                    found.append((item, locate(file, info.offset, info.length) if plain else None))
+            found += persistently(self._find_in, name, wanted)
+        return found
+
+    def _find_in(self, name: str, wanted: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
+        found = []
+        with open(os.path.join(self.path, name), "rb") as file:
+            for item in sorted(wanted, key=lambda one: self.storage_data[one.storage_index].offset):
+                info = self.storage_data[item.storage_index]
+                plain = item.type == LoadItemType.TENSOR and not getattr(info, "transform_descriptors", None)
+                found.append((item, locate(file, info.offset, info.length) if plain else None))
         return found
 
 
@@ -359,6 +365,10 @@ def read_part(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]
 
 
 def _read_into(path: str, place: int, target: Tensor) -> None:
+    persistently(_read_into_once, path, place, target)
+
+
+def _read_into_once(path: str, place: int, target: Tensor) -> None:
     array: Any = target.view(-1).view(torch.uint8).numpy()
     view = memoryview(array)
     if not view:

@@ -24,7 +24,7 @@ from typing import Any
 
 _CHUNK_BYTES = 1 << 20
 _BEAT_SECONDS = 1.0
-_TRANSIENT = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+TRANSIENT = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 """Network file systems give these for a moment: a server that restarts, a handle that was dropped."""
 _PAUSES = (0.5, 2.0, 8.0)
 _PR_SET_PDEATHSIG = 1
@@ -47,13 +47,15 @@ def copy(descriptor: int, path: str) -> str:
     return digest.hexdigest()
 
 
-def persistently(action: Callable[..., Any], *args: Any, pauses: Sequence[float] = _PAUSES) -> Any:
-    """``action(*args)``, again after a pause where it failed for a reason that passes."""
+def persistently(
+    action: Callable[..., Any], *args: Any, pauses: Sequence[float] = _PAUSES, passing: Sequence[int] = TRANSIENT
+) -> Any:
+    """``action(*args)``, again after a pause where it failed for a reason that passes (``passing``, error numbers)."""
     for pause in (*pauses, None):
         try:
             return action(*args)
         except OSError as error:
-            if pause is None or error.errno not in _TRANSIENT:
+            if pause is None or error.errno not in passing:
                 raise
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")

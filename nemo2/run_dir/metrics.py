@@ -20,6 +20,7 @@ from typing import Any, Optional
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
+from nemo2.checkpoint.writer_process import persistently
 from nemo2.files import open_to_write
 from nemo2.run_dir.records import METRICS_FILE, read_metrics, truncate_metrics
 
@@ -82,7 +83,10 @@ class JSONLLogger(Logger):
             self._save_dir.mkdir(parents=True, exist_ok=True)
             # Line-buffered: each line reaches the file as a whole, so that a reader never sees half of one for long.
             self._file = open(self.path, "a", buffering=1, encoding="utf-8", opener=open_to_write)  # noqa: SIM115
-        self._file.write(json.dumps(record) + "\n")
+        try:
+            self._file.write(json.dumps(record) + "\n")
+        except OSError:
+            persistently(self._file.flush)  # what could not be written is still in its buffer
 
     @rank_zero_only
     def resume_at(self, finished_steps: int) -> None:

@@ -13,6 +13,8 @@ from nemo2.files import open_to_write
 
 METRICS_FILE = "metrics.jsonl"
 SET_ASIDE_FILE = "metrics.redone.jsonl"
+CHANGES_FILE = "changes.json"
+"""What the last resume found changed in the recipe."""
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from nemo2.pictures.lines import Series, line_chart
 from nemo2.pictures.page import cards, figures, page
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
-from nemo2.run_dir.records import METRICS_FILE, read_metrics, series, write_text
+from nemo2.run_dir.records import CHANGES_FILE, METRICS_FILE, read_metrics, series, write_text
 
 REPORT_FILE = "report.html"
 CURVE_FILE = "loss_curve.svg"
@@ -55,6 +55,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
         _charts(records),
         "<h2>Settings</h2>",
         _settings(effective),
+        _changes(_load(directory / CHANGES_FILE, read_json)),
         "<h2>Checkpoints</h2>",
         _checkpoints(directory / "checkpoints"),
         "<h2>Environment</h2>",
@@ -63,6 +64,13 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
         _file_details(directory, "recipe.json", "Recipe"),
     ]
     return page(_title(directory), *sections, subtitle=str(directory.absolute()))
+
+
+def _changes(found: Mapping[str, Any]) -> str:
+    """What the last resume found changed in the recipe, the worst first; "" where nothing was."""
+    kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
+    lines = [f"<li>{words}: {escape(str(line))}</li>" for kind, words in kinds for line in found.get(kind) or ()]
+    return f"<h2>Changed since the checkpoint it went on from</h2><ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _title(directory: Path) -> str:

@@ -10,10 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from nemo2.checkpoint.changes import Changes, changes_since
 from nemo2.errors import CheckpointError
-from nemo2.run_dir.records import write_text
-
-CHANGES_FILE = "changes.json"
-"""In the run's directory: what the last resume found, for the report."""
+from nemo2.run_dir.records import CHANGES_FILE, write_text
 
 
 class ResumedRecipe(Callback):

@@ -11,7 +11,10 @@ import pytest
 from support import small_runs
 
 
-def parts(directory: str, *, max_steps: int = 4, model: Any = None, data: Any = None, optim: Any = None, **resume: Any):
+def parts(
+    directory: str, *, max_steps: int = 4, model: Any = None, data: Any = None, optim: Any = None, precision: str = "32",
+    **resume: Any,
+):  # fmt: skip
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
@@ -23,6 +26,7 @@ def parts(directory: str, *, max_steps: int = 4, model: Any = None, data: Any = 
     if optim:
         built.optim = MegatronOptimizerModule(dataclasses.replace(built.optim.config, **optim))
     given = {
+        "seq_length": small_runs.SEQ,
         "micro_batch_size": 2,
         "global_batch_size": 8,
         "num_train_samples": 64,
@@ -31,8 +35,8 @@ def parts(directory: str, *, max_steps: int = 4, model: Any = None, data: Any = 
     }
     return {
         "model": built,
-        "data": MockDataModule(seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), **given | (data or {})),
-        "trainer": small_runs.build_trainer(max_steps=max_steps),
+        "data": MockDataModule(tokenizer=ByteTokenizer(), **given | (data or {})),
+        "trainer": small_runs.build_trainer(max_steps=max_steps, precision=precision),
         "log": NeMoLogger(
             name="tiny", log_dir=directory, use_datetime_version=False,
             ckpt=ModelCheckpoint(every_n_train_steps=2, save_optim_on_train_end=True, save_top_k=-1, verbose=False),
@@ -42,6 +46,8 @@ def parts(directory: str, *, max_steps: int = 4, model: Any = None, data: Any = 
 
 
 def resumed_with_changes(directory: str) -> dict[str, Any]:
+    import torch
+
     from nemo2.errors import CheckpointError
     from nemo2.llm.api import pretrain
 
@@ -54,6 +60,9 @@ def resumed_with_changes(directory: str) -> dict[str, Any]:
         "rotary base": {"model": {"rotary_base": 500}},
         "optimizer": {"optim": {"adam_beta1": 0.5, "adam_eps": 1e-6}},
         "recomputation": {"model": {"recompute_granularity": "selective"}},
+        "sequence length": {"model": {"seq_length": 32}, "data": {"seq_length": 32}},
+        "activation": {"model": {"activation_func": torch.nn.functional.gelu}},
+        "precision": {"precision": "bf16-mixed"},
     }
     for number, (name, options) in enumerate(changed.items()):
         small_runs.release()
@@ -67,6 +76,11 @@ def resumed_with_changes(directory: str) -> dict[str, Any]:
     with pytest.raises(CheckpointError) as caught:
         pretrain(**parts(directory, max_steps=20, model={"vocab_size": 1024}))
     found["vocabulary"] = str(caught.value)
+    small_runs.release()
+    accepted = parts(directory, max_steps=3 + len(changed), model={"vocab_size": 1024}, accept_changes=True)
+    pretrain(**accepted)
+    found["accepted"] = accepted["trainer"].global_step
+    found["report"] = (run / "report.html").read_text()
     return found
 
 
@@ -75,6 +89,12 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     assert found["nothing"]["unfit"] == found["nothing"]["result"] == [], "the same recipe is no change"
     data = found["batch and seed of the data"]
     assert sorted(line.partition(":")[0] for line in data["result"]) == ["data.global_batch_size", "data.seed"]
+    for name, words in (
+        ("sequence length", "data.seq_length: 16 -> 32"), ("activation", "model.config.activation_func"),
+        ("precision", "trainer.precision: 32-true -> bf16-mixed"),
+    ):  # fmt: skip
+        assert any(words in line for line in found[name]["result"]), found[name]
+    assert found["accepted"] == 11 and "doesn't fit the checkpoint: model.config.vocab_size" in found["report"]
     assert any("rotary_base" in line and "-> 500" in line for line in found["rotary base"]["result"])
     assert any("adam_beta1: 0.9 -> 0.5" in line for line in found["optimizer"]["result"])
     assert found["betas"] == {(0.5, 1e-6)}, "what the recipe says takes effect"

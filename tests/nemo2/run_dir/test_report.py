@@ -63,6 +63,15 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(run_dir):
     assert not re.search(r"""(src|href)\s*=|url\(|@import""", page)
 
 
+def test_what_a_resume_found_changed_is_listed_the_worst_first(run_dir):
+    assert "Changed since" not in write_report(run_dir).read_text()
+    changes = {"harmless": ["trainer.max_steps: 2 -> 3"], "result": ["data.seed: 1 -> <9>"], "unfit": []}
+    (run_dir / "changes.json").write_text(json.dumps(changes))
+    text = write_report(run_dir).read_text()
+    assert "changes the result: data.seed: 1 -&gt; &lt;9&gt;" in text
+    assert text.index("changes the result: data.seed") < text.index("harmless: trainer.max_steps")
+
+
 def test_unfinished_checkpoints_are_not_listed(run_dir):
     page = write_report(run_dir).read_text()
     assert "a-step=50" in page and "3.0 MiB" in page and "b-step=99" not in page
