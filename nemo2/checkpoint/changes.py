@@ -96,13 +96,18 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
 
 
 def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
-    line = f"{part}.{path}: {old} -> {new}"
+    line = f"{part}.{path}: {_shown(old)} -> {_shown(new)}"
     if part == "tokenizer" or (part == "model" and _SHAPES.search(path)):
         found.unfit.append(line)
     elif _HARMLESS.search(path):
         found.harmless.append(line)
     else:
         found.result.append(line)
+
+
+def _shown(value: Any) -> Any:
+    """A function by its name: its repr has an address."""
+    return getattr(value, "__name__", value)
 
 
 def _compare_files(found: Changes, kept: Path, path: Any) -> None:

@@ -110,6 +110,10 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample within this probability mass.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
     output: Annotated[Optional[Path], typer.Option(help="Also write JSON lines there.")] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run Python that lies beside the tokenizer's files. Read it before."),
+    ] = False,
 ) -> None:
     """Complete prompts with the model of a checkpoint, in this process."""
     from nemo2.errors import ConfigError
@@ -129,6 +133,7 @@ def generate(
         top_p=top_p,
         random_seed=seed,
         output_path=str(output) if output else None,
+        trust_remote_code=trust_remote_code,
     )
     for number, completion in enumerate(completions):
         if number:

@@ -167,6 +167,7 @@ def generate(
     top_p: float = 1.0,
     random_seed: int = 1234,
     output_path: Optional[str] = None,
+    trust_remote_code: bool = False,
 ) -> list[Any]:
     """Complete prompts with the model of a checkpoint.
 
@@ -178,6 +179,8 @@ def generate(
         temperature, top_k, top_p: As in `nemo2.models.generate.generate`; temperature 0 takes the likeliest token.
         random_seed: Of the sampling; every rank draws the same.
         output_path: Write the completions there too, one JSON object per line. None: only return them.
+        trust_remote_code: Build a tokenizer that was trained with ``AutoTokenizer(trust_remote_code=True)``, which runs Python
+            that lies beside its files. Without it such a checkpoint is refused.
 
     Returns:
         One `nemo2.models.generate.Generation` per prompt, the same on every rank.
@@ -197,6 +200,7 @@ def generate(
         top_p=top_p,
         random_seed=random_seed,
         output_path=output_path,
+        trust_remote_code=trust_remote_code,
     )
 
 

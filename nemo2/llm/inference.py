@@ -30,10 +30,11 @@ def generate_from_checkpoint(
     top_p: float,
     random_seed: int,
     output_path: Optional[str],
+    trust_remote_code: bool = False,
 ) -> list[Generation]:
     """See `nemo2.llm.generate`."""
     checkpoint = find_checkpoint(Path(path))
-    model = model_of(checkpoint)
+    model = model_of(checkpoint, trust_remote_code=trust_remote_code)
     trainer = trainer or Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )
@@ -55,10 +56,14 @@ def generate_from_checkpoint(
     return results
 
 
-def model_of(checkpoint: Path) -> Any:
-    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built."""
+def model_of(checkpoint: Path, *, trust_remote_code: bool = False) -> Any:
+    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built.
+
+    ``trust_remote_code``: the tokenizer may run Python that lies beside its files.
+    """
     model = load_context(checkpoint, "model")
-    model.tokenizer = load_context(checkpoint, "tokenizer")
+    trusted = ["transformers:trust_remote_code"] if trust_remote_code else []
+    model.tokenizer = load_context(checkpoint, "tokenizer", allowed_modules=trusted)
     if "seq_length" not in explicit_fields(model.config):
         data = load_context(checkpoint, "data", build=False)
         if getattr(data, "seq_length", None):

@@ -85,13 +85,13 @@ def resumed_with_changes(directory: str) -> dict[str, Any]:
 
 
 def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_on_ranks, tmp_path):
-    found = run_on_ranks(resumed_with_changes, 1, str(tmp_path), timeout=180)[0]
+    found = run_on_ranks(resumed_with_changes, 1, str(tmp_path), timeout=400)[0]
     assert found["nothing"]["unfit"] == found["nothing"]["result"] == [], "the same recipe is no change"
     data = found["batch and seed of the data"]
     assert sorted(line.partition(":")[0] for line in data["result"]) == ["data.global_batch_size", "data.seed"]
     for name, words in (
-        ("sequence length", "data.seq_length: 16 -> 32"), ("activation", "model.config.activation_func"),
-        ("precision", "trainer.precision: 32-true -> bf16-mixed"),
+        ("sequence length", "data.seq_length: 16 -> 32"), ("activation", "model.config.activation_func: silu -> gelu"),
+        ("precision", "trainer.precision: 32 -> bf16-mixed"),
     ):  # fmt: skip
         assert any(words in line for line in found[name]["result"]), found[name]
     assert found["accepted"] == 11 and "doesn't fit the checkpoint: model.config.vocab_size" in found["report"]

@@ -100,11 +100,33 @@ FIDDLE = {
     "_src/experimental/serialization.py": VETTED,
     "_src/testing/": UNUSED,
 }
+TORCH_CHECKPOINT = {
+    "_experimental/checkpoint_reader.py": UNUSED,
+    "_pg_transport.py": UNUSED,
+    "default_planner.py": DATA_ONLY,
+    "filesystem.py": DATA_ONLY,
+    "format_utils.py": UNUSED,
+}
+REMOTE = "trust_remote_code, which a recipe and a checkpoint may not ask for"
+TRANSFORMERS_AUTO = dict.fromkeys(("auto_factory.py", "configuration_auto.py", "tokenization_auto.py"), REMOTE) | {
+    "feature_extraction_auto.py": UNUSED,
+    "image_processing_auto.py": UNUSED,
+    "processing_auto.py": UNUSED,
+    "video_processing_auto.py": UNUSED,
+}
+"""What `AutoTokenizer` and the conversion of Hugging Face's weights call."""
 
 
 @pytest.mark.parametrize(
     ("package", "known"),
-    [("megatron.core", MEGATRON), ("lightning", LIGHTNING), ("nemo_run", NEMO_RUN), ("fiddle", FIDDLE)],
+    [
+        ("megatron.core", MEGATRON),
+        ("lightning", LIGHTNING),
+        ("nemo_run", NEMO_RUN),
+        ("fiddle", FIDDLE),
+        ("torch.distributed.checkpoint", TORCH_CHECKPOINT),
+        ("transformers.models.auto", TRANSFORMERS_AUTO),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_place_that_turns_text_into_code_has_been_looked_at(package, known):
@@ -127,6 +149,17 @@ def test_what_recipes_may_give_as_text_is_what_the_libraries_resolve():
         )
         assert re.search(r"import_module\(|__import__\(", text), resolver
     assert "trust_remote_code" in SWITCHES_THAT_RUN_CODE
+
+
+def test_transformers_runs_a_repositorys_code_behind_its_switch_only():
+    """Of its own modules but one, none executes a file."""
+    root = Path(str(importlib.util.find_spec("transformers").origin)).parent  # pyright: ignore[reportOptionalMemberAccess]
+    executing = {
+        file.name
+        for file in root.glob("*.py")
+        if any(".exec_module" in call for call in _calls(file.read_text(encoding="utf-8")))
+    }
+    assert executing == {"dynamic_module_utils.py"}
 
 
 def test_the_scan_sees_each_kind_of_call():
