@@ -47,6 +47,7 @@ check: $(READY) ## formatting, lint, types
 fmt: $(READY) ## format, fix what ruff can fix, and write what is written from the code
 	@$(BIN)/python -m tools.recipe_stub
 	@$(BIN)/python -m tools.rooms
+	@$(BIN)/python -m tools.hugging_face
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

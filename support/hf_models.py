@@ -64,6 +64,8 @@ class Row:
     """Sizes that it needs beside a tensor-parallel size of 2."""
     released: Optional[Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]] = None
     """Of a stand-in's tensors and config.json those of the release."""
+    readable: bool = True
+    """Whether transformers has a class that reads what is exported."""
     built_as: Optional[Callable[[Any], None]] = None
     """Changes a stand-in's layers to those of the release, before they are written."""
     computes_as: Optional[Callable[[Any], None]] = None
@@ -75,7 +77,9 @@ _EXPERTS = ("TP 2, SP", "PP 2", "EP 2")
 
 def _row(name: str, config: str, switches: str, base: dict[str, Any] = _LLAMA, **fields: Any) -> Row:
     own = {
-        key: fields.pop(key) for key in ("layouts", "with_tp", "released", "built_as", "computes_as") if key in fields
+        key: fields.pop(key)
+        for key in ("layouts", "with_tp", "released", "readable", "built_as", "computes_as")
+        if key in fields
     }
     return Row(name=name, config=config, switches=switches, fields={**base, **fields}, **own)
 
@@ -193,7 +197,8 @@ ROWS: tuple[Row, ...] = (
          layouts=_EXPERTS, interleave_moe_layer_step=2, use_qk_norm=False, attn_temperature_tuning=False,
          rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
     _row("Llama-Nemotron Super, Ultra (by a Llama)", "LlamaConfig", "blocks of their own widths, without attention, without "
-         "feed-forward", rope_parameters=_EIGHT_FOLD, released=_as_pruned, built_as=_prune, computes_as=_switch_off),
+         "feed-forward", rope_parameters=_EIGHT_FOLD, released=_as_pruned, readable=False, built_as=_prune,
+         computes_as=_switch_off),
     _row("Mistral 7B", "MistralConfig", "window in all layers", sliding_window=8),
     _row("Mistral NeMo, Large", "MistralConfig", "heads of their own width", sliding_window=None, head_dim=32),
     _row("Mixtral", "MixtralConfig", "experts, window", num_local_experts=4, num_experts_per_tok=2, sliding_window=16,
@@ -222,12 +227,19 @@ ROWS: tuple[Row, ...] = (
          num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, layouts=_EXPERTS, with_tp=EXPERT_RANKS,
          rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
                           "truncate": False, "original_max_position_embeddings": 16}),
+    _row("GPT-OSS, plain positions", "GptOssConfig", "no stretching, windows in some layers", head_dim=16, sliding_window=8,
+         num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, layouts=("PP 2", "EP 2"),
+         layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
     _row("DeepSeek V2", "DeepseekV2Config", "groups ranked by their best expert, latent queries, shared experts, a dense layer, "
          "`yarn`", _LLAMA | _LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2, layouts=_EXPERTS),
     _row("DeepSeek V2-Lite", "DeepseekV2Config", "no groups, no latent of queries", _LLAMA | _LATENT | {"q_lora_rank": None},
          topk_method="greedy", layouts=_EXPERTS),
     _row("DeepSeek V3", "DeepseekV3Config", "groups by their best two, sigmoid, biases of experts, weights of a further "
          "prediction", _LLAMA | _LATENT, n_group=4, topk_group=2, layouts=_EXPERTS, released=_with_further_prediction),
+    _row("DeepSeek V3, plain positions", "DeepseekV3Config", "no stretching, no groups, no dense layer, no latent of queries",
+         _LLAMA | _LATENT | {"q_lora_rank": None, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}, n_group=1,
+         topk_group=1, layouts=_EXPERTS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
     _row("Nemotron 3, 4", "NemotronConfig", "norms around zero with biases, squared ReLU, half rotated", head_dim=32,
          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
     _row("Nemotron-H, Nemotron Nano v2", "NemotronHConfig", "mixers, attention, feed-forward", _LLAMA | _HYBRID),
@@ -239,10 +251,10 @@ ROWS: tuple[Row, ...] = (
     _row("StarCoder, many keys", "GPTBigCodeConfig", "a key for each query", _GPT2, multi_query=False),
     _row("StarCoder 2", "Starcoder2Config", "window, LayerNorm, biases, tied", sliding_window=8, tie_word_embeddings=True),
     _row("Baichuan 2 (by a Llama)", "LlamaConfig", "output rows of length one", num_key_value_heads=4,
-         released=_as_baichuan, computes_as=_normalise_rows),
+         released=_as_baichuan, readable=False, computes_as=_normalise_rows),
     _row("ChatGLM 3 (by a GLM)", "GlmConfig", "half rotated in pairs, biases of queries, keys and values", head_dim=16,
          rope_parameters={"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
-         released=_as_chatglm),
+         released=_as_chatglm, readable=False),
     _row("ChatGLM 3 as GLM", "GlmConfig", "as above, as it is exported", head_dim=16,
          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
     _row("GPT-2, GPT-3", "GPT2Config", "learned positions, stored transposed, tied", _GPT2),

@@ -139,7 +139,10 @@ def hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
 def _others(hf: Config, fields: Config) -> dict[str, Any]:
     """What isn't one field on both sides: dense layers before those with experts, shared experts, positions."""
     rope = rope_of(hf, kinds=("default", "yarn"))
-    yarn = {"rope_type": "yarn", **scaled(hf, rope, _YARN)} if rope.kind == "yarn" else {"rope_type": "rope"}
+    # Megatron-Core scales the scores by this factor whether positions are stretched or not.
+    yarn: dict[str, Any] = {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    if rope.kind == "yarn":
+        yarn = {"rope_type": "yarn", **scaled(hf, rope, _YARN)}
     dense, layers = hf.get("first_k_dense_replace") or 0, fields["num_layers"]
     shared = (hf.get("n_shared_experts") or 0) * fields["moe_ffn_hidden_size"]
     return {

@@ -65,7 +65,10 @@ def rows(config: GPTOSSConfig) -> list[Row]:
 def config(hf: Config) -> GPTOSSConfig:
     fields = read(hf, _FIELDS, only=_ONLY)
     rope = rope_of(hf, theta=150_000.0, kinds=("default", "yarn"))
-    positions: dict[str, Any] = scaled(hf, rope, _YARN) if rope.kind == "yarn" else {"position_embedding_type": "rope"}
+    # Megatron-Core scales queries and keys by this factor whether positions are stretched or not.
+    positions: dict[str, Any] = {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": 1.0}
+    if rope.kind == "yarn":
+        positions = scaled(hf, rope, _YARN)
     types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(fields["num_layers"])]
     return GPTOSSConfig(
         **fields,

@@ -36,6 +36,7 @@ _HYBRID = [
         "num_hidden_layers",
         "rms_norm_eps",
         "head_dim",
+        "tie_word_embeddings",
     ),
     Field("layer_norm_epsilon", "layernorm_epsilon", 1e-5),
     Field("hidden_dropout", "hidden_dropout", 0.0),
@@ -48,7 +49,13 @@ _HYBRID = [
 _MIXER = {"conv_kernel": 4, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "use_bias": False}
 _ONLY_MAMBA = _MIXER | {"model_type": "mamba2", "hidden_act": "silu"}
 _ONLY_HYBRID = _MIXER | {"model_type": "nemotron_h", "mamba_hidden_act": "silu", "mamba_proj_bias": False}
-_ONLY_HYBRID |= {"attention_bias": False, "mlp_bias": False, "num_nextn_predict_layers": 0, "sliding_window": None}
+_ONLY_HYBRID |= {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "num_nextn_predict_layers": 0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
 _KINDS = {"mamba": "M", "linear_attention": "M", "mlp": "-", "attention": "*", "full_attention": "*"}
 _LETTERS = {"M": "mamba", "-": "mlp", "*": "attention"}
 _ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
