@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All families that can be converted, and which of them a configuration is of."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo2.errors import ConfigError
@@ -31,16 +31,18 @@ FAMILIES: tuple[Conversion, ...] = (
 )  # fmt: skip
 
 
-def conversion_of(config: Any) -> Conversion:
+def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
     """Of a configuration of ours; a family's own class counts before one that it is derived from.
+
+    Where a family has several (ChatGLM, by its own names and as a GLM) the one with one of ``architectures``, or else the first.
 
     Raises:
         ConfigError: no family has it.
     """
     for kind in type(config).__mro__:
-        for family in FAMILIES:
-            if kind in family.configs:
-                return family
+        found = [family for family in FAMILIES if kind in family.configs]
+        if found:
+            return next((family for family in found if set(architectures) & set(family.architectures)), found[0])
     known = sorted(kind.__name__ for family in FAMILIES for kind in family.configs)
     raise ConfigError(
         f"model.config={type(config).__name__}: there is no conversion between Hugging Face and such a model. Those with one "

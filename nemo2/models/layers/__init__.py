@@ -5,7 +5,7 @@ from nemo2.models.layers.activation import openai_gelu, quick_gelu, squared_relu
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.experts import TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA
-from nemo2.models.layers.mtp import weigh_further_losses
+from nemo2.models.layers.mtp import answer_without_labels, weigh_further_losses
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.rules import layer_problems
 from nemo2.models.layers.softcap import cap_logits
@@ -17,6 +17,7 @@ __all__ = [
     "SDPAttention",
     "TorchGroupedMLP",
     "TorchNorm",
+    "answer_without_labels",
     "cap_logits",
     "layer_problems",
     "layer_spec",

@@ -8,6 +8,7 @@ ranks such means are another loss: single gradients were off by 11 % with two ra
 each rank's share the weight of its tokens.
 """
 
+import copy
 from typing import Any, Optional
 
 import torch
@@ -16,6 +17,26 @@ from torch import Tensor
 
 # 0.16 takes the sum of the further losses where each token counts the same; newer versions a mean there too.
 _MEAN_PER_TOKEN = hasattr(upstream, "process_mtp_loss")
+
+
+def answer_without_labels(chunk: Any) -> None:
+    """Make `chunk`, a GPT with multi-token prediction, give logits where it is given no labels: those of the next token, as
+    0.19 does. 0.16.1 looks for labels to predict further ones."""
+    if not chunk.config.mtp_num_layers or not chunk.post_process or _MEAN_PER_TOKEN:
+        return
+    full = chunk.config
+    plain = copy.copy(full)
+    plain.mtp_num_layers = None
+
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if len(args) <= 4 and kwargs.get("labels") is None:  # the fifth
+            module.mtp_process, module.config = False, plain
+
+    def after(module: Any, args: Any, output: Any) -> None:
+        module.mtp_process, module.config = True, full
+
+    chunk.register_forward_pre_hook(before, with_kwargs=True)
+    chunk.register_forward_hook(after, always_call=True)
 
 
 def weigh_further_losses(chunk: Any) -> None:

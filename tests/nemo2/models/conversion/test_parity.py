@@ -56,6 +56,7 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
         found["step"] = one_step(model, chunk, released, row, folder)
     config = released.config()
     whole = released.chunk(config)
+    found["import"] = max(found["import"], parity.apart(parity.our_logits(whole), expected))
     found["back"] = differing(parity.taken_apart(released.entries(config), parity.stored_by(whole)), released)
     found |= exported(row, released, chunk, folder / "exported")
     return found
@@ -138,7 +139,7 @@ def at_layout(folder: Path, sizes: dict[str, Any]) -> float | None:
     from megatron.core import parallel_state
 
     released = parity.Released(folder)
-    logits = parity.our_logits(released.chunk(released.config(**sizes, parallel_output=False, mtp_num_layers=None)))
+    logits = parity.our_logits(released.chunk(released.config(**sizes, parallel_output=False)))
     if not parallel_state.is_pipeline_last_stage():
         return None
     return parity.apart(logits, torch.load(folder / "logits.pt"))

@@ -78,6 +78,14 @@ def test_a_configuration_without_a_vocabulary_is_told_too() -> None:
     assert conversion_of(ours).hf_config(ours)["vocab_size"] is None
 
 
+def test_a_family_with_two_conversions_is_exported_by_one_and_read_by_both() -> None:
+    from nemo2.models.conversion.families import conversion_of
+
+    ours = made("chatglm.ChatGLM3Config6B")
+    assert conversion_of(ours).architectures[0] == "GlmForCausalLM"
+    assert conversion_of(ours, ["ChatGLMModel"]).architectures[0] == "ChatGLMModel"
+
+
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "rms_norm_eps": 1e-5,
