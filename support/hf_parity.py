@@ -146,6 +146,18 @@ def fill(chunk: Any, stored: Mapping[str, Tensor]) -> None:
         leaf.data.detach().copy_(stored[leaf.key][place(leaf)])
 
 
+def load(chunk: Any, checkpoint: Path) -> None:
+    """Megatron-Core's own reading, of what this rank's chunk needs of a checkpoint of the whole model."""
+    from megatron.core import dist_checkpointing
+
+    from nemo2.parallel.sharded_state import sharded_state
+
+    # Extra state is Transformer Engine's, and empty here.
+    asked = {name: leaf for name, leaf in sharded_state(chunk).items() if not name.endswith("_extra_state")}
+    loaded = dist_checkpointing.load(asked, str(checkpoint / "weights"))
+    chunk.load_state_dict({name.removeprefix("module."): tensor for name, tensor in loaded.items()}, strict=False)
+
+
 def stored_by(chunk: Any) -> dict[str, Tensor]:
     """Whole tensors by key, of a chunk that is the whole model."""
     found: dict[str, Tensor] = {}
@@ -183,9 +195,13 @@ class Released:
     def entries(self, config: Any) -> list[Any]:
         return list(self.conversion.entries(config, vocab_rows=config.vocab_size))
 
-    def chunk(self, config: Any) -> Any:
+    def chunk(self, config: Any, checkpoint: Path | None = None) -> Any:
+        """This rank's part of the model, from the files, or from a checkpoint that was made of them."""
         chunk = config.configure_model(None).eval()
-        fill(chunk, whole(self.entries(config), self.file, self.prefix))
+        if checkpoint is None:
+            fill(chunk, whole(self.entries(config), self.file, self.prefix))
+        else:
+            load(chunk, checkpoint)
         return chunk
 
 

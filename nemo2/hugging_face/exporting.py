@@ -10,7 +10,7 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -81,7 +81,8 @@ def export_weights(
     released = min(vocab_size or getattr(config, "vocab_size", None) or _of_tokenizer(manifest) or rows, rows)
     entries = tuple(conversion.entries(config, vocab_rows=rows, released_rows=released))
     _refuse_what_does_not_fit(source, entries, stored)
-    tensors = list(_tensors(entries, stored, dtype))
+    prefix = conversion.prefixes[0]
+    tensors = [replace(one, name=prefix + one.name) for one in _tensors(entries, stored, dtype)]
     shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
     final = Path(target).expanduser()
     total = sum(shard.size for shard in shards)

@@ -115,7 +115,9 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
         SecurityError: a name in the index leads out of the folder.
     """
     hf_config = read_config(folder)
-    conversion = conversion_for(hf_config) if config is None else conversion_of(config)
+    conversion = (
+        conversion_for(hf_config) if config is None else conversion_of(config, hf_config.get("architectures") or ())
+    )
     if config is None:
         config = conversion.config(hf_config)
     else:

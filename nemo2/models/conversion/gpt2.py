@@ -4,9 +4,9 @@
 from typing import Any
 
 from nemo2.models.conversion.pieces import Operation, fused_qkv, one
-from nemo2.models.conversion.settings import Config, Field, read, said, written
+from nemo2.models.conversion.settings import Config, Field, read, refusal, said, written
 from nemo2.models.conversion.table import Conversion, Row, norm, under
-from nemo2.models.gpt import GPTModel
+from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt3 import GPTConfig126M
 
 
@@ -64,16 +64,28 @@ def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool) -> list[
 
 
 def config(hf: Config) -> GPTConfig126M:
-    # Two names of one approximation.
-    activation = hf.get("activation_function", "gelu_new")
-    told = {**hf, "activation_function": "gelu_new" if activation == "gelu_pytorch_tanh" else activation}
-    fields = read(told, _FIELDS, only=_ONLY | {"activation_function": "gelu_new"})
-    return GPTConfig126M(**{"ffn_hidden_size": 4 * fields["hidden_size"], **fields})
+    return GPTConfig126M(**read(hf, _FIELDS, only=_ONLY), **gelu_of(hf, default="gelu_new"))
 
 
 def hf_config(ours: GPTConfig126M) -> dict[str, Any]:
-    told = {"activation_function": "gelu_new", "embd_pdrop": ours.hidden_dropout}
+    told = {"activation_function": gelu_in(ours, "gelu_new"), "embd_pdrop": ours.hidden_dropout}
     return said(ours, {**written(ours, _FIELDS, only=_ONLY), **told}, config)
+
+
+_GELU = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+
+
+def gelu_of(hf: Config, *, default: str) -> dict[str, Any]:
+    """Ours of ``activation_function``: fused with the bias, Megatron-Core's GELU is the tanh approximation (two names)."""
+    activation = hf.get("activation_function", default)
+    if activation not in _GELU:
+        raise refusal(hf, "activation_function", f"our model knows {', '.join(map(repr, _GELU))}")
+    return {"bias_activation_fusion": _GELU[activation]}
+
+
+def gelu_in(ours: GPTConfig, approximation: str) -> str:
+    """The inverse of `gelu_of`; ``approximation`` is the family's name for that."""
+    return approximation if ours.bias_activation_fusion else "gelu"
 
 
 GPT2 = Conversion(

@@ -38,8 +38,7 @@ def rows(config: NemotronConfig) -> list[Row]:
 
 def config(hf: Config) -> NemotronConfig:
     rope = rope_of(hf, partial=hf.get("rope_percent", 0.5))
-    fields: dict[str, Any] = {"num_query_groups": None, "kv_channels": None, **read(hf, _FIELDS, only=_ONLY)}
-    return NemotronConfig(**fields, rotary_base=rope.theta, rotary_percent=rope.partial)
+    return NemotronConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=rope.theta, rotary_percent=rope.partial)
 
 
 def hf_config(ours: NemotronConfig) -> dict[str, Any]:

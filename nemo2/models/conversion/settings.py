@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+import torch.nn.functional as F
+
 from nemo2.errors import ConfigError
 
 Config = Mapping[str, Any]
@@ -249,6 +251,9 @@ def meaning(ours: Any) -> dict[str, Any]:
     told["experts_in"] = _flags(
         ours.moe_layer_freq if ours.num_moe_experts else None, ours.num_layers, every=lambda n, k: n % k == 0
     )
+    if ours.activation_func is F.gelu and ours.add_bias_linear and not ours.gated_linear_unit:
+        # Fused with the bias it is an approximation.
+        told["activation_func"] = "tanh GELU" if ours.bias_activation_fusion else "GELU"
     told["rope_scaling_factor"] = getattr(ours, "rope_scaling_factor", None)
     if getattr(ours, "rope_scaling", None) is False:
         told |= dict.fromkeys(("rope_scaling_factor", "low_freq_factor", "high_freq_factor", "old_context_len"))

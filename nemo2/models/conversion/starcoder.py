@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from nemo2.models.conversion.gpt2 import conv_fields, conv_rows
+from nemo2.models.conversion.gpt2 import conv_fields, conv_rows, gelu_in, gelu_of
 from nemo2.models.conversion.llama import attention, decoder
 from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.settings import (
@@ -26,7 +26,6 @@ from nemo2.models.starcoder import Starcoder2Config, Starcoder2Model, StarcoderC
 _FIELDS_1 = conv_fields()
 _ONLY_1 = {
     "model_type": "gpt_bigcode",
-    "activation_function": "gelu_pytorch_tanh",
     "scale_attn_weights": True,
     "tie_word_embeddings": True,
 }
@@ -63,13 +62,13 @@ def rows_2(config: Starcoder2Config) -> list[Row]:
 def config_1(hf: Config) -> StarcoderConfig:
     fields = read(hf, _FIELDS_1, only=_ONLY_1)
     groups = 1 if hf.get("multi_query", True) else fields["num_attention_heads"]
-    width = {} if "ffn_hidden_size" in fields else {"ffn_hidden_size": 4 * fields["hidden_size"]}
-    return StarcoderConfig(**fields, **width, num_query_groups=groups)
+    return StarcoderConfig(**fields, **gelu_of(hf, default="gelu_pytorch_tanh"), num_query_groups=groups)
 
 
 def hf_config_1(ours: StarcoderConfig) -> dict[str, Any]:
     hf = {
         **written(ours, _FIELDS_1, only=_ONLY_1),
+        "activation_function": gelu_in(ours, "gelu_pytorch_tanh"),
         "embd_pdrop": ours.hidden_dropout,
         "multi_query": ours.num_query_groups == 1,
     }

@@ -23,6 +23,7 @@ A `Conversion` is the table with the names that ``config.json`` has for the fami
 ``families.py`` lists all.
 """
 
+import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -207,10 +208,18 @@ class _Table:
         return stacks_layers(self.config)
 
     def _layer_config(self, row: Row, layer: Optional[int]) -> Any:
-        of_layer = getattr(self.config, "get_config_for_layer", None)
-        if of_layer is None or layer is None or not row.key.startswith("decoder."):
+        if layer is None or not hasattr(self.config, "get_config_for_layer") or not row.key.startswith("decoder."):
             return self.config
-        return self._layer_configs.setdefault(layer, of_layer(layer + 1))
+        if layer not in self._layer_configs:
+            self._layer_configs[layer] = self._without_kernels.get_config_for_layer(layer + 1)
+        return self._layer_configs[layer]
+
+    @cached_property
+    def _without_kernels(self) -> Any:
+        """Megatron-Core makes a configuration for each layer, and looks for the kernels that it asks for on this machine."""
+        config = copy.copy(self.config)
+        config.apply_rope_fusion = config.moe_permute_fusion = False
+        return config
 
     @cached_property
     def _layer_configs(self) -> dict[int, Any]:

@@ -164,6 +164,7 @@ def test_what_our_model_can_t_be_is_refused_by_field_and_value(fields: Any, word
         ("mistral.MistralConfig7B", {"add_qkv_bias": True}, r"add_qkv_bias=True \(it would become False\)"),
         ("qwen2.Qwen2Config7B", {"kv_channels": 64}, "kv_channels=64"),
         ("gpt3.GPTConfig175B", {}, "layernorm_zero_centered_gamma=True"),
+        ("starcoder.Starcoder2Config3B", {"bias_activation_fusion": False}, "activation_func='GELU'"),
         ("baichuan.Baichuan2Config7B", {"normalize_output_layer": False}, "normalize_output_layer=False"),
         ("deepseek.DeepSeekV2Config", {"moe_router_group_score": "sum"}, "moe_router_group_score='sum'"),
     ],
