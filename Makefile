@@ -48,6 +48,7 @@ fmt: $(READY) ## format, fix what ruff can fix, and write what is written from t
 	@$(BIN)/python -m tools.recipe_stub
 	@$(BIN)/python -m tools.rooms
 	@$(BIN)/python -m tools.hugging_face
+	@$(BIN)/python -m tools.te_calls
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

@@ -480,3 +480,5 @@ def _warn(sentence: str) -> None:
 # Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.
 REQUIRED_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The compute capability that each fp8 and fp4 recipe needs."""
+SINCE = {"tensorwise": "2.2", "blockwise": "2.3", "mxfp8": "2.1", "nvfp4": "2.8"}
+"""The version of Transformer Engine from which on it has a recipe; delayed scaling is older than all that Megatron-Core takes."""

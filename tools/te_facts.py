@@ -51,16 +51,68 @@ CALLED = {
         "moe_sort_chunks_by_index",
         "parallel_cross_entropy",
     ),
-    "transformer_engine.pytorch.module.base": ("initialize_ub", "destroy_ub"),
-    "transformer_engine.pytorch.optimizers": ("FusedAdam", "FusedSGD", "multi_tensor_applier"),
-    "transformer_engine.pytorch.fp8": ("FP8GlobalStateManager", "check_fp8_support", "check_mxfp8_support"),
-    "transformer_engine.pytorch.graph": ("make_graphed_callables", "save_original_graph"),
-    "transformer_engine.pytorch.distributed": ("CudaRNGStatesTracker", "activation_recompute_forward", "checkpoint"),
-    "transformer_engine.pytorch.attention": ("DotProductAttention", "apply_rotary_pos_emb", "FusedRoPEFunc"),
-    "transformer_engine.pytorch.attention.rope": ("apply_rotary_pos_emb",),
+    "transformer_engine.pytorch.module.base": (
+        "initialize_ub",
+        "destroy_ub",
+        "get_dummy_wgrad",
+        "get_workspace",
+    ),
+    "transformer_engine.pytorch.optimizers": (
+        "FusedAdam",
+        "FusedSGD",
+        "multi_tensor_applier",
+    ),
+    "transformer_engine.pytorch.fp8": (
+        "FP8GlobalStateManager",
+        "check_fp8_support",
+        "check_mxfp8_support",
+        "FP8GlobalStateManager.add_fp8_tensors_to_global_buffer",
+        "FP8GlobalStateManager.get_fp8_group",
+        "FP8GlobalStateManager.get_fp8_recipe",
+        "FP8GlobalStateManager.is_fp8_enabled",
+        "FP8GlobalStateManager.reduce_and_update_fp8_tensors",
+        "FP8GlobalStateManager.set_skip_fp8_weight_update_tensor",
+        "fp8_autocast",
+        "fp8_model_init",
+    ),
+    "transformer_engine.pytorch.graph": (
+        "make_graphed_callables",
+        "save_original_graph",
+        "restore_fp8_tensors",
+        "save_fp8_tensors",
+        "set_capture_end",
+        "set_capture_start",
+    ),
+    "transformer_engine.pytorch.distributed": (
+        "CudaRNGStatesTracker",
+        "activation_recompute_forward",
+        "checkpoint",
+        "gather_along_first_dim",
+        "get_all_rng_states",
+        "in_fp8_activation_recompute_phase",
+        "is_fp8_activation_recompute_enabled",
+        "reduce_scatter_along_first_dim",
+    ),
+    "transformer_engine.pytorch.attention": (
+        "DotProductAttention",
+        "apply_rotary_pos_emb",
+        "FusedRoPEFunc",
+    ),
+    "transformer_engine.pytorch.attention.rope": (
+        "apply_rotary_pos_emb",
+        "apply_fused_qkv_rotary_pos_emb",
+    ),
     "transformer_engine.pytorch.tensor": ("QuantizedTensor",),
-    "transformer_engine.pytorch.float8_tensor": ("Float8Tensor",),
-    "transformer_engine.pytorch.tensor.utils": ("cast_master_weights_to_fp8", "post_all_gather_processing"),
+    "transformer_engine.pytorch.float8_tensor": (
+        "Float8Tensor",
+        "Float8Tensor.make_like",
+    ),
+    "transformer_engine.pytorch.tensor.utils": (
+        "cast_master_weights_to_fp8",
+        "post_all_gather_processing",
+        "quantize_master_weights",
+        "replace_raw_data",
+    ),
     "transformer_engine.common.recipe": (
         "DelayedScaling",
         "Float8CurrentScaling",
@@ -70,6 +122,43 @@ CALLED = {
         "CustomRecipe",
         "Format",
     ),
+    "transformer_engine.pytorch.cpp_extensions": (
+        "cast_to_fp8",
+        "general_gemm",
+        "rmsnorm_fwd",
+    ),
+    "transformer_engine.pytorch.cpu_offload": ("get_cpu_offload_context",),
+    "transformer_engine.pytorch.cross_entropy": ("parallel_cross_entropy",),
+    "transformer_engine.pytorch.ep": (
+        "EpBuffer",
+        "ep_bootstrap",
+        "ep_combine",
+        "ep_dispatch",
+        "ep_finalize",
+        "is_symm_backed",
+        "symm_mem_alloc",
+    ),
+    "transformer_engine.pytorch.ops": (
+        "AllReduce",
+        "BasicLinear",
+        "Bias",
+        "GroupedLinear",
+        "LayerNorm",
+        "MakeExtraOutput",
+        "RMSNorm",
+        "ReduceScatter",
+        "ScaledClampedQGeGLU",
+        "ScaledSReLU",
+        "ScaledSwiGLU",
+        "Sequential",
+    ),
+    "transformer_engine.pytorch.utils": (
+        "make_weak_ref",
+        "nvtx_range_pop",
+        "nvtx_range_push",
+        "round_up_to_nearest_multiple",
+    ),
+    "transformer_engine_torch": ("thd_get_partitioned_indices",),
 }
 """By module, what Megatron-Core and nemo2 call or build."""
 
@@ -340,7 +429,9 @@ def _signatures() -> Iterator[tuple[str, list[str] | None]]:
         except ImportError:
             module = None
         for name in names:
-            found = getattr(module, name, None)
+            found = module
+            for part in name.split("."):
+                found = getattr(found, part, None)
             yield f"{module_name}.{name}", None if found is None else _parameters(found)
 
 

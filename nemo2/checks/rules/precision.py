@@ -3,6 +3,8 @@
 
 from collections.abc import Iterator
 
+from packaging.version import Version
+
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 
@@ -13,17 +15,30 @@ _FP8 = "trainer.plugins.fp8=hybrid"
 @PRECISION.rule(
     "gpu-has-the-format",
     says="The GPU has the number format: bf16 from Ampere on, fp8 from Ada and Hopper on (blockwise: Hopper), mxfp8 and fp4 from "
-    "Blackwell on.",
+    "Blackwell on. So has its Transformer Engine: blockwise from 2.3 on, fp4 from 2.8 on.",
     otherwise="Transformer Engine refuses on every rank; bf16 is emulated, slowly.",
     broken=f"{_FP8}",
     mended=f"{_FP8}",
     gpu=("A100", "H100"),
 )
 def _generation(facts: Facts) -> Iterator[str]:
-    from nemo2.precision import REQUIRED_CAPABILITY
+    from nemo2.precision import REQUIRED_CAPABILITY, SINCE
 
-    config, capability = facts.precision, facts.machine.capability
-    if config is None or capability is None:
+    config, capability, version = facts.precision, facts.machine.capability, facts.machine.transformer_engine
+    if config is None:
+        return
+    for name in ("fp8", "fp4"):
+        recipe = getattr(config, f"{name}_recipe")
+        if (
+            getattr(config, name) is not None
+            and version is not None
+            and Version(version) < Version(SINCE.get(recipe, "0"))
+        ):
+            yield (
+                f"trainer.plugins.{name}_recipe={recipe!r}: Transformer Engine {version} doesn't have it. Install "
+                f"{SINCE[recipe]} or newer, or choose another recipe."
+            )
+    if capability is None:
         return
     wanted = {"fp8": (config.fp8, config.fp8_recipe), "fp4": (config.fp4, config.fp4_recipe)}
     for name, (value, recipe) in wanted.items():

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call into Transformer Engine is in the tables, has a row on the page, and a test that exists."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import megatron.core
+import pytest
+
+import nemo2
+from nemo2 import recipes
+from nemo2.checks.find import find
+from nemo2.precision import FP8_RECIPES, MegatronMixedPrecision
+from nemo2.recipes._shipped import names
+from nemo2.settle import Machine
+from tools import te_calls
+
+TABLES = te_calls.tables()
+NEWEST = TABLES[list(TABLES)[-1]]["signatures"]
+CALLS = {
+    name: keywords
+    for root in (Path(megatron.core.__path__[0]), Path(nemo2.__path__[0]))
+    for name, keywords in te_calls.calls_in(root).items()
+}
+CLASS_OF = {
+    "delayed": "DelayedScaling",
+    "tensorwise": "Float8CurrentScaling",
+    "blockwise": "Float8BlockScaling",
+    "mxfp8": "MXFP8BlockScaling",
+    "nvfp4": "NVFP4BlockScaling",
+}
+
+
+def test_the_page_is_written_from_the_tables() -> None:
+    assert te_calls.PAGE.read_text() == te_calls.page(), "run make fmt"
+
+
+def test_every_call_of_megatron_core_and_ours_was_measured_and_is_in_one_group() -> None:
+    assert len(CALLS) > 40 and CALLS.keys() <= NEWEST.keys(), sorted(CALLS.keys() - NEWEST.keys())
+    assert all(te_calls.group_of(name) for name in NEWEST)
+
+
+def test_what_is_passed_is_a_parameter_of_some_version() -> None:
+    unknown = []
+    for name, keywords in CALLS.items():
+        listed = [table["signatures"][name] for table in TABLES.values() if table["signatures"].get(name)]
+        known = {one.partition("=")[0] for parameters in listed for one in parameters}
+        if listed and not any(one.startswith("**") for one in known):
+            unknown += [f"{name}({keyword})" for keyword in keywords - known]
+    assert set(unknown) <= ASKED_FIRST
+
+
+ASKED_FIRST = {
+    "transformer_engine.pytorch.attention.apply_rotary_pos_emb(interleaved)",
+    "transformer_engine.pytorch.fp8.FP8GlobalStateManager.add_fp8_tensors_to_global_buffer(fp8_weights)",
+}
+"""Megatron-Core passes the first from 2.3 on, where the function has moved, and the second to versions before those that we take."""
+
+
+@pytest.mark.parametrize("row", [*te_calls.GROUPS, *te_calls.BEHAVIOURS], ids=lambda row: row[0])
+def test_each_row_names_a_test_that_exists(row: Any) -> None:
+    path, _, name = row.test.partition("::")
+    tree = ast.parse((te_calls.ROOT / path).read_text())
+    tests = [one.name for one in tree.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
+    assert tests and (not name or name in tests)
+
+
+@pytest.mark.parametrize("recipe", CLASS_OF)
+@pytest.mark.parametrize("version", TABLES)
+def test_a_recipe_is_refused_where_the_version_has_none(version: str, recipe: str) -> None:
+    has = TABLES[version]["signatures"][f"transformer_engine.common.recipe.{CLASS_OF[recipe]}"] is not None
+    asked = recipes.get("llama3_8b").pretrain_recipe()
+    plugin: Any = type(asked.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
+    if recipe in FP8_RECIPES:
+        plugin.fp8, plugin.fp8_recipe = "hybrid", recipe
+    else:
+        plugin.fp4, plugin.fp4_recipe = "e2m1", recipe
+    asked.trainer.plugins = plugin
+    found = [
+        one.message
+        for one in find(asked, machine=Machine(transformer_engine=version))
+        if "doesn't have it" in one.message
+    ]
+    assert bool(found) is not has
+    assert all(f"_recipe='{recipe}': Transformer Engine {version} doesn't have it" in one for one in found)
+
+
+def test_no_recipe_asks_for_the_fused_operations() -> None:
+    for name in names():
+        config = recipes.get(name).pretrain_recipe().model.config
+        assert not getattr(config, "use_transformer_engine_op_fuser", False), name

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call into Transformer Engine, version by version, and what we do about it: docs/transformer_engine.md.
+
+    python -m tools.te_calls
+
+The calls are read off Megatron-Core's sources and ours (`calls_in`); whether a version has them, and what it refuses, are the
+tables that `tools/te_facts.py` measures. `GROUPS` says what is ours to do, with the test that holds it.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = ROOT / "tests" / "transformer_engine"
+PAGE = ROOT / "docs" / "transformer_engine.md"
+PACKAGE = "transformer_engine"
+
+
+class Group(NamedTuple):
+    """Calls that belong together: a pattern of their names, what a run does about them, and the test that holds it."""
+
+    title: str
+    names: str
+    does: str
+    test: str
+
+
+_BUFFERS = "tests/nemo2/overlap/test_userbuffers.py"
+_RUNS = f"{_BUFFERS}::test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them"
+_FP8 = "tests/nemo2/test_fp8.py::test_one_value_sets_model_buffers_and_optimizer"
+GROUPS = (
+    Group(
+        "Layers",
+        r"pytorch\.(Linear|LayerNormLinear|LayerNormMLP|LayerNorm|RMSNorm)$",
+        "Built by Megatron-Core after the process groups and the userbuffers, in every entry.",
+        _RUNS,
+    ),
+    Group(
+        "Userbuffers",
+        r"module\.base\.(initialize_ub|destroy_ub)$",
+        "Started before the first layer, once, with the arguments that the version has; stopped when the run ends.",
+        f"{_BUFFERS}::test_the_same_buffers_stay_and_others_take_their_place",
+    ),
+    Group(
+        "Recipes of fp8 and fp4",
+        r"common\.recipe\.|fp8\.check_",
+        "`trainer.plugins` names one; a machine whose GPU or version lacks it is refused before a run.",
+        "tests/tools/test_te_calls.py::test_a_recipe_is_refused_where_the_version_has_none",
+    ),
+    Group(
+        "Contexts of fp8",
+        r"(fp8_autocast|autocast|FP8GlobalStateManager(\.\w+)?)$",
+        "Entered by Megatron-Core around each layer, from the fields that `trainer.plugins` sets.",
+        _FP8,
+    ),
+    Group(
+        "Primary weights in fp8",
+        r"(fp8_model_init|quantized_model_init|tensor\.QuantizedTensor|float8_tensor\..*|tensor\.utils\.\w+|cast_to_fp8)$",
+        "`fp8_param_gather` sets model and buffers together, and is refused without `fp8`.",
+        "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
+    ),
+    Group(
+        "CUDA graphs",
+        r"(pytorch\.make_graphed_callables|graph\.\w+|make_weak_ref)$",
+        "Called by Megatron-Core's helpers where `cuda_graph_impl` asks for it; what can't be captured is refused.",
+        "tests/nemo2/parallel/test_cuda_graphs.py",
+    ),
+    Group(
+        "Attention and context parallelism",
+        r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
+        "`cp_comm_type` unset is a ring; Transformer Engine picks the back end, which `attention_backend` may narrow.",
+        "tests/nemo2/overlap/test_overlap_rules.py::"
+        "test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers",
+    ),
+    Group(
+        "Random streams, recomputation and offloading",
+        r"(CudaRNGStatesTracker|distributed\.\w+|pytorch\.checkpoint|get_cpu_offload_context)$",
+        "Chosen by `recompute_*`, `cpu_offloading` and `use_te_rng_tracker`, which CUDA graphs turn on.",
+        "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
+    ),
+    Group(
+        "Experts",
+        r"(pytorch\.GroupedLinear|moe_\w+|pytorch\.ep\.\w+|general_gemm|get_workspace|get_dummy_wgrad|rmsnorm_fwd)$",
+        "Built by Megatron-Core where `moe_grouped_gemm`, `moe_permute_fusion` and the dispatcher ask for it.",
+        "tests/nemo2/checks/test_rules.py::test_the_mended_recipe_is_refused_by_none",
+    ),
+    Group(
+        "Operations",
+        r"pytorch\.ops\.\w+$",
+        "Behind `use_transformer_engine_op_fuser`, which no recipe sets.",
+        "tests/tools/test_te_calls.py::test_no_recipe_asks_for_the_fused_operations",
+    ),
+    Group(
+        "Optimizer",
+        r"optimizers\.\w+$",
+        "Adam of Transformer Engine where it is there, torch's elsewhere, with the same state.",
+        "tests/nemo2/backend/test_fused_adam.py",
+    ),
+    Group(
+        "Loss and helpers",
+        r"(parallel_cross_entropy|nvtx_range_\w+|round_up_to_nearest_multiple)$",
+        "The loss where `cross_entropy_fusion_impl` is 'te'; helpers have no setting.",
+        "tests/nemo2/backend/test_cuda.py",
+    ),
+)
+
+
+class Behaviour(NamedTuple):
+    """What versions do differently, read off the tables: a question, the answer of a table in a word, what we do, the test."""
+
+    asked: str
+    answer: Any
+    does: str
+    test: str
+
+
+def _refused(*path: str) -> Any:
+    def answer(table: Any) -> str:
+        for key in path:
+            table = table[key]
+        return "yes" if table is None else "refused"
+
+    return answer
+
+
+def _carries(quantizer: str, before: str) -> Any:
+    def answer(table: Any) -> str:
+        found = table["quantizers"]
+        if isinstance(found, str):
+            return before
+        return "–" if quantizer not in found else "yes" if found[quantizer] is None else "refused"
+
+    return answer
+
+
+_LIMITS = "tests/nemo2/overlap/test_userbuffer_limits.py"
+_FORMATS = f"{_LIMITS}::test_a_format_is_refused_where_the_version_refuses_it"
+BEHAVIOURS = (
+    Behaviour(
+        "a layer with userbuffers, built before they are started",
+        _refused("layers", "LayerNormLinear", "column ub_overlap_ag", "before_start"),
+        "start first",
+        _RUNS,
+    ),
+    Behaviour(
+        "userbuffers started twice", _refused("userbuffers", "twice"), "keep the same ones, stop others", GROUPS[1].test
+    ),
+    Behaviour(
+        "userbuffers without a process group",
+        _refused("userbuffers", "without_process_group"),
+        "start inside the strategy's world",
+        _RUNS,
+    ),
+    Behaviour("delayed scaling in userbuffers", _carries("Float8Quantizer", "yes"), "carried", _FORMATS),
+    Behaviour("current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "carried", _FORMATS),
+    Behaviour("MXFP8 in userbuffers", _carries("MXFP8Quantizer", "refused"), "refused before 2.4", _FORMATS),
+    Behaviour("blockwise scaling in userbuffers", _carries("Float8BlockQuantizer", "refused"), "refused", _FORMATS),
+    Behaviour("NVFP4 in userbuffers", _carries("NVFP4Quantizer", "–"), "refused", _FORMATS),
+    Behaviour(
+        "two sets of buffers, for layers in 8 and in 16 bits",
+        lambda table: "–" if table["userbuffers"]["two_modes"] is None else "yes",
+        "refused before 2.8",
+        f"{_LIMITS}::test_layers_in_two_dtypes_need_two_sets_of_buffers",
+    ),
+    Behaviour(
+        "a weight gradient put off beside its bulk exchange",
+        lambda table: (
+            "yes"
+            if table["userbuffers"]["beside_a_delayed_wgrad"] is None
+            else "–"
+            if "unexpected keyword" in table["userbuffers"]["beside_a_delayed_wgrad"]
+            else "refused"
+        ),
+        "refused from 2.3 on",
+        f"{_LIMITS}::test_a_delayed_weight_gradient_has_no_exchange_beside_it",
+    ),
+    Behaviour(
+        "a state without bytes, loaded into a layer",
+        _refused("extra_states", "Linear", "empty"),
+        "left out where weights are loaded",
+        f"{_BUFFERS}::test_the_oldest_version_resumes_what_the_newest_saved",
+    ),
+    Behaviour(
+        "a checkpoint without the attention's state",
+        _refused("extra_states", "DotProductAttention", "without"),
+        "loaded",
+        f"{_BUFFERS}::test_the_newest_version_resumes_and_generates",
+    ),
+    Behaviour(
+        "a checkpoint without a linear layer's state",
+        _refused("extra_states", "Linear", "without"),
+        "the layer's own is kept",
+        f"{_BUFFERS}::test_the_newest_version_resumes_and_generates",
+    ),
+)
+
+
+def tables() -> dict[str, Any]:
+    """The measured tables by version, oldest first."""
+    found = {path.stem: json.loads(path.read_text()) for path in TABLES.glob("*.json")}
+    return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+
+
+def calls_in(root: Path) -> dict[str, set[str]]:
+    """What a package calls or subclasses of Transformer Engine, with the keywords that it passes."""
+    found: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        text = path.read_text()
+        if PACKAGE in text:
+            for name, keywords in _calls_of(ast.parse(text)):
+                found.setdefault(name, set()).update(keywords)
+    return found
+
+
+def _calls_of(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and re.match(rf"{PACKAGE}(\.|$)", node.module or ""):
+            names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+        elif isinstance(node, ast.Import):
+            ours = [one for one in node.names if re.match(rf"{PACKAGE}(_torch)?(\.|$)", one.name)]
+            names |= {
+                one.asname or one.name.split(".")[0]: one.name if one.asname else one.name.split(".")[0] for one in ours
+            }
+
+    def dotted(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Name):
+            return names.get(node.id)
+        if isinstance(node, ast.Attribute) and (owner := dotted(node.value)) is not None:
+            return f"{owner}.{node.attr}"
+        return None
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := dotted(node.func)) is not None:
+            yield name, {one.arg for one in node.keywords if one.arg}
+        elif isinstance(node, ast.ClassDef):
+            yield from ((name, set()) for base in node.bases if (name := dotted(base)) is not None)
+
+
+def group_of(name: str) -> Group:
+    """The one group of a call.
+
+    Raises:
+        LookupError: there are none, or several.
+    """
+    found = [group for group in GROUPS if re.search(rf"(^|\.)({group.names})", name)]
+    if len(found) != 1:
+        raise LookupError(f"{name} is in {len(found)} groups: {[group.title for group in found]}")
+    return found[0]
+
+
+def page() -> str:
+    """The page: behaviours first, then the calls by group."""
+    by_version = tables()
+    heads = " | ".join(version.rpartition(".")[0] for version in by_version)
+    rule = "|".join("---" for _ in range(len(by_version) + 1))
+    lines = [_HEAD, f"| what is asked | {heads} | we |", f"|{rule}|---|"]
+    for one in BEHAVIOURS:
+        cells = " | ".join(one.answer(table) for table in by_version.values())
+        lines.append(f"| {one.asked} | {cells} | {one.does} |")
+    lines += ["", "## Call by call", "", _CALLS]
+    names = sorted({name for table in by_version.values() for name in table["signatures"]})
+    for group in GROUPS:
+        lines += ["", f"### {group.title}", "", f"{group.does} Test: `{_short(group.test)}`.", ""]
+        lines += [f"| {PACKAGE}. | {heads} |", f"|{rule}|"]
+        for name in (name for name in names if group_of(name) is group):
+            cells = " | ".join(
+                "yes" if table["signatures"].get(name) is not None else "–" for table in by_version.values()
+            )
+            lines.append(f"| `{name.removeprefix(f'{PACKAGE}.')}` | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(test: str) -> str:
+    path, _, name = test.partition("::")
+    return name or path
+
+
+_HEAD = """# Transformer Engine, call by call
+
+<!-- Written by `python -m tools.te_calls`; a test compares. -->
+
+Megatron-Core and nemo2 call Transformer Engine in many places, and its versions differ. Each version's own Python code was
+imported and tried without a GPU (`tools/te_facts.py`); what it answered is kept as tables (`tests/transformer_engine`), and a
+stand-in that answers from these tables carries whole runs. What computes on a GPU isn't among them.
+
+## What versions do differently
+"""
+_CALLS = """Each as the version has it or not. Where a call is missing, Megatron-Core asks for the version first, and goes without
+or refuses."""
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
