@@ -49,6 +49,7 @@ fmt: $(READY) ## format, fix what ruff can fix, and write what is written from t
 	@$(BIN)/python -m tools.rooms
 	@$(BIN)/python -m tools.hugging_face
 	@$(BIN)/python -m tools.te_calls
+	@$(BIN)/python -m tools.promises
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig
 from nemo2.config.adjust import adjustments
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError
+from nemo2.models.llama import LlamaConfig
 from nemo2.precision import MegatronMixedPrecision
 from support import small_runs
 
@@ -297,3 +298,46 @@ def test_fp16_steps_that_overflow_move_neither_parameters_nor_the_schedule_and_h
     schedule = small_runs.cosine(STEPS)
     assert run["rates"] == [schedule.lr_at(max(0, step - skipped), 1e-2) for step in range(STEPS)]
     assert run["losses"][0] == pytest.approx(runs["fp32"]["losses"][0], rel=0.01)
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "pipeline_dtype": ({"pipeline_dtype": torch.float32}, {"pipeline_dtype": torch.float32}),
+    "autocast_dtype": ({"autocast_dtype": torch.float16}, {"autocast_dtype": torch.float16}),
+    "autocast_enabled": ({"autocast_enabled": True}, {"enable_autocast": True}),
+    "grad_reduce_in_fp32": ({"grad_reduce_in_fp32": False}, {"grad_reduce_in_fp32": False}),
+    "fp8_margin": ({"fp8": "hybrid", "fp8_margin": 3}, {"fp8_margin": 3}),
+    "fp8_amax_history_len": ({"fp8": "e4m3", "fp8_amax_history_len": 7}, {"fp8": "e4m3", "fp8_amax_history_len": 7}),
+    "fp8_amax_compute_algo": ({"fp8": "hybrid", "fp8_amax_compute_algo": "max"}, {"fp8_amax_compute_algo": "max"}),
+    "fp8_wgrad": ({"fp8": "hybrid", "fp8_wgrad": False}, {"fp8_wgrad": False}),
+    "fp8_dot_product_attention": (
+        {"fp8": "hybrid", "fp8_dot_product_attention": True},
+        {"fp8_dot_product_attention": True},
+    ),
+    "fp8_multi_head_attention": (
+        {"fp8": "hybrid", "fp8_multi_head_attention": True},
+        {"fp8_multi_head_attention": True},
+    ),
+    "fp8_params": ({"fp8": "hybrid", "fp8_params": True}, {"fp8_param": True, "fp8_param_gather": True}),
+    "fp4": ({"fp4": "e2m1"}, {"fp4": "e2m1"}),
+    "fp4_recipe": ({"fp4": "e2m1", "fp4_recipe": "nvfp4"}, {"fp4_recipe": "nvfp4"}),
+    "fp16_loss_scale": ({"fp16_loss_scale": 8.0}, {"loss_scale": 8.0}),
+    "fp16_initial_loss_scale": ({"fp16_initial_loss_scale": 16.0}, {"initial_loss_scale": 16.0}),
+    "fp16_min_loss_scale": ({"fp16_min_loss_scale": 2.0}, {"min_loss_scale": 2.0}),
+    "fp16_loss_scale_window": ({"fp16_loss_scale_window": 5}, {"loss_scale_window": 5}),
+    "fp16_hysteresis": ({"fp16_hysteresis": 4}, {"hysteresis": 4}),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_reaches_the_configurations_that_have_its_field(name: str) -> None:
+    given, expected = ARGUMENTS[name]
+    sixteen = "16-mixed" if name.startswith("fp16_") else "bf16-mixed"
+    configs: dict[str, Any] = {
+        "model.config": LlamaConfig(num_layers=2, hidden_size=8, num_attention_heads=2),
+        "optim.config": OptimizerConfig(),
+        "strategy.ddp_config": DistributedDataParallelConfig(),
+    }
+    MegatronMixedPrecision(sixteen, **given).apply_to_all(configs)
+    for field, value in expected.items():
+        found = [getattr(config, field) for config in configs.values() if hasattr(config, field)]
+        assert found and all(one == value for one in found), field

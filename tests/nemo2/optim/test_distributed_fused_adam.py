@@ -60,6 +60,8 @@ def test_the_defaults_are_the_documents() -> None:
         ({"adam_w_mode": False}, "config", {"decoupled_weight_decay": False}),
         ({"adam_w_mode": True}, "config", {"decoupled_weight_decay": True}),
         ({"betas": (0.8, 0.9)}, "config", {"adam_beta1": 0.8, "adam_beta2": 0.9}),
+        ({"lr": 1e-3, "eps": 1e-6}, "config", {"lr": 1e-3, "adam_eps": 1e-6}),
+        ({"weight_decay": 0.2, "clip_grad": 0.5}, "config", {"weight_decay": 0.2, "clip_grad": 0.5}),
         ({"contiguous_param_buffer": True, "contiguous_grad_buffer": True}, "config", {"optimizer": "adam"}),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0],

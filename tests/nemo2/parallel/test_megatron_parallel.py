@@ -2,13 +2,14 @@
 """The step's three parts as a user's module defines them, and how batches are cut."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from nemo2.errors import ConfigError
-from nemo2.parallel.megatron_parallel import split_batch
+from nemo2.parallel.megatron_parallel import MegatronParallel, split_batch
 from support import small_runs
 
 
@@ -126,3 +127,16 @@ def without_chunks() -> str:
 def test_a_module_that_cannot_be_cut_into_virtual_stages_is_told_what_to_define(run_on_ranks):
     for message in run_on_ranks(without_chunks, 2):
         assert "virtual_pipeline_model_parallel_size=2: NoChunks must define build_chunk(vp_stage)" in message
+
+
+def test_a_call_hands_its_arguments_to_the_step() -> None:
+    seen: dict[str, Any] = {}
+    parallel: Any = SimpleNamespace(
+        run_step=lambda stage, batch, **given: seen.update(stage=stage, batch=batch, **given)
+    )
+    shape = {"seq_length": 8, "micro_batch_size": 2, "num_microbatches": 3, "step_i": 5}
+    MegatronParallel.forward(parallel, iter("abcd"), forward_only=False, **shape)
+    assert seen["stage"] == "training" and list(seen["batch"]) == ["a", "b", "c"]
+    assert {name: seen[name] for name in shape} == shape
+    MegatronParallel.forward(parallel, "whole")
+    assert (seen["stage"], seen["num_microbatches"], seen["step_i"], seen["seq_length"]) == ("validation", 1, 0, None)

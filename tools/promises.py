@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation of NeMo 2.0 promises of overlap, precision, the distributed optimizer and the bridge to Lightning, row
+by row with the test that holds it: docs/promises.md.
+
+    python -m tools.promises
+
+Options and their defaults are read off the signatures; a test compares them with the rows, so that no option is without one.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "promises.md"
+
+
+class Row(NamedTuple):
+    """A promise, and where the test stands that holds it: file under ``tests/`` and name."""
+
+    promise: str
+    test: str
+
+
+class Section(NamedTuple):
+    """A system: behaviours and documented snippets, then the options of a call by name."""
+
+    title: str
+    promises: tuple[Row, ...]
+    call: str = ""
+    options: dict[str, str] = {}  # read only
+    """By option, the test."""
+
+
+_RULES = "nemo2/overlap/test_overlap_rules.py"
+_VALUES = f"{_RULES}::test_effective_values"
+_ALONE = f"{_RULES}::test_all_contradictions_are_told_at_once"
+_TP = "nemo2/overlap/test_tp_overlap_cfg.py"
+_BUFFERS = "nemo2/overlap/test_userbuffers.py"
+_LIMITS = "nemo2/overlap/test_userbuffer_limits.py"
+_SNIPPETS = "nemo2/test_what_runs.py::test_the_documents_snippets_run_and_the_effective_configuration_shows_them"
+_PRECISION = "nemo2/test_precision.py"
+_FP8 = "nemo2/test_fp8.py"
+_ADAM = "nemo2/optim/test_distributed_fused_adam.py"
+_FORMS = "nemo2/parallel/test_forms.py"
+_EACH_OPTION = f"{_ADAM}::test_each_option_sets_its_fields"
+_OF_APEX = f"{_ADAM}::test_every_argument_of_apex_is_accepted_at_its_default"
+_REFUSED = f"{_ADAM}::test_what_cannot_be_is_refused"
+_TOGETHER = f"{_PRECISION}::test_precision_sets_model_optimizer_and_buffers_together"
+_OF_FP8 = f"{_FP8}::test_one_value_sets_model_buffers_and_optimizer"
+_SCALE = f"{_PRECISION}::test_fp16_steps_that_overflow_move_neither_parameters_nor_the_schedule_and_halve_the_scale"
+_ARGUMENTS = f"{_PRECISION}::test_an_argument_reaches_the_configurations_that_have_its_field"
+_SHAPE = "nemo2/parallel/test_megatron_parallel.py::test_a_call_hands_its_arguments_to_the_step"
+_CALLED = f"{_FORMS}::test_megatron_parallel_called_gives_plain_pytorchs_loss_in_every_way"
+
+SECTIONS = (
+    Section(
+        "Overlap of communication",
+        (
+            Row(
+                "data-parallel overlap is on with the distributed optimizer and several replicas, off for one", _VALUES
+            ),
+            Row(
+                "`overlap_grad_reduce` and `overlap_param_gather` change no number",
+                "nemo2/optim/test_megatron.py::test_overlapping_communication_changes_no_number",
+            ),
+            Row(
+                "tensor-parallel overlap needs TP, sequence parallelism and Transformer Engine; off otherwise, with the reason",
+                f"{_RULES}::test_tensor_overlap_is_turned_off_with_the_first_obstacle",
+            ),
+            Row("pipeline overlap is on with virtual stages, messages are batched without", _VALUES),
+            Row(
+                "context-parallel messages overlap wherever there is a ring",
+                f"{_RULES}::test_context_parallel_messages_overlap_wherever_there_is_a_ring",
+            ),
+            Row(
+                "plain attention gathers unless asked, and the run says that nothing overlaps",
+                "nemo2/models/layers/test_attention.py::"
+                "test_that_nothing_overlaps_is_said_once_where_no_way_is_asked_for",
+            ),
+            Row(
+                "19 presets of userbuffers, under NeMo's names",
+                f"{_TP}::test_a_preset_is_under_nemos_name_and_obeys_transformer_engine",
+            ),
+            Row(
+                "the preset of the run's GPU, size and batch is taken",
+                f"{_TP}::test_the_preset_of_a_run_is_found_by_what_it_was_tuned_for",
+            ),
+            Row(
+                "`BulkOverlapCfg`, `RingExchangeOverlapCfg`, `PipelineOverlapCfg` as Transformer Engine takes them",
+                f"{_TP}::test_settings_reach_transformer_engine_without_what_is_unset",
+            ),
+            Row("a GEMM of None is off; switches follow", "nemo2/overlap/test_tp_switches.py::test_none_is_off"),
+            Row(
+                "`explain` shows each switch with its reason",
+                f"{_LIMITS}::test_explain_shows_each_switch_with_its_reason",
+            ),
+            Row(
+                "userbuffers run in fit, validate, resume and generate, with every measured Transformer Engine",
+                f"{_BUFFERS}::test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them",
+            ),
+            Row(
+                "formats that userbuffers don't carry are refused",
+                f"{_LIMITS}::test_a_format_is_refused_where_the_version_refuses_it",
+            ),
+            Row(
+                "batches of another size than the buffers' are refused",
+                f"{_LIMITS}::test_micro_batches_of_another_size_are_refused",
+            ),
+            Row("snippet: the callback is filtered out and appended with `tp_comm_overlap=False`", _SNIPPETS),
+            Row("snippet: `overlap_p2p_comm=True, batch_p2p_comm=False`", _SNIPPETS),
+            Row("snippet: `recipe.strategy.ddp_config.overlap_grad_sync = False`", _SNIPPETS),
+            Row(
+                "`overlap_grad_sync` and `overlap_param_sync` are second names",
+                "nemo2/parallel/test_ddp_config.py::test_both_spellings_are_one_field_of_a_config",
+            ),
+            Row(
+                "two settings of one thing that contradict each other are refused with both lines",
+                f"{_RULES}::test_contradictions_name_both_sources_and_their_lines",
+            ),
+            Row(
+                "what doesn't take effect is said once",
+                "callbacks/test_megatron_comm_overlap.py::test_what_does_not_take_effect_is_said_once",
+            ),
+        ),
+        "nemo2.callbacks:MegatronCommOverlapCallback",
+        dict.fromkeys(
+            (
+                "tp_comm_overlap",
+                "overlap_p2p_comm",
+                "batch_p2p_comm",
+                "overlap_grad_reduce",
+                "overlap_param_gather",
+                "overlap_param_gather_with_optimizer_step",
+                "align_param_gather",
+                "bucket_size",
+                "defer_embedding_wgrad_compute",
+                "wgrad_deferral_limit",
+            ),
+            _VALUES,
+        )
+        | {
+            "tp_comm_overlap_cfg": "callbacks/test_megatron_comm_overlap.py::"
+            "test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it",
+            "tp_comm_bootstrap_backend": f"{_BUFFERS}::test_the_shape_is_that_of_a_micro_batch_on_this_rank",
+        },
+    ),
+    Section(
+        "Precision",
+        (
+            Row("one value sets model, optimizer and gradient buffers", _TOGETHER),
+            Row(
+                "`MegatronMixedPrecision` is a Lightning `MixedPrecision`",
+                f"{_PRECISION}::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
+            ),
+            Row(
+                "bf16: parameters in 16 bits, gradients accumulated in fp32",
+                f"{_PRECISION}::test_bf16_parameters_accumulate_in_fp32_and_stay_close_to_fp32",
+            ),
+            Row("fp16: a loss scale, steps that overflow are left out", _SCALE),
+            Row("every factory of `llm.recipes.precision.mixed_precision`, bf16 and fp16", _OF_FP8),
+            Row(
+                "a factory by its name on the command line",
+                "nemo2/config/test_factories.py::test_every_precision_is_reachable_by_its_name",
+            ),
+            Row(
+                "text where a plugin belongs is refused",
+                "nemo2/config/test_factories.py::test_text_set_in_python_is_refused_by_check_and_by_the_run",
+            ),
+            Row(
+                "a format that the GPU lacks is refused",
+                f"{_FP8}::test_the_check_knows_which_generation_has_which_recipe",
+            ),
+            Row(
+                "a format that Transformer Engine lacks is refused",
+                "tools/test_te_calls.py::test_a_recipe_is_refused_where_the_version_has_none",
+            ),
+            Row(
+                "what is set on a configuration wins over the plugin's default, and holds for the others",
+                f"{_PRECISION}::test_what_is_set_in_one_configuration_holds_for_the_others",
+            ),
+            Row(
+                "a field that the precision decides reads as what runs",
+                "nemo2/config/test_decided_elsewhere.py::test_every_field_that_another_part_decides_reads_as_what_runs",
+            ),
+        ),
+        "nemo2:MegatronMixedPrecision",
+        {
+            "precision": _TOGETHER,
+            "params_dtype": f"{_PRECISION}::test_parameters_of_another_dtype_than_the_precisions_are_refused",
+        }
+        | dict.fromkeys(
+            (
+                *("pipeline_dtype", "autocast_dtype", "autocast_enabled", "grad_reduce_in_fp32"),
+                *("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad", "fp8_params"),
+                *("fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe"),
+                *("fp16_loss_scale", "fp16_initial_loss_scale", "fp16_min_loss_scale", "fp16_loss_scale_window"),
+                "fp16_hysteresis",
+            ),
+            _ARGUMENTS,
+        )
+        | dict.fromkeys(
+            (
+                *("fp8", "fp8_recipe", "first_last_layers_bf16", "fp8_param_gather"),
+                *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "reuse_grad_buf_for_mxfp8_param_ag"),
+            ),
+            _OF_FP8,
+        ),
+    ),
+    Section(
+        "Distributed optimizer",
+        (
+            Row("the documented defaults", f"{_ADAM}::test_the_defaults_are_the_documents"),
+            Row(
+                "Apex's defaults, all at once, make a legal recipe",
+                f"{_ADAM}::test_apexs_defaults_all_at_once_make_a_legal_recipe",
+            ),
+            Row(
+                "the options reach the recipe, and the rest stays",
+                f"{_ADAM}::test_a_recipe_gets_the_options_and_keeps_the_rest",
+            ),
+            Row(
+                "`optim=distributed_fused_adam_with_cosine_annealing` on the command line",
+                "nemo2/config/test_factories.py::test_parts_are_made_by_name_and_their_arguments_are_typed",
+            ),
+            Row(
+                "`model.optim.name=distributed_fused_adam` and its options",
+                "nemo2/config/test_factories.py::test_documented_settings_of_the_optimizer_work_below_the_model",
+            ),
+            Row(
+                "a suggestion is never an abstract class",
+                "nemo2/config/test_factories.py::test_no_abstract_class_is_ever_suggested",
+            ),
+            Row(
+                "state is sharded over replicas, by one switch",
+                "nemo2/optim/test_megatron.py::test_the_distributed_optimizer_is_one_switch",
+            ),
+            Row(
+                "weight decay apart from the gradient is torch's",
+                f"{_ADAM}::test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks",
+            ),
+        ),
+        "nemo2.optim.distributed_fused_adam:distributed_fused_adam",
+        dict.fromkeys(
+            (
+                "lr",
+                "betas",
+                "eps",
+                "weight_decay",
+                "clip_grad",
+                "dtype",
+                "grad_sync_dtype",
+                "overlap_grad_sync",
+                "overlap_param_sync",
+                "bucket_cap_mb",
+                "average_grad_sync",
+                "nccl_ub",
+                "store_param_remainders",
+                "store_params",
+            ),
+            _EACH_OPTION,
+        )
+        | {
+            "adam_w_mode": f"{_ADAM}::test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks",
+            "param_sync_dtype": f"{_ADAM}::test_parameters_are_gathered_in_the_dtype_of_the_precision_and_no_other",
+            "with_scaled_states": _REFUSED,
+        }
+        | dict.fromkeys(
+            (
+                "contiguous_param_buffer",
+                "contiguous_grad_buffer",
+                "bias_correction",
+                "amsgrad",
+                "capturable",
+                "pipeline_size",
+                "device",
+                "process_group",
+                "distributed_process_group",
+                "redundant_process_group",
+                "disable_distributed_parameters",
+            ),
+            _OF_APEX,
+        ),
+    ),
+    Section(
+        "Bridge between Lightning and Megatron-Core",
+        (
+            Row(
+                "a Lightning script gets model parallelism by its strategy: bit by bit a bare Megatron loop",
+                "nemo2/test_strategy.py::test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop",
+            ),
+            Row(
+                "a module of one's own trains as one loop does",
+                "nemo2/strategies/test_any_model.py::test_an_mlp_of_ones_own_trains_as_one_loop_does",
+            ),
+            Row(
+                "the sizes of a live strategy are readable",
+                "nemo2/strategies/test_live_settings.py::test_arguments_are_readable_under_their_names",
+            ),
+            Row(
+                "`forward_step(self, batch)` and `forward_step(self, model, batch)`",
+                f"{_FORMS}::test_a_forward_step_with_and_without_the_model_trains_the_same",
+            ),
+            Row(
+                "`training_loss_reduction` as property and method, `loss_reduction(self, model)`",
+                f"{_FORMS}::test_a_reduction_of_the_users_is_used_in_either_form",
+            ),
+            Row(
+                "`MaskedTokenLossReduction`: the mean over all kept tokens",
+                "nemo2/parallel/test_loss.py::test_the_reported_loss_is_the_mean_over_all_kept_tokens_of_all_replicas",
+            ),
+            Row("`MaskedTokenLossReductionWithLossMask`", f"{_FORMS}::test_a_mask_that_the_model_returns_decides"),
+            Row(
+                "`get_batch_on_this_context_parallel_rank`",
+                f"{_FORMS}::test_a_share_of_the_sequence_is_megatron_cores_and_knows_the_whole_count",
+            ),
+            Row(
+                "hooks of the step, in the documented order, with the arguments they name",
+                "nemo2/parallel/test_hooks.py::test_a_real_step_calls_them_in_the_documented_order",
+            ),
+            Row(
+                "a step is cut into micro-batches, and a module's own steps are used",
+                "nemo2/parallel/"
+                "test_megatron_parallel.py::test_a_modules_own_steps_are_used_micro_batch_by_micro_batch",
+            ),
+            Row(
+                "`val_drop_last=False` counts every token once, with a reduction of one's own too",
+                "nemo2/strategies/test_evaluation.py::test_every_kept_token_counts_once_whatever_the_global_batch",
+            ),
+            Row(
+                "`trainer.test` has a line of its own",
+                "nemo2/strategies/test_evaluation.py::test_a_test_has_a_line_of_its_own",
+            ),
+            Row(
+                "a GPT under `strategy='ddp'` says what it needs",
+                "nemo2/strategies/test_evaluation.py::test_a_gpt_under_lightnings_own_strategies_says_what_it_needs",
+            ),
+            Row(
+                "data is sampled by Megatron's samplers, whatever loader the user gives",
+                "nemo2/test_user_module.py::test_two_replicas_train_as_one_loop_on_whole_batches",
+            ),
+        ),
+        "nemo2.parallel.megatron_parallel:MegatronParallel.forward",
+        dict.fromkeys(("data", "data_step", "forward_step", "loss_reduction", "wrap_forward_step"), _CALLED)
+        | dict.fromkeys(("forward_only", "seq_length", "micro_batch_size", "num_microbatches", "step_i"), _SHAPE),
+    ),
+)
+
+
+def signature_of(call: str) -> dict[str, Any]:
+    """The options of a call by name, with their defaults; ``inspect.Parameter.empty`` for those without."""
+    module, _, path = call.partition(":")
+    found: Any = __import__(module, fromlist=["*"])
+    for part in path.split("."):
+        found = getattr(found, part)
+    parameters = inspect.signature(found).parameters.values()
+    return {one.name: one.default for one in parameters if one.name != "self"}
+
+
+def rows(section: Section) -> Iterator[tuple[str, str]]:
+    """Promise and test; options at the end, with the defaults that the code has."""
+    yield from section.promises
+    name = section.call.partition(":")[2]
+    for option, default in signature_of(section.call).items():
+        said = "" if default is inspect.Parameter.empty else f", default {default!r}"
+        yield f"`{name}({option}=...)`{said}", section.options[option]
+
+
+def page(told: Callable[[Section], Iterator[tuple[str, str]]] = rows) -> str:
+    lines = [_HEAD]
+    for section in SECTIONS:
+        lines += ["", f"## {section.title}", "", "| promise | held by |", "|---|---|"]
+        lines += [
+            f"| {promise} | `{test.rpartition('/')[2].replace('::', '` `')}` |" for promise, test in told(section)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = """# What the documentation of these systems promises
+
+<!-- Written by `python -m tools.promises`; a test compares. -->
+
+What NeMo 2.0's documentation says of overlap, precision, the distributed optimizer and the bridge between Lightning and
+Megatron-Core, each with the test that holds it. Options and defaults are read off the signatures. Where we refuse what can't be,
+the test is of the refusal."""
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
