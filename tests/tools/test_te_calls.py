@@ -55,7 +55,7 @@ ASKED_FIRST = {
     "transformer_engine.pytorch.attention.apply_rotary_pos_emb(interleaved)",
     "transformer_engine.pytorch.fp8.FP8GlobalStateManager.add_fp8_tensors_to_global_buffer(fp8_weights)",
 }
-"""Megatron-Core passes the first from 2.3 on, where the function has moved, and the second before 2.0."""
+"""Megatron-Core passes the first from 2.3 on, where the function has moved, and the second before 1.13."""
 
 
 @pytest.mark.parametrize("row", [*te_calls.GROUPS, *te_calls.BEHAVIOURS], ids=lambda row: row[0])
