@@ -94,7 +94,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         use_sharp: Let the switch reduce for the data-parallel groups.
         use_gloo_process_groups: Also make gloo groups, for the optimizer's checkpoints.
         gradient_as_bucket_view: True: Megatron-Core's gradients are views of its buffers.
-        data_sampler: Cuts batches. None: the data module's ``data_sampler``.
+        data_sampler: Splits batches. None: the data module's ``data_sampler``.
         parallel_devices, cluster_environment, checkpoint_io: As Lightning's DDPStrategy.
         find_unused_parameters: Has no meaning for Megatron-Core's gradient buffers: False.
         ckpt_load_optimizer, ckpt_save_optimizer: Whether optimizer state takes part.
@@ -282,7 +282,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         self._megatron_log_level = megatron_log_level
         if fsdp and checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
             raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: parameters that are cut "
+                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: parameters that are sharded "
                 "over data-parallel ranks are written by TorchCheckpointIO. Leave it unset, or give a subclass."
             )
         if fsdp:
@@ -450,7 +450,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         ]
         if self.layout.pp > 1 or (self.layout.tp > 1 and cut):
             raise ConfigError(
-                f"This module brings a torch optimizer, which knows nothing of parameters that are cut over ranks "
+                f"This module brings a torch optimizer, which knows nothing of parameters that are sharded over ranks "
                 f"({self.layout.describe()}): neither its clipping nor its checkpoints would be right. {hint}."
             )
         if self.ddp_config.use_distributed_optimizer:

@@ -40,7 +40,7 @@ class PretrainRecipe:
 
     Raises:
         ConfigError: the facts contradict each other: the layout does not divide the machines, the global batch cannot
-            be cut into micro-batches, or context parallelism cannot cut the sequence.
+            be split into micro-batches, or context parallelism cannot split the sequence.
     """
 
     name: str

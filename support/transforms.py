@@ -11,7 +11,7 @@ RANK = 4
 
 
 class LowRank(nn.Module):
-    """A linear layer of Megatron-Core's whose output is cut over tensor-parallel ranks, plus ``x A^T B^T``.
+    """A linear layer of Megatron-Core's whose output is sharded over tensor-parallel ranks, plus ``x A^T B^T``.
 
     Deliberately a plain module: nothing of it knows of checkpoints. A and B are those of a whole model, whatever the layout.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's distributed checkpoints behind Lightning's CheckpointIO.
 
-Megatron-Core decides what is written where and how it is cut anew on loading; this decides under which name, when the
+Megatron-Core decides what is written where and how it is split anew on loading; this decides under which name, when the
 result counts, and what goes with it.
 """
 

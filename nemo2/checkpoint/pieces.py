@@ -2,7 +2,7 @@
 """Parts of tensors by name and place, written and read through torch.distributed.checkpoint.
 
 A `Piece` says which part of which stored tensor a local tensor is. A stored tensor may be put together from pieces of any
-shape, and read into pieces of any other, so a checkpoint doesn't remember over how many ranks it was cut. Pieces that
+shape, and read into pieces of any other, so a checkpoint doesn't remember over how many ranks it was split. Pieces that
 several ranks hold alike are written once.
 """
 

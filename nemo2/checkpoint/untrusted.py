@@ -26,7 +26,7 @@ from nemo2.errors import CheckpointError, SecurityError
 from nemo2.files import open_regular, why_not_inside
 
 COMMON = "common.pt"
-"""Megatron-Core's name for what isn't cut over ranks."""
+"""Megatron-Core's name for what isn't sharded over ranks."""
 COMMON_OBJECT = "common_state/shard_0_1"
 """The same from 0.19 on, among the tensors."""
 _EXTRA_STATE = "_extra_state"

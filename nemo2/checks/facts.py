@@ -135,7 +135,7 @@ class Facts:
 
     @property
     def num_microbatches(self) -> Optional[int]:
-        """Micro-batches of a replica per step; None where the batch can't be cut."""
+        """Micro-batches of a replica per step; None where the batch can't be split."""
         gbs, mbs, dp = self.global_batch_size, self.micro_batch_size, self.data_parallel_size
         if not (is_count(gbs) and is_count(mbs) and dp):
             return None

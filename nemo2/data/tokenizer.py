@@ -114,7 +114,7 @@ class Tokenizer(ABC):
         return self.vocab_size
 
     def text_to_tokens(self, text: str) -> list[str]:
-        """The pieces that `text` is cut into, one per id."""
+        """The pieces that `text` is split into, one per id."""
         return [self.ids_to_text([token_id]) for token_id in self.text_to_ids(text)]
 
 

@@ -40,7 +40,7 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
 
     A batch with ``cu_seqlens`` (``[1, n]`` or ``[n]``; entries from ``cu_seqlens_argmin``, or from the first negative one,
     are padding) holds packed sequences: it comes back with ``packed_seq_params`` and without an attention mask, on every
-    stage, and context parallelism cuts each sequence for itself.
+    stage, and context parallelism splits each sequence for itself.
 
     Raises:
         StopIteration: the iterator is used up.
@@ -80,7 +80,7 @@ def get_batch_on_this_context_parallel_rank(batch: dict[str, Any]) -> dict[str, 
     weighs it. Without, nothing is cut. What is no tensor of two dimensions or more stays as it is.
 
     Raises:
-        DataError: a sequence can't be cut into two equal chunks per rank.
+        DataError: a sequence can't be split into two equal chunks per rank.
     """
     cp = parallel_state.get_context_parallel_world_size()
     # Counted while the sequences are whole: what a context-parallel rank's share of the loss weighs.
@@ -210,7 +210,7 @@ def _shares(batch: dict[str, Any]) -> dict[str, Tensor]:
         length = value.shape[1 if key != "attention_mask" else 2]
         if length % (2 * cp):
             raise DataError(
-                f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot cut into {2 * cp} equal "
+                f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot split into {2 * cp} equal "
                 f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as {length - length % (2 * cp)}."
             )
     group: Any = parallel_state.get_context_parallel_group()

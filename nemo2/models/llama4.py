@@ -103,7 +103,7 @@ class Llama4Config(Llama3Config):
         chunk, cp = self.attention_chunk_size, self.context_parallel_size
         if chunk is not None and cp > 1 and self.seq_length > chunk:
             raise ConfigError(
-                f"model.config.attention_chunk_size={chunk} cuts sequences longer than that, and those of seq_length="
+                f"model.config.attention_chunk_size={chunk} splits sequences longer than that, and those of seq_length="
                 f"{self.seq_length} are spread over context_parallel_size={cp} ranks: use no context parallelism, or "
                 "attention_chunk_size=None for full attention."
             )

@@ -2,7 +2,7 @@
 """Mamba 2 layers in plain PyTorch: right on any device, slow, and hungry for memory.
 
 For machines without mamba-ssm, causal-conv1d and Transformer Engine; Megatron-Core's own mixer can't even be imported
-without Triton. Parameters, their cut over tensor-parallel ranks and their names in checkpoints are those of its mixer.
+without Triton. Parameters, their shards on tensor-parallel ranks and their names in checkpoints are those of its mixer.
 Letters: B batch, L length, H heads, P channels per head, G groups, N states.
 """
 
@@ -205,7 +205,7 @@ def _check(config: Any, heads: int, tp: int) -> None:
 
 
 def _in_parts(tensor: ShardedTensor, sizes: dict[str, int]) -> ShardedTensorFactory:
-    """A tensor that is saved as several, each cut over the ranks by itself, under keys that end in the parts' names."""
+    """A tensor that is saved as several, each sharded over the ranks by itself, under keys that end in the parts' names."""
     bare = tensor.without_data()
 
     def build(key: str, data: Tensor, replica_id: Any, flattened_range: Any) -> Any:

@@ -27,7 +27,7 @@ class MistralConfig7B(DecoderConfig):
     init_method_std: float = 0.02
     layernorm_epsilon: float = 1e-5
     window_size: Optional[tuple[int, int]] = (4095, 0)
-    # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
 
 

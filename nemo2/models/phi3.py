@@ -36,7 +36,7 @@ class Phi3ConfigMini(Phi3Config):
     vocab_size: Optional[int] = 32064
     # A token and the 2,046 before it; NeMo 2.0 has no window.
     window_size: Optional[tuple[int, int]] = (2046, 0)
-    # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
 
 

@@ -88,7 +88,7 @@ class SSMConfig(GPTConfig):
             raise ConfigError(problem)
         if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:
             raise ConfigError(
-                "Megatron-Core does not cut hybrid models into virtual pipeline stages: set "
+                "Megatron-Core does not split hybrid models into virtual pipeline stages: set "
                 "strategy.virtual_pipeline_model_parallel_size=None."
             )
         spec = self.mamba_stack_spec

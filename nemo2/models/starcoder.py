@@ -64,7 +64,7 @@ class Starcoder2Config(GPTConfig):
     rotary_percent: float = 1.0
     # NeMo 2.0 has none: another model from the 4,097th token on.
     window_size: Optional[tuple[int, int]] = (4095, 0)
-    # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0

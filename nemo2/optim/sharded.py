@@ -64,7 +64,7 @@ def _whole_and_held(chunk: Any) -> Iterator[tuple[Parameter, Parameter]]:
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Clips and steps a torch optimizer whose parameters are cut over ranks.
+    """Clips and steps a torch optimizer whose parameters are sharded over ranks.
 
     Args:
         optimizer: Over the sharded parameters. Its parameter groups and state are this one's.
@@ -165,7 +165,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.distributed.ProcessGroup] = None) -> float:
     """The 2-norm of all gradients together, each element counted once over all ranks. Every rank calls it.
 
-    A gradient may be a DTensor on any mesh, or a plain tensor, of which ``shard_group`` says over which ranks it is cut.
+    A gradient may be a DTensor on any mesh, or a plain tensor, of which ``shard_group`` says over which ranks it is sharded.
     """
     parameters = list(parameters)
     squares: dict[Any, Tensor] = {}

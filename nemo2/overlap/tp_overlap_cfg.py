@@ -6,8 +6,8 @@ in the backward pass: for the input (dgrad) and for the weight (wgrad). Which me
 Engine's rule (``initialize_ub`` in transformer_engine/pytorch/module/base.py):
 
 - *bulk*: the whole exchange runs beside a GEMM that doesn't need it. For dgrad and wgrad of qkv and fc1.
-- *ring exchange*: the GEMM is cut by rank, and chunks travel round the ring. For gathers and reduce-scatters.
-- *pipeline*: the GEMM is cut into ``num_splits``, each followed by its reduce-scatter. For reduce-scatters only.
+- *ring exchange*: the GEMM is split by rank, and chunks travel round the ring. For gathers and reduce-scatters.
+- *pipeline*: the GEMM is split into ``num_splits``, each followed by its reduce-scatter. For reduce-scatters only.
 """
 
 import dataclasses

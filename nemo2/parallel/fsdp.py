@@ -49,13 +49,13 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         """The chunk itself, without this wrapper's registry finding it twice."""
         self.described = described
         self._first_rows: dict[str, int] | None = None
-        # As a method of the instance, where Megatron-Core puts its own: that one knows no parameters that are cut already.
+        # As a method of the instance, where Megatron-Core puts its own: that one knows no parameters that are sharded already.
         self.broadcast_params = _nothing_left_to_broadcast
 
     def main_parameters(self) -> dict[str, tuple[nn.Parameter, int]]:
         """The optimizer's main parameter of each parameter, by its name in the chunk, with the index of its first row.
 
-        Every rank calls it the first time: how Megatron-FSDP has cut the rows is asked of the ranks that share them.
+        Every rank calls it the first time: how Megatron-FSDP has sharded the rows is asked of the ranks that share them.
         """
         held = {
             name if name in self.described.stored else name.removeprefix("module."): parameter
@@ -87,7 +87,7 @@ def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:
 
 
 def _start_alike(module: nn.Module) -> None:
-    """Every replica gets the parameters of replica 0, before they are cut."""
+    """Every replica gets the parameters of replica 0, before they are sharded."""
     dense: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
     experts: Any = parallel_state.get_expert_data_parallel_group()
     for parameter in module.parameters():

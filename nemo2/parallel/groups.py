@@ -45,7 +45,7 @@ def destroy_model_parallel() -> None:
 
 def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: bool = False) -> None:
     """Seed python, numpy and torch, and Megatron-Core's streams: the same over data-parallel replicas, different between
-    pipeline stages, and inside layers different between tensor-parallel ranks where tensors are cut.
+    pipeline stages, and inside layers different between tensor-parallel ranks where tensors are sharded.
 
     ``for_graphs``: of a kind whose state a captured CUDA graph can advance.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes that say how a model is cut, and their arithmetic.
+"""The sizes that say how a model is laid over ranks, and their arithmetic.
 
 A world of ranks is the product ``tp * cp * pp * dp`` for the dense layers and ``etp * ep * pp * expert_dp`` for the experts
 (Megatron-Core ``parallel_state.initialize_model_parallel``). The sizes a user sets are all but ``dp``, which follows from
@@ -84,7 +84,7 @@ class Layout:
     etp: Optional[int] = None
     """Tensor-parallel ranks inside an expert. None: the same as ``tp``, as Megatron-Core takes it."""
     sp: bool = False
-    """Sequence parallel: between the matrix products the sequence is cut over the tensor-parallel ranks."""
+    """Sequence parallel: between the matrix products the sequence is split over the tensor-parallel ranks."""
 
     def __post_init__(self) -> None:
         problems = self.size_problems(**{name: getattr(self, name) for name in SIZE_FIELDS})
@@ -147,7 +147,7 @@ class Layout:
         """Replicas of the model in a world.
 
         Raises:
-            ConfigError: the world isn't a multiple of ``tp * pp * cp``, or of ``etp * ep * pp`` where experts are cut.
+            ConfigError: the world isn't a multiple of ``tp * pp * cp``, or of ``etp * ep * pp`` where experts are sharded.
         """
         problem = self.world_problem(world_size)
         if problem:

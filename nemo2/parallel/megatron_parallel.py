@@ -2,7 +2,7 @@
 """The model of one rank as Megatron-Core's schedules want it, and the step that runs over it.
 
 `MegatronParallel` holds this rank's pipeline chunks, each wrapped in Megatron-Core's DistributedDataParallel. A step takes
-this data-parallel rank's share of a global batch, cuts it into micro-batches and hands a forward function to the schedule
+this data-parallel rank's share of a global batch, splits it into micro-batches and hands a forward function to the schedule
 (no pipelining, 1F1B, interleaved). That function is three steps, each of which the user's LightningModule may define and
 callbacks may hook (`nemo2.parallel.hooks`):
 
@@ -366,7 +366,7 @@ class MegatronParallel(nn.ModuleList):
         told = torch.zeros(2, dtype=torch.float32, device=next(self.parameters()).device)
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             reduced = loss_reduction.reduce(outputs)
-            assert reduced is not None, "a model cut into stages has a loss"
+            assert reduced is not None, "a model split into stages has a loss"
             weight = loss_reduction.weight if loss_reduction.weight is not None else torch.ones_like(reduced)
             told = torch.stack([reduced.detach().float().reshape(()), weight.float().reshape(())])
         group: Any = parallel_state.get_pipeline_model_parallel_group()
@@ -553,7 +553,7 @@ def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
             continue
         if leaf.shape[0] % num_microbatches:
             raise ConfigError(
-                f"A batch tensor of shape {tuple(leaf.shape)} can't be cut into {num_microbatches} micro-batches: its first "
+                f"A batch tensor of shape {tuple(leaf.shape)} can't be split into {num_microbatches} micro-batches: its first "
                 "dimension must be a multiple. The loader must yield this rank's whole share of a global batch."
             )
         columns.append(leaf.chunk(num_microbatches))

@@ -18,7 +18,7 @@ class PlainChunk(MegatronModule):
         self.model_type = ModelType.encoder_or_decoder
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """A plain module isn't cut into stages: there is no tensor from a previous one."""
+        """A plain module isn't split into stages: there is no tensor from a previous one."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

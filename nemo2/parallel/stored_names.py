@@ -62,7 +62,7 @@ def stored_chunk(core: nn.Module) -> StoredChunk:
 
 
 def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
-    """How each parameter and persistent buffer of ``core`` is stored, by its name. Ask before the parameters are cut.
+    """How each parameter and persistent buffer of ``core`` is stored, by its name. Ask before the parameters are sharded.
 
     What Megatron-Core stores in a form that isn't rows of the parameter keeps its own name, and so does what it doesn't
     store by itself.

@@ -26,7 +26,7 @@ def _styles() -> dict[str, ParallelStyle]:
 
 
 def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model: bool) -> dict[str, Any]:
-    """The plan to cut ``model`` by: the user's, else the one that a Hugging Face model inside brings.
+    """The plan to shard ``model`` by: the user's, else the one that a Hugging Face model inside brings.
 
     Raises:
         ConfigError: there is neither.
@@ -40,7 +40,7 @@ def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model
                 prefix = f"{name}." if name else ""
                 return {prefix + pattern: style for pattern, style in plan.items()}
     raise ConfigError(
-        f"strategy.tensor_parallel_size > 1: {type(model).__name__} brings no plan of what is cut how. Give strategy."
+        f"strategy.tensor_parallel_size > 1: {type(model).__name__} brings no plan of what is sharded how. Give strategy."
         "custom_tp_plan={'layers.*.up': 'colwise', 'layers.*.down': 'rowwise', ...}, or set tensor_parallel_size=1."
     )
 

@@ -105,7 +105,11 @@ def draw_experts(placement: Placement) -> Canvas:
     nodes = placement.nodes_spanned("ep")
     title = (
         f"{placement.num_experts} experts over {len(group)} ranks"
-        + (f", each cut over {placement.layout.expert_tensor_size}" if placement.layout.expert_tensor_size > 1 else "")
+        + (
+            f", each sharded over {placement.layout.expert_tensor_size}"
+            if placement.layout.expert_tensor_size > 1
+            else ""
+        )
         + f"; {len(placement.groups['ep'])} such groups, each over {nodes} node{'s' if nodes > 1 else ''}"
     )
     canvas = Canvas(_WIDTH, 0, title=title)

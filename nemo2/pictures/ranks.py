@@ -275,7 +275,7 @@ def stages_of(
             return tuple(stages)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{num_layers} layers can't be cut over pipeline_model_parallel_size={layout.pp}, "
+            f"{num_layers} layers can't be split over pipeline_model_parallel_size={layout.pp}, "
             f"virtual_pipeline_model_parallel_size={layout.vp}: {' '.join(str(error).split())}."
         ) from error
 

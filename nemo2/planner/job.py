@@ -113,12 +113,12 @@ class Job:
 
     @property
     def sequence_ranks(self) -> int:
-        """Ranks over which the tokens between two blocks are cut."""
+        """Ranks over which the tokens between two blocks are split."""
         return self.tp if self.sp else 1
 
     @property
     def loss_ranks(self) -> int:
-        """Ranks over which the logits are cut when the loss is computed."""
+        """Ranks over which the logits are split when the loss is computed."""
         return 1 if self.torch_loss else self.tp
 
     @property

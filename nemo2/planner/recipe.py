@@ -25,7 +25,7 @@ class Subject:
 
     Attributes:
         facts: the recipe's, for rules that judge other layouts of it.
-        sharded: its strategy cuts everything over all data-parallel ranks (FSDP).
+        sharded: its strategy shards everything over all data-parallel ranks (FSDP).
     """
 
     facts: Facts

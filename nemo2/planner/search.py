@@ -102,8 +102,8 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
     gpus = f"{subject.facts.world_size} x {subject.job.gpu.name}"
     if tried.number == 0:
         return (
-            f"data.global_batch_size={subject.job.global_batch} cannot be cut into equal micro-batches by any layout of {gpus}: "
-            "use a global batch with more divisors (--global-batch), or another number of GPUs."
+            f"data.global_batch_size={subject.job.global_batch} cannot be split into equal micro-batches by any layout of {gpus}"
+            ": use a global batch with more divisors (--global-batch), or another number of GPUs."
         )
     if tried.fitting:
         return f"Of {len(tried.fitting)} layouts of {gpus} that fit none is legal: `nemo2 check` tells what the recipe breaks."

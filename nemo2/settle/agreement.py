@@ -32,7 +32,7 @@ _DERIVED = {
 def write_parallelism(
     config: TransformerConfig, parallelism: ParallelismConfig, layout: Layout, machine: Machine
 ) -> None:
-    """The strategy's sizes are the model's: a model can't be cut one way and run another. What the machine can't do is left
+    """The strategy's sizes are the model's: a model can't be laid out one way and run another. What the machine can't do is left
     out, and Megatron-Core derives the rest.
 
     Raises:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints(SteppingStrategy):
-    """Saves and loads through ``form`` and the checkpoint IO. Sharded state is read after the model has been cut. Made to be
+    """Saves and loads through ``form`` and the checkpoint IO. Sharded state is read after the model has been sharded. Made to be
     subclassed."""
 
     restore_config: Optional[RestoreConfig]
@@ -43,7 +43,7 @@ class Checkpoints(SteppingStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """State is loaded into chunks that are built, wrapped and cut."""
+        """State is loaded into chunks that are built, wrapped and sharded."""
         return True
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -146,7 +146,7 @@ class Checkpoints(SteppingStrategy):
     # ------------------------------------------------------------------------------------------------------ loading
 
     def load_checkpoint(self, checkpoint_path: Union[str, Path], weights_only: Optional[bool] = None) -> dict[str, Any]:
-        """Read a checkpoint into this rank's cut of the model and, when fitting, of the optimizer.
+        """Read a checkpoint into this rank's shard of the model and, when fitting, of the optimizer.
 
         A damaged one that `AutoResume` found, rather than was given, is passed over for the one before it.
 

@@ -34,7 +34,7 @@ class FSDPStrategy(TorchShardedStrategy):
         auto_wrap_policy: Classes whose instances are gathered for their own forward and backward, or torch's policy. None:
             the model's repeated blocks (`nemo2.parallel.sharded_chunk.blocks_of`).
         state_dict_type: "sharded": every rank writes its own part. There is no other way.
-        sharding_strategy: "FULL_SHARD": parameters, gradients and optimizer state are cut; "SHARD_GRAD_OP": parameters stay
+        sharding_strategy: "FULL_SHARD": parameters, gradients and optimizer state are sharded; "SHARD_GRAD_OP": parameters stay
             whole between forward and backward.
         cpu_offload: Keep shards on the CPU between steps.
         mixed_precision: torch's; None: what the precision plugin says.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FSDP2Strategy`: any model, cut with torch's ``fully_shard``."""
+"""`FSDP2Strategy`: any model, sharded with torch's ``fully_shard``."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Optional, Union
@@ -29,7 +29,7 @@ def fsdp2_strategy_parallelize(
     offload_policy: Optional[OffloadPolicy] = None,
     tp_shard_plan: Optional[Mapping[str, Any]] = None,
 ) -> nn.Module:
-    """Cut ``model`` in place: tensors by ``tp_shard_plan`` over the mesh's "tp" axis, then everything over its "shard" axis.
+    """Shard ``model`` in place: tensors by ``tp_shard_plan`` over the mesh's "tp" axis, then everything over its "shard" axis.
 
     Each repeated block (`nemo2.parallel.sharded_chunk.blocks_of`) is gathered for its own forward and backward; what is left
     is gathered with the root and stays until the backward.
@@ -71,7 +71,7 @@ class FSDP2Strategy(TorchShardedStrategy):
         sequence_parallel: Must be False: put torch's ``SequenceParallel`` into ``custom_tp_plan``.
         offload_policy: torch's; None: shards stay on the device.
         mp_policy: torch's; None: what the precision plugin says.
-        parallelize_fn: ``(model, device_mesh, mp_policy, offload_policy, tp_shard_plan)`` cuts the model. Default:
+        parallelize_fn: ``(model, device_mesh, mp_policy, offload_policy, tp_shard_plan)`` shards the model. Default:
             `fsdp2_strategy_parallelize`.
         use_hf_tp_plan: With ``tensor_parallel_size`` above 1, take the plan a Hugging Face model brings.
         custom_tp_plan: The plan, by module name, as torch's ``parallelize_module`` takes it. None: the model's own.
@@ -118,8 +118,8 @@ class FSDP2Strategy(TorchShardedStrategy):
         ]
         if sequence_parallel:
             problems.append(
-                "strategy.sequence_parallel=True: DTensor plans cut the sequence module by module. Put torch's SequenceParallel "
-                "into strategy.custom_tp_plan and leave sequence_parallel False, or use MegatronStrategy."
+                "strategy.sequence_parallel=True: DTensor plans split the sequence module by module. Put torch's "
+                "SequenceParallel into strategy.custom_tp_plan and leave sequence_parallel False, or use MegatronStrategy."
             )
         if custom_tp_plan and tp == 1:
             problems.append(
@@ -149,7 +149,7 @@ class FSDP2Strategy(TorchShardedStrategy):
         self._check_model()
 
     def _check_model(self) -> None:
-        """Whether this model can be cut the way that was asked for.
+        """Whether this model can be sharded the way that was asked for.
 
         Raises:
             ConfigError: tensor parallelism without a plan, context parallelism of a model that isn't nemo2's.
@@ -158,13 +158,13 @@ class FSDP2Strategy(TorchShardedStrategy):
         megatron = isinstance(getattr(module, "config", None), TransformerConfig)
         if self.layout.tp > 1 and megatron:
             raise ConfigError(
-                f"strategy.tensor_parallel_size={self.layout.tp}: {type(module).__name__} is cut by Megatron-Core's tensor "
+                f"strategy.tensor_parallel_size={self.layout.tp}: {type(module).__name__} is sharded by Megatron-Core's tensor "
                 "parallelism, not by a DTensor plan. Use MegatronStrategy(tensor_model_parallel_size=...), with "
                 "fsdp='megatron' to shard parameters as well."
             )
         if self.layout.cp > 1 and not megatron:
             raise ConfigError(
-                f"strategy.context_parallel_size={self.layout.cp}: only nemo2's GPT models cut sequences; "
+                f"strategy.context_parallel_size={self.layout.cp}: only nemo2's GPT models split sequences; "
                 f"{type(module).__name__} would train on whole ones, on every rank the same. Set it to 1."
             )
 

@@ -54,7 +54,7 @@ def one_number_of_instances(
 def refuse_what_is_gone(**arguments: Any) -> None:
     """An error for each argument whose meaning Megatron-Core has dropped, or that nemo2 has another way for."""
     why = {
-        "moe_extended_tp": "Megatron-Core has dropped it; cut experts with expert_tensor_parallel_size",
+        "moe_extended_tp": "Megatron-Core has dropped it; shard experts with expert_tensor_parallel_size",
         "encoder_tensor_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
         "encoder_pipeline_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
         "lazy_init": "models are built once, in their place; leave it unset",

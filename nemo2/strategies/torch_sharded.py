@@ -49,7 +49,7 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forwa
 
 
 class TorchShardedStrategy(Checkpoints):
-    """Made to be subclassed: `shard` cuts the model.
+    """Made to be subclassed: `shard` shards the model.
 
     Args:
         layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
@@ -59,7 +59,7 @@ class TorchShardedStrategy(Checkpoints):
     """
 
     sharded_by_torch: ClassVar[bool] = True
-    """Parameters, gradients and states are cut over all data-parallel ranks; read off a configured strategy too."""
+    """Parameters, gradients and states are sharded over all data-parallel ranks; read off a configured strategy too."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TorchShardedStrategy(Checkpoints):
 
     @abstractmethod
     def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
-        """Cut ``model``, in fp32 and on this rank's device, over the ranks; returns it or a wrapper."""
+        """Shard ``model``, in fp32 and on this rank's device, over the ranks; returns it or a wrapper."""
 
     # ------------------------------------------------------------------------------------------------------ building
 
@@ -183,7 +183,7 @@ class TorchShardedStrategy(Checkpoints):
         keep_masters_in_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
         whole = stand_ins(core) if self.shard_group is not None else None
-        # A module of the user's own is cut itself: its steps call its layers directly, not through the chunk around it.
+        # A module of the user's own is sharded itself: its steps call its layers directly, not through the chunk around it.
         if isinstance(core, PlainChunk):
             core.module = self.shard(config, core.module)
             sharded: nn.Module = core
@@ -198,7 +198,7 @@ class TorchShardedStrategy(Checkpoints):
 
     @property
     def num_shards(self) -> int:
-        """Ranks that the parameters are cut over."""
+        """Ranks that the parameters are sharded over."""
         return torch.distributed.get_world_size() // self.layout.tp
 
     @staticmethod

@@ -29,7 +29,7 @@ class WorldStrategy(DDPStrategy):
     trainer: pl.Trainer
     layout: Layout
     data_sampler: Optional[Any]
-    """Cuts batches by data-parallel rank. None: the data module's, or none at all."""
+    """Splits batches by data-parallel rank. None: the data module's, or none at all."""
     use_te_rng_tracker: bool = False
     _captures: bool = False
     """Whether steps are captured in CUDA graphs."""

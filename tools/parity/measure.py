@@ -2,7 +2,7 @@
 """One training run of the table, through the stack that users have: what a rank of `support.ranks.run` does.
 
 `reference` trains the whole model in one process and leaves its first weights and gradients; `layout` starts from those
-weights, cut its own way, and compares its gradients with them.
+weights, sharded its own way, and compares its gradients with them.
 """
 
 import logging

@@ -23,7 +23,7 @@ from torch import Tensor
 @contextmanager
 def products(*, parts: int = 1, draw: int = 0) -> Iterator[None]:
     """Within it, linear layers form their products, forward and backward, as sums of ``parts`` partial ones, each rounded to
-    the dtype of the model. One part changes nothing. ``draw`` 0 cuts what is summed over where tensor parallelism cuts it;
+    the dtype of the model. One part changes nothing. ``draw`` 0 cuts what is summed over where tensor parallelism splits it;
     other numbers deal it out at random."""
     if parts == 1:
         yield

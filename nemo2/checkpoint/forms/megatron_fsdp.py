@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that Megatron-FSDP has cut into rows.
+"""Parameters that Megatron-FSDP has split into rows.
 
 Megatron-Core's own format for it ("fsdp_dtensor") knows nothing of layers stacked under one name, so that nothing else
 could read it.

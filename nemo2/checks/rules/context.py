@@ -23,7 +23,7 @@ def _chunks(facts: Facts) -> Iterator[str]:
     cp, seq = facts.layout.cp, facts.seq_length
     if cp > 1 and seq and seq % (2 * cp):
         yield (
-            f"data.seq_length={seq} is not a multiple of 2 * context_parallel_size = {2 * cp}, into which each sequence is cut "
+            f"data.seq_length={seq} is not a multiple of 2 * context_parallel_size = {2 * cp}, into which each sequence is split "
             f"for a balanced causal load; nearest: {nearest(seq, 2 * cp)}."
         )
 
@@ -38,7 +38,7 @@ def _chunks(facts: Facts) -> Iterator[str]:
 )
 def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
-    # On one rank too, where it is read when the sequence is cut.
+    # On one rank too, where it is read when the sequence is split.
     if isinstance(kinds, list) and len(kinds) != layers_:
         yield (
             f"model.config.cp_comm_type lists {len(kinds)} layers, and model.config.num_layers={layers_}: give one kind for all, "
@@ -86,7 +86,7 @@ def _all_to_all(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule(
     "mixers-see-whole-sequences",
-    says="Without Mamba's kernels (mamba-ssm, causal-conv1d) the sequence is not cut.",
+    says="Without Mamba's kernels (mamba-ssm, causal-conv1d) the sequence is not split.",
     otherwise="The model is refused when it is built.",
     recipe="mamba2_130m",
     broken=f"{CP}=2 trainer.devices=2 trainer.accelerator=auto",

@@ -33,7 +33,7 @@ def _virtual(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "mixers-have-no-virtual-stages",
-    says="Hybrid and Mamba models are not cut into virtual stages.",
+    says="Hybrid and Mamba models are not split into virtual stages.",
     otherwise="The model is refused when it is built.",
     recipe="mamba2_2_7b",
     broken=f"{PP}=2 {VP}=2",
@@ -43,7 +43,7 @@ def _virtual(facts: Facts) -> Iterator[str]:
 def _hybrid(facts: Facts) -> Iterator[str]:
     if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1 and facts.layout.vp is not None:
         yield (
-            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core does not cut hybrid models into "
+            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core does not split hybrid models into "
             "virtual pipeline stages. Set it to None."
         )
 
@@ -64,7 +64,7 @@ def _layers(facts: Facts) -> Iterator[str]:
     uneven = total - layers
     yield (
         f"model.config.num_layers={total}{f' minus {uneven}' if uneven else ''}{f' plus {extra}' if extra else ''} = "
-        f"{layers + extra} layers can't be cut evenly into {stages} pipeline stages; pipeline sizes that divide {total}: "
+        f"{layers + extra} layers can't be split evenly into {stages} pipeline stages; pipeline sizes that divide {total}: "
         f"{divisors(total)}, or set num_layers_in_first_pipeline_stage / num_layers_in_last_pipeline_stage."
     )
 
@@ -133,8 +133,8 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
     per_stage = (layers + extra) // stages
     if per_stage % vp:
         yield (
-            f"{per_stage} layers per pipeline stage can't be cut into strategy.virtual_pipeline_model_parallel_size={vp} chunks; "
-            f"sizes that divide them: {divisors(per_stage)}."
+            f"{per_stage} layers per pipeline stage can't be split into strategy.virtual_pipeline_model_parallel_size={vp} "
+            f"chunks; sizes that divide them: {divisors(per_stage)}."
         )
 
 
@@ -154,7 +154,7 @@ def _uneven_virtual(facts: Facts) -> Iterator[str]:
         size = facts.of_strategy(name.removeprefix("strategy."))
         if is_count(size) and size % vp:
             yield (
-                f"{name}={size} can't be cut into strategy.virtual_pipeline_model_parallel_size={vp} chunks; "
+                f"{name}={size} can't be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks; "
                 f"nearest: {nearest(size, vp)}."
             )
 

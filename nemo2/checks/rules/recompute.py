@@ -123,7 +123,7 @@ def _units(facts: Facts) -> Iterator[str]:
         if chunk % count:
             yield (
                 f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, which "
-                f"recompute_method='uniform' cuts into units of it: use one of {divisors(chunk)}, or recompute_method='block'."
+                f"recompute_method='uniform' splits into units of it: use one of {divisors(chunk)}, or recompute_method='block'."
             )
 
 
@@ -207,7 +207,7 @@ def _distributed(facts: Facts) -> Iterator[str]:
         return
     if facts.layout.sp:
         yield (
-            "model.config.distribute_saved_activations=True with strategy.sequence_parallel=True: activations are cut over the "
+            "model.config.distribute_saved_activations=True with strategy.sequence_parallel=True: activations are split over the "
             "tensor-parallel ranks already. Set it to False."
         )
 

@@ -167,7 +167,7 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
 @AGREEMENT.rule(
     "sizes-on-the-strategy",
     says="Parallel sizes are set on the strategy, which writes them into the model.",
-    otherwise="The strategy refuses on every rank: a model can't be cut one way and run another.",
+    otherwise="The strategy refuses on every rank: a model can't be laid out one way and run another.",
     broken="model.config.tensor_model_parallel_size=4",
     mended=f"{TP}=4 {CP}=1",
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Widths that tensor parallelism cuts, and the sequence that sequence parallelism cuts."""
+"""Widths that tensor parallelism splits, and the sequence that sequence parallelism splits."""
 
 from collections.abc import Iterator
 
@@ -95,7 +95,7 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
 def _sequence_parallel(facts: Facts) -> Iterator[str]:
     if facts.layout.sp and facts.layout.tp == 1:
         yield (
-            "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: it cuts the sequence over the "
+            "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: it splits the sequence over the "
             "tensor-parallel ranks, and there is one. Set sequence_parallel=False, or raise the tensor size."
         )
 
@@ -112,7 +112,7 @@ def _sequence(facts: Facts) -> Iterator[str]:
     if layout.sp and layout.tp > 1 and seq and seq % (layout.tp * layout.cp):
         yield (
             f"data.seq_length={seq} is not a multiple of tensor_model_parallel_size * context_parallel_size = "
-            f"{layout.tp} * {layout.cp}, over which sequence parallelism cuts it; "
+            f"{layout.tp} * {layout.cp}, over which sequence parallelism splits it; "
             f"nearest: {nearest(seq, layout.tp * layout.cp * (2 if layout.cp > 1 else 1))}."
         )
 

@@ -49,7 +49,7 @@ def windows(hf: Config) -> dict[str, Any]:
     return {
         "window_size": window_of(hf.get("sliding_window", 4096)),
         "window_attn_skip_freq": pattern_of(hf, types),
-        # Transformer Engine cuts a sequence with a window over context-parallel ranks only by all-to-all.
+        # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
         "cp_comm_type": "a2a",
     }
 

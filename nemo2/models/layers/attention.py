@@ -132,7 +132,7 @@ class SDPAttention(MegatronModule):
         Raises:
             ConfigError: a bias is passed, or packed sequences with a mask, without causal attention while padded, or in
                 another format.
-            DataError: a sequence cannot be cut for context parallelism.
+            DataError: a sequence cannot be split for context parallelism.
         """
         if attention_bias is not None:
             raise ConfigError(

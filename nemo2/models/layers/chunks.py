@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokens of a sequence, or of several packed sequences, that a context-parallel rank holds, in their order.
 
-Each sequence is cut into 2 * cp chunks of equal length and rank r holds chunks r and 2 * cp - 1 - r, so that causal
-attention is the same work on every rank (Megatron-Core's `get_batch_on_this_cp_rank`). Packed sequences are cut one by
+Each sequence is split into 2 * cp chunks of equal length and rank r holds chunks r and 2 * cp - 1 - r, so that causal
+attention is the same work on every rank (Megatron-Core's `get_batch_on_this_cp_rank`). Packed sequences are split one by
 one, and a rank's tensor holds its two chunks of the first sequence, then its two of the second, and so on (Transformer
 Engine's `thd_get_partitioned_indices`).
 
@@ -39,13 +39,13 @@ class Chunk(NamedTuple):
 def check_divisible(sequences: Sequence[Span], cp: int) -> None:
     """
     Raises:
-        DataError: a sequence cannot be cut into 2 * cp equal chunks.
+        DataError: a sequence cannot be split into 2 * cp equal chunks.
     """
     odd = [(start, end) for start, end in sequences if cp > 1 and (end - start) % (2 * cp)]
     if odd:
         start, end = odd[0]
         raise DataError(
-            f"{len(odd)} of {len(sequences)} sequences cannot be cut for context_parallel_size={cp}: the one at tokens "
+            f"{len(odd)} of {len(sequences)} sequences cannot be split for context_parallel_size={cp}: the one at tokens "
             f"{start} to {end} is {end - start} long, which is not a multiple of 2 * {cp}. Pad each sequence of a pack to "
             f"a multiple of {2 * cp} tokens, or use context_parallel_size=1."
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2) whose further losses count the same however the
-sequence is cut.
+sequence is split.
 
 The further losses are means that Megatron-Core takes inside the model, over the tokens of one context-parallel rank. Ranks
 keep different numbers of tokens: the mask, and the end of the sequence, which has no token to predict. Averaged over the

@@ -239,7 +239,7 @@ def share_of_a_sequence() -> tuple[torch.Tensor, str]:
         model.data_step(iter([{key: value[:, :14] for key, value in a_batch().items()}]))
     except DataError as error:
         return tokens, str(error)
-    raise AssertionError("a sequence of 14 was cut into 4 chunks")
+    raise AssertionError("a sequence of 14 was split into 4 chunks")
 
 
 def test_context_parallel_ranks_take_one_chunk_from_each_end(run_on_ranks: Any) -> None:

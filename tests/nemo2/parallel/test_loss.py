@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked means over a global batch, whatever way it is cut."""
+"""Masked means over a global batch, whatever way it is split."""
 
 import pytest
 import torch

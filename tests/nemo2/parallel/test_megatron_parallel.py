@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step's three parts as a user's module defines them, and how batches are cut."""
+"""The step's three parts as a user's module defines them, and how batches are split."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def test_a_batch_is_cut_along_its_first_dimension_without_copying():
 
 
 def test_a_batch_that_cannot_be_cut_says_its_shape():
-    with pytest.raises(ConfigError, match=r"shape \(3, 2\) can't be cut into 2 micro-batches"):
+    with pytest.raises(ConfigError, match=r"shape \(3, 2\) can't be split into 2 micro-batches"):
         split_batch([torch.zeros(3, 2)], 2)
 
 

@@ -254,7 +254,7 @@ def test_numbering_stages_before_replicas_needs_the_experts_to_have_as_many_repl
     ],
 )
 def test_layers_that_cannot_be_cut_are_refused_in_megatron_cores_words(layout, fields):
-    with pytest.raises(ConfigError, match="layers can't be cut over pipeline_model_parallel_size"):
+    with pytest.raises(ConfigError, match="layers can't be split over pipeline_model_parallel_size"):
         stages_of(layout, **fields)
 
 

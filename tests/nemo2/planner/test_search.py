@@ -72,7 +72,7 @@ def test_a_model_that_is_too_large_says_how_much_it_lacks() -> None:
 
 
 def test_a_batch_that_nothing_divides_says_so() -> None:
-    with pytest.raises(ConfigError, match="cannot be cut into equal micro-batches"):
+    with pytest.raises(ConfigError, match="cannot be split into equal micro-batches"):
         found("llama3_8b", 2048, "data.global_batch_size=1")
 
 

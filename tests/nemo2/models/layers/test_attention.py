@@ -383,7 +383,7 @@ def uncuttable() -> str:
 
 def test_a_pack_that_cannot_be_cut_is_refused(run_on_ranks):
     for message in run_on_ranks(uncuttable, 2):
-        assert "2 of 2 sequences cannot be cut for context_parallel_size=2" in message
+        assert "2 of 2 sequences cannot be split for context_parallel_size=2" in message
         assert "the one at tokens 0 to 6 is 6 long" in message and "a multiple of 4 tokens" in message
 
 

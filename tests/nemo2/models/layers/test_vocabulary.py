@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that pad a vocabulary have no probability and no gradient, whoever computes the loss and however it is cut."""
+"""Rows that pad a vocabulary have no probability and no gradient, whoever computes the loss and however it is split."""
 
 import pickle
 from types import SimpleNamespace
