@@ -179,14 +179,6 @@ BACK = {
         "nemo2.config.tree",
         "nemo2.config.show",
     ): "a config is registered with its YAML form, which is written by what shows it",
-    (
-        "nemo2.checks.find",
-        "nemo2.checks.nearest",
-    ): "a refusal names the nearest legal layouts, which are found by judging",
-    (
-        "nemo2.rehearse.advice",
-        "nemo2.rehearse.job",
-    ): "advice rehearses, and a rehearsal that doesn't fit asks for advice",
 }
 """Imports inside functions that close a circle, and why each stays."""
 

@@ -5,10 +5,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
-from nemo2.checks.facts import Facts, read_facts
-from nemo2.checks.rule import Problem, Rule
+from nemo2.checks.facts import read_facts
+from nemo2.checks.nearest import nearest_layouts
+from nemo2.checks.rule import Problem
 from nemo2.checks.rules.launching import too_many_for_this_machine
-from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
+from nemo2.checks.table import LAYOUT_TOPICS, apply_rules
 from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
 
@@ -81,21 +82,6 @@ def find(
     return found + apply_rules(facts)
 
 
-def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
-    """The problems that these rules find in these facts, each sentence once."""
-    found: dict[str, Problem] = {}
-    for rule in rules:
-        if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
-            continue
-        if rule.topic == LAST_TOPIC and found:
-            continue
-        for message in rule.find(facts):
-            if not rule.in_force():
-                break
-            found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
-    return list(found.values())
-
-
 def layout_hint(
     recipe: Any,
     problems: Iterable[Problem],
@@ -107,8 +93,6 @@ def layout_hint(
     """A last line with the nearest legal layouts; None where another layout is not what is needed, or there is none."""
     if not any(problem.topic in LAYOUT_TOPICS for problem in problems):
         return None
-    from nemo2.checks.nearest import nearest_layouts
-
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
     near = nearest_layouts(facts)
     if not near:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules, by topic, in the order in which they are told."""
+"""All rules, by topic, in the order in which they are told, and their application to a recipe."""
 
-from nemo2.checks.rule import Rule, Topic
+from collections.abc import Iterable
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Problem, Rule, Topic
 from nemo2.checks.rules.batches import BATCHES
 from nemo2.checks.rules.cadence import CADENCE
 from nemo2.checks.rules.context import CONTEXT
@@ -53,3 +56,18 @@ LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPE
 
 LAST_TOPIC = LAST.title
 """Asked only where no other rule has anything to say, for it would say the same in other words."""
+
+
+def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
+    """The problems that these rules find in these facts, each sentence once."""
+    found: dict[str, Problem] = {}
+    for rule in rules:
+        if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
+            continue
+        if rule.topic == LAST_TOPIC and found:
+            continue
+        for message in rule.find(facts):
+            if not rule.in_force():
+                break
+            found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
+    return list(found.values())

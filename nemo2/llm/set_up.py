@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer and a model made ready without a loop: for what wants the model of a recipe or a checkpoint, cut and loaded."""
+"""A trainer and a model made ready without a loop: for what wants the model of a recipe or a checkpoint, sharded and loaded."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

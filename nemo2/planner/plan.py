@@ -192,7 +192,8 @@ def _layout(subject: Subject) -> str:
 
 
 def _rehearsed(recipe: Any) -> tuple[StageMemory, ...]:
-    from nemo2.rehearse.job import on_gpus, quietly, rehearse_rank, stages_of
+    from nemo2.rehearse.job import on_gpus, quietly
+    from nemo2.rehearse.stage import rehearse_rank, stages_of
 
     with quietly():
         ranks = [rehearse_rank(on_gpus(recipe, Machine()), stage=stage) for stage in stages_of(recipe)]

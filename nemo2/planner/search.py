@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
-from nemo2.checks.find import apply_rules
-from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES
+from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES, apply_rules
 from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
 from nemo2.parallel.layout import Layout

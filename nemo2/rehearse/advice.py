@@ -10,6 +10,7 @@ from nemo2.checks import find_problems
 from nemo2.config import apply_overrides
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.counts import RankRehearsal, Verdict
+from nemo2.rehearse.stage import rehearse_rank
 from nemo2.settle import Machine, world_of
 
 MAX_TRIES = 10
@@ -18,8 +19,6 @@ MAX_TRIES = 10
 def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verdict, *, kernels: str) -> Verdict:
     """``verdict`` with the first of `candidates` that is legal and makes the fullest rank fit; each costs one rehearsal of that
     rank. As it was where none does."""
-    from nemo2.rehearse.job import rehearse_rank
-
     fullest = max(ranks, key=lambda rank: rank.memory.total)
     tries = 0
     for change in candidates(recipe):

@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`rehearse`: a recipe on any number of GPUs, run in this process, one rank of each kind after the other."""
 
-import copy
 import gc
 import logging
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Any
 
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH
-from nemo2.llm.set_up import connect_parts
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.rehearse.advice import smallest_change
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
-from nemo2.rehearse.kernels import plain_kernels, te_kernels
-from nemo2.rehearse.rank import run_rank
-from nemo2.rehearse.summary import summarise
+from nemo2.rehearse.stage import computes_in_eight_bits, keeps_weights_in_eight_bits, rehearse_rank, stages_of
 from nemo2.settle import Machine, on, world_of
 
 
@@ -92,43 +88,6 @@ def rehearse(
     )
 
 
-def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches: Optional[int] = None) -> RankRehearsal:
-    """The first rank of pipeline stage ``stage``: place 0 in every other group. ``microbatches``: see `rank.run_rank`."""
-    import fiddle as fdl
-
-    started = time.perf_counter()
-    layout, world = Layout.of(recipe.trainer.strategy), world_of(recipe, Machine()).size
-    rank = first_rank_of_stage(recipe, stage)
-    copies = keeps_weights_in_eight_bits(recipe)
-    recipe = in_sixteen_bits(recipe)
-
-    def parts() -> tuple[Any, Any, Any]:
-        call = fdl.build(recipe).keywords
-        model, data = call["model"], call["data"]
-        connect_parts(
-            model,
-            data,
-            optim=call.get("optim"),
-            tokenizer=call.get("tokenizer", "data"),
-            model_transform=call.get("model_transform") or call.get("peft"),
-        )
-        return model, data, call["trainer"]
-
-    patches = te_kernels() if kernels == "te" else plain_kernels()
-    return run_rank(
-        parts,
-        rank=rank,
-        world_size=world,
-        as_on_gpu=kernels == "te",
-        patches=patches,
-        microbatches=microbatches,
-        weights_in_eight_bits=copies,
-        inspect=lambda ran: summarise(
-            ran, kind=_kind(stage, layout.pp), rank=rank, stage=stage, seconds=time.perf_counter() - started
-        ),
-    )
-
-
 def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:
     """The fullest of ``ranks`` against ``gpu``."""
     fullest = max(ranks, key=lambda rank: rank.memory.total)
@@ -169,70 +128,6 @@ def on_gpus(recipe: Any, machine: Machine) -> Any:
     return recipe
 
 
-_EIGHT_BITS: dict[str, Any] = {
-    "fp8": None,
-    "fp4": None,
-    "fp8_params": None,
-    "fp8_param_gather": False,
-    "first_last_layers_bf16": False,
-    "reuse_grad_buf_for_mxfp8_param_ag": False,
-}
-
-
-def in_sixteen_bits(recipe: Any) -> Any:
-    """A copy of ``recipe`` without fp8 and fp4, whose kernels a rehearsal has no counterpart for; itself where it has neither."""
-    if not _eight_bits(recipe):
-        return recipe
-    recipe = copy.deepcopy(recipe)
-    plugin, model = recipe.trainer.plugins, recipe.model.config
-    leave_out_eight_bits(plugin)
-    for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
-        if getattr(model, name, False):
-            setattr(model, name, False)
-    return recipe
-
-
-def leave_out_eight_bits(plugin: Any) -> None:
-    """Switch fp8 and fp4 off, and unset what belongs to them, which would else be told to take no effect."""
-    from nemo2.precision import OF_EIGHT_BITS
-
-    for name, off in _EIGHT_BITS.items():
-        if getattr(plugin, name, off) != off:
-            setattr(plugin, name, off)
-    for name in OF_EIGHT_BITS:
-        if name in getattr(plugin, "__arguments__", ()):
-            delattr(plugin, name)
-
-
-def keeps_weights_in_eight_bits(recipe: Any) -> bool:
-    """Whether there are 8-bit copies of weights beside the weights: fp8 without parameters that are in it."""
-    plugin = recipe.trainer.plugins
-    return _eight_bits(recipe) and not getattr(plugin, "fp8_param_gather", False)
-
-
-def _eight_bits(recipe: Any) -> bool:
-    plugin = recipe.trainer.plugins
-    return bool(getattr(plugin, "fp8", None) or getattr(plugin, "fp4", None))
-
-
-def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
-    """The pipeline stages that stand for all: the first, the second (of those in the middle it holds the most micro-batches at
-    a time) and the last."""
-    stages = Layout.of(recipe.trainer.strategy).pp
-    return list(range(stages)) if every else sorted({0, min(1, stages - 1), stages - 1})
-
-
-def first_rank_of_stage(recipe: Any, stage: int) -> int:
-    """By Megatron-Core's own numbering of ranks."""
-    from megatron.core.parallel_state import RankGenerator
-
-    layout = Layout.of(recipe.trainer.strategy)
-    order = "tp-cp-ep-pp-dp" if recipe.trainer.strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
-    data = layout.data_parallel_size(world_of(recipe, Machine()).size)
-    numbering = RankGenerator(tp=layout.tp, ep=1, dp=data, pp=layout.pp, cp=layout.cp, order=order)
-    return numbering.get_ranks("pp")[0][stage]
-
-
 def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
     """The assumptions behind the numbers of this recipe."""
     notes = []
@@ -241,7 +136,7 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
     model = recipe.model.config
     if getattr(model, "num_moe_experts", None):
         notes.append("every expert gets its equal share of the tokens; an uneven router needs more")
-    if _eight_bits(recipe):
+    if computes_in_eight_bits(recipe):
         notes.append("8-bit matrix products: counted in 16 bits, so saved activations are an upper bound")
     if keeps_weights_in_eight_bits(recipe):
         notes.append("8-bit copies of weights, kept from one micro-batch to the next, are among the buffers")
@@ -256,14 +151,6 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
             "soft-capped scores are counted as kept; a GPU whose compiler takes them keeps none, and needs less"
         )
     return tuple(notes)
-
-
-def _kind(stage: int, stages: int) -> str:
-    if stages == 1:
-        return "only stage"
-    if stage == 0:
-        return "first stage"
-    return "last stage" if stage == stages - 1 else "middle stage" if stage == 1 else f"stage {stage}"
 
 
 @contextmanager

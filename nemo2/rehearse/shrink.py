@@ -204,7 +204,7 @@ def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> No
         _set(recipe.log.ckpt, every_n_train_steps=steps, train_time_interval=None)
     plugins = trainer.plugins
     if getattr(plugins, "fp8", None):
-        from nemo2.rehearse.job import leave_out_eight_bits
+        from nemo2.rehearse.stage import leave_out_eight_bits
 
         notes.append("trainer.plugins.fp8 is left out: it needs a GPU with Transformer Engine")
         leave_out_eight_bits(plugins)

@@ -83,7 +83,8 @@ def counted() -> dict[str, dict[str, float]]:
     from nemo2.gpus import gpu
     from nemo2.planner.memory import predict_memory
     from nemo2.planner.recipe import read_recipe
-    from nemo2.rehearse.job import on_gpus, quietly, rehearse_rank
+    from nemo2.rehearse.job import on_gpus, quietly
+    from nemo2.rehearse.stage import rehearse_rank
     from nemo2.settle import Machine, on
 
     results = {}

@@ -50,8 +50,9 @@ def rehearse_all() -> dict[str, Any]:
     from nemo2.config import apply_overrides
     from nemo2.gpus import gpu
     from nemo2.rehearse.advice import smallest_change
-    from nemo2.rehearse.job import on_gpus, rehearse, rehearse_rank, verdict_on
+    from nemo2.rehearse.job import on_gpus, rehearse, verdict_on
     from nemo2.rehearse.page import render_page
+    from nemo2.rehearse.stage import rehearse_rank
     from nemo2.rehearse.step_timeline import Rates, step_timeline
     from nemo2.rehearse.text import render
     from nemo2.settle import Machine

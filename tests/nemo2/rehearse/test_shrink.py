@@ -89,7 +89,7 @@ def test_what_belongs_to_eight_bits_is_left_out_with_them() -> None:
 
     from nemo2.recipes import llama3_8b
     from nemo2.recipes.precision.mixed_precision import bf16_with_fp8_current_scaling_mixed
-    from nemo2.rehearse.job import in_sixteen_bits
+    from nemo2.rehearse.stage import in_sixteen_bits
 
     recipe = llama3_8b.pretrain_recipe()
     recipe.trainer.plugins = bf16_with_fp8_current_scaling_mixed()
