@@ -17,17 +17,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nemo2.columns import columns
+
 BIN = Path(sys.executable).parent
 PYTHON = [sys.executable, "-c"]
-IMPORTS = "import torch, nemo_run, lightning.pytorch, megatron.core, megatron.core.models.gpt"
+IMPORTS = "import torch, nemo_run, lightning.pytorch"
 COMMANDS: dict[str, tuple[list[str], float]] = {
     # name: (command, the seconds it may take)
     "import nemo2": ([*PYTHON, "import nemo2"], 0.3),
     "nemo2 list": ([str(BIN / "nemo2"), "list"], 0.6),
     "nemo2 --help": ([str(BIN / "nemo2"), "--help"], 0.6),
-    "nemo2 show llama3_8b": ([str(BIN / "nemo2"), "show", "llama3_8b"], 6.0),
+    "nemo2 show llama3_8b": ([str(BIN / "nemo2"), "show", "llama3_8b"], 4.0),
+    "nemo2 check llama3_8b": ([str(BIN / "nemo2"), "check", "llama3_8b"], 4.0),
+    "nemo2 explain llama3_8b": ([str(BIN / "nemo2"), "explain", "llama3_8b"], 6.0),
 }
-BASELINES = {"python": [*PYTHON, "pass"], "torch, nemo-run, Lightning, Megatron-Core": [*PYTHON, IMPORTS]}
+HEAVY, MEGATRON = "torch, nemo-run, Lightning", "torch, nemo-run, Lightning, Megatron-Core"
+BASELINES = {
+    "python": [*PYTHON, "pass"],
+    HEAVY: [*PYTHON, IMPORTS],
+    MEGATRON: [*PYTHON, f"{IMPORTS}, megatron.core, megatron.core.models.gpt"],
+}
 NO_TORCH = ("import nemo2", "nemo2 list", "nemo2 --help")
 
 
@@ -42,14 +51,17 @@ def main() -> None:
         for name, command in commands.items():
             seconds[name].append(timed(command))
     rows = []
-    heavy = statistics.median(wall for wall, _ in seconds[list(BASELINES)[1]][1:])
-    print(f"{'command':45} {'wall s':>8} {'cpu s':>8} {'may take':>9} {'of imports':>11}")
-    for name in commands:
-        wall = statistics.median(value for value, _ in seconds[name][1:])  # the first run warmed the page cache
-        cpu = statistics.median(value for _, value in seconds[name][1:])
+    # The first run warmed the page cache.
+    medians = {name: [statistics.median(times) for times in zip(*seconds[name][1:], strict=True)] for name in commands}
+    for name, (wall, cpu) in medians.items():
         limit = COMMANDS[name][1] if name in COMMANDS else None
-        rows.append({"command": name, "wall_s": wall, "cpu_s": cpu, "limit_s": limit, "of_imports": wall / heavy})
-        print(f"{name:45} {wall:8.2f} {cpu:8.2f} {limit or '':>9} {wall / heavy:11.2f}")
+        # CPU seconds: on a busy machine the wall clock tells of the others.
+        rows.append(
+            {"command": name, "wall_s": wall, "cpu_s": cpu, "limit_s": limit, "of_imports": cpu / medians[HEAVY][1]}
+        )
+    cells = [[f"{value:.2f}" if isinstance(value, float) else value or "" for value in row.values()] for row in rows]
+    head = ("command", "wall s", "CPU s", "may take", "CPU of imports")
+    print("\n".join(columns(cells, head=head, right=range(1, 5))))
     for name in NO_TORCH:
         print(f"{name}: torch is {'' if imports_torch(name) else 'not '}imported")
     if arguments.output:

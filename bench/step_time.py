@@ -86,7 +86,7 @@ def work(case: str, *, repeats: int, steps: int) -> None:
     losses: dict[str, list[float]] = {}
     times: dict[str, list[float]] = {"bare": [], "ours": []}
     for turn in range(repeats):
-        # Who goes first changes: what grows from turn to turn would else be held against the second.
+        # The first changes: what grows from turn to turn would else be held against the second.
         for side in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):
             bare_megatron.stop_parallel()
             if side == "bare":

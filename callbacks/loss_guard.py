@@ -133,7 +133,7 @@ def _gradients_finite(trainer: pl.Trainer) -> bool:
     """On every rank; the same answer on all."""
     model: Any = trainer.model
     gradients = (getattr(parameter, "main_grad", parameter.grad) for parameter in model.parameters())
-    # Of a sharded one what this rank has of it.
+    # This rank's shard, where it is sharded.
     held = (gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients)
     flags = [gradient.isfinite().all() for gradient in held if gradient is not None]
     finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)

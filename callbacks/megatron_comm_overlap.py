@@ -79,7 +79,7 @@ class MegatronCommOverlapCallback(pl.Callback):
 
     @property
     def decisions(self) -> Mapping[str, Decision]:
-        """What each field was given in ``setup``, and why; empty before, and on all but the first such callback."""
+        """Each field's value from ``setup``, and why; empty before, and on all but the first such callback."""
         return dict(self._decisions)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -225,8 +225,8 @@ class MegatronMixedPrecision(MixedPrecision):
         },
     }
 
-    # Of Lightning's plugin it is the kind, for who asks; torch's autocast and gradient scaler stay out: the model is converted as
-    # a whole, and Megatron-Core's optimizer scales the loss.
+    # An instance of Lightning's class, for callers that ask; torch's autocast and gradient scaler stay out: the model is
+    # converted as a whole, and Megatron-Core's optimizer scales the loss.
     scaler = None
     pre_backward = Precision.pre_backward
     forward_context = Precision.forward_context  # pyright: ignore[reportAssignmentType]

@@ -51,7 +51,7 @@ PARENT = recipes.get("{address}")
 def pretrain_recipe() -> Partial:
     """The parent's run with changes."""
     recipe = PARENT.pretrain_recipe()
-    # What is to differ goes here, for example:
+    # Your changes go here, for example:
     # recipe.trainer.max_steps = 1000
     return recipe
 '''

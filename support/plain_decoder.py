@@ -117,7 +117,7 @@ class PlainDecoder:
         scores = torch.sigmoid(logits) if sigmoid else logits.softmax(-1)
         if sigmoid:
             scores = scores / scores.sum(-1, keepdim=True)
-        # What would be chosen by score alone is counted, without groups and biases (DeepSeek-V3, equation 18).
+        # Choices by score alone are counted, without groups and biases (DeepSeek-V3, equation 18).
         chosen = torch.zeros_like(scores).scatter(1, scores.topk(c.moe_router_topk, dim=1).indices, 1.0)
         self.balance(scores.view(*x.shape[:2], -1), chosen.view(*x.shape[:2], -1), logits)
         result = torch.stack(out).view_as(x)

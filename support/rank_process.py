@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of `support.ranks.run` does; run by path in a process forked from a server that has torch loaded.
+"""One rank of `support.ranks.run`; run by path in a process forked from a server that has torch loaded.
 
 `JOB` is put among the globals by the parent.
 """

@@ -94,7 +94,7 @@ def run(
 
 
 def cpu_seconds() -> float:
-    """What ranks that answered this thread have spent, user and system; what the machine did meanwhile doesn't count."""
+    """Seconds that ranks which answered this thread have spent, user and system; what the machine did meanwhile doesn't count."""
     return getattr(_SPENT, "seconds", 0.0)
 
 

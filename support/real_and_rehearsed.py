@@ -98,7 +98,7 @@ def _parts(case: Case, callbacks: Any = ()) -> tuple[Any, Any, Any]:
 
 
 class SavedBytes(pl.Callback):
-    """What autograd keeps during the second step, by storage; written without nemo2's tracker."""
+    """Measures the bytes that autograd keeps during the second step, by storage; written without nemo2's tracker."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0

@@ -56,7 +56,7 @@ class Cut:
         return "bf16-mixed" if "bf16" in self.text.split() else "32"
 
     def strategy(self) -> dict[str, Any]:
-        """What `small_runs.build_trainer` makes the strategy of."""
+        """Arguments of the strategy for `small_runs.build_trainer`."""
         words = self.text.split()
         if "fsdp1" in words or "fsdp2" in words:
             import nemo2 as nl
@@ -166,7 +166,7 @@ PAIRS = _pairs()
 
 @dataclass
 class Outcome:
-    """What a pair gave. ``loss`` is the largest relative difference over the ten steps."""
+    """The outcome of a pair. ``loss`` is the largest relative difference over the ten steps."""
 
     pair: str
     loss: float

@@ -46,7 +46,7 @@ class FirstGradients(pl.Callback):
         self.pieces: Pieces = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Of a model that isn't sharded: from Megatron-Core's gradient buffers."""
+        """Takes the gradients of a model that isn't sharded from Megatron-Core's gradient buffers."""
         from nemo2.checkpoint.pieces import stored_pieces
         from nemo2.parallel.stored_names import stored_names
 

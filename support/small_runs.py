@@ -72,7 +72,7 @@ class TokenData(pl.LightningDataModule):
 
 
 class Recorder(pl.Callback):
-    """What each training step did; numbers as they came, to be compared bit by bit."""
+    """Records of each training step; numbers as they came, to be compared bit by bit."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []

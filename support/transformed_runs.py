@@ -100,7 +100,7 @@ def train(
 
 
 def _values(trainer: Any) -> dict[str, torch.Tensor]:
-    """Of every parameter this rank's values; of those that no longer have their names, torch's pieces."""
+    """This rank's values of every parameter; of those that no longer have their names, torch's pieces."""
     strategy = trainer.strategy
     if hasattr(strategy.form, "pieces"):
         return {

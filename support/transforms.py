@@ -63,7 +63,7 @@ class FreezeAndAdd:
 
 
 def freeze_all_but_norms(chunk: nn.Module) -> nn.Module:
-    """Of the chunk as a whole."""
+    """A transform of the chunk as a whole."""
     for name, parameter in chunk.named_parameters():
         parameter.requires_grad_("norm" in name)
     return chunk

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank of a short training run would import and ask first, done once by the server that ranks are forked from: a
+"""Imports and first questions of every rank of a short training run, done once by the server that ranks are forked from: a
 rank that trains two steps takes a tenth of the time. It leaves no patch, filter or setting behind; `support.quiet` does.
 """
 

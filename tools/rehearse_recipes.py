@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _import() -> None:
-    """What every recipe needs, once, before there are processes to share it."""
+    """Imports that every recipe needs, once, before there are processes to share them."""
     warnings.filterwarnings("ignore")
     # Imports leave no garbage, and looking for it among them takes seconds.
     gc.set_threshold(1_000_000)
@@ -77,7 +77,7 @@ def _import() -> None:
 
 
 def _processor_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """CPU seconds of this process and of those that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each version of Transformer Engine checks, measured: tests/transformer_engine/<version>.json, a table per wheel.
+"""Checks of each version of Transformer Engine, measured: tests/transformer_engine/<version>.json, a table per wheel.
 
     pip download --no-deps -d wheels transformer-engine==2.17.0
     python tools/te_facts.py wheels/*.whl
@@ -317,7 +317,7 @@ def _build(cls: Any, cut: str, **flags: bool) -> Any:
 
 
 def _extra_state(layer: str) -> dict[str, Any]:
-    """What a layer that computes in 16 bits keeps beside its tensors, and how it takes a checkpoint without that: inside a
+    """The extra state of a layer that computes in 16 bits, and how it takes a checkpoint without that: inside a
     model, where its name is one that Megatron-Core gives."""
     from torch import nn
 

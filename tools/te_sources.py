@@ -121,7 +121,7 @@ def _pretend_gpu() -> None:
 
 
 def _without_kernels(extension: Any) -> None:
-    """What is asked of the machine: it is a Hopper, buffers can be exchanged, and each is an object that knows what it was
+    """Answers for the machine: it is a Hopper, buffers can be exchanged, and each is an object that knows what it was
     made of."""
 
     class Buffer:

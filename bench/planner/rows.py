@@ -321,7 +321,7 @@ def _settings(source: str, notes: str, precision: str, chip: GPU) -> dict[str, A
 
 
 def _container(notes: str, precision: str, chip: GPU) -> dict[str, Any]:
-    """What the performance recipes of a NeMo container ask for, by Megatron-Bridge's releases v0.2.0 to v0.6.0 (25.11 to 26.08:
+    """Layouts of the performance recipes of a NeMo container, by Megatron-Bridge's releases v0.2.0 to v0.6.0 (25.11 to 26.08:
     scripts/performance/configs, and src/megatron/bridge/perf_recipes from v0.6.0 on)."""
     found = re.search(r"container=(\d+)\.(\d+)", notes)
     made = int(found[1]) * 100 + int(found[2]) if found else 2608 if "tuned performance recipe" in notes else 0

@@ -10,7 +10,7 @@ from functools import cache
 OLDEST_TE = "2.9.0"
 """The oldest Transformer Engine that Megatron-Core 0.16.1 takes."""
 ANY_VERSION = "999"
-"""Of Transformer Engine on a machine elsewhere, which isn't known: what some version allows isn't refused."""
+"""In place of Transformer Engine's version on a machine elsewhere, which isn't known: what some version allows isn't refused."""
 
 APEX = "fused_weight_gradient_mlp_cuda"
 """Apex's extension with which Megatron-Core's own linear layers add a weight's gradient to its buffer."""

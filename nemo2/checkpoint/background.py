@@ -176,7 +176,7 @@ class _Process:
         new = self._read()
         if new:
             self._heard = time.monotonic()
-            # What came is all that is known of: of the silence before it, the last second at most.
+            # Only messages are known of: of the silence before one, the last second at most.
             self._said += new.lstrip(b".") if not self._said else new
         if not self._said.endswith(b"}\n"):
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has changed in a recipe since it wrote the checkpoint that it goes on from.
+"""The changes in a recipe since it wrote the checkpoint that it goes on from.
 
 The checkpoint's ``context/`` describes model, data, optimizer and tokenizer as they were, its manifest the precision, the
 seed and the vocabulary. Each difference is of one of three kinds. *Harmless*: how fast it goes, or where things lie. *Changes
@@ -50,7 +50,7 @@ class Changes:
         return bool(self.harmless or self.result or self.unfit)
 
     def lines(self) -> Iterator[str]:
-        """What there is to say, the worst first."""
+        """Sentences, the worst first."""
         for kind, found in (
             ("doesn't fit the checkpoint", self.unfit),
             ("changes the result", self.result),
@@ -60,7 +60,7 @@ class Changes:
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """What of a run no part of ``context/`` says; plain JSON, for the manifest."""
+    """Facts of a run that no part of ``context/`` says; plain JSON, for the manifest."""
     module = trainer.lightning_module
     tokenizer = getattr(module, "tokenizer", None) or getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
     return {

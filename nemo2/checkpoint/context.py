@@ -148,7 +148,7 @@ def _is_described_by(tokenizer: Any, file: Path) -> bool:
 
 
 def described_parts(trainer: Any) -> dict[Part, Any]:
-    """What `write_context` would write for ``trainer``, as configs, by part; those that can't be described are left out."""
+    """The configs that `write_context` would write for ``trainer``, by part; those that can't be described are left out."""
     found: dict[Part, Any] = {}
     for part, obj in _parts(trainer).items():
         if obj is not None:

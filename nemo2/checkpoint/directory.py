@@ -63,7 +63,7 @@ class Manifest:
     lineage: list[str] = field(default_factory=list)
     """Ids of the runs that this run goes on from, the first one first."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What of the run ``context/`` doesn't say: precision, seed, vocabulary, steps."""
+    """Facts of the run that ``context/`` doesn't say: precision, seed, vocabulary, steps."""
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of every file, by its path inside the checkpoint."""

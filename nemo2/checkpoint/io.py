@@ -57,7 +57,7 @@ _WORDS = 400
 _Read = TypeVar("_Read")
 _REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
-"""Of a file that Megatron-Core or torch named after the rank that wrote it."""
+"""Path of a file that Megatron-Core or torch named after the rank that wrote it."""
 
 
 @configurable
@@ -393,8 +393,8 @@ class MegatronCheckpointIO(CheckpointIO):
         return found
 
     def read_whole(self, checkpoint: Path, read: Callable[[Path], _Read]) -> tuple[Path, _Read]:
-        """What ``read`` makes of ``checkpoint``, or, where that is damaged and `fall_back` allows it, of the newest whole one
-        before it, which then replaces all that was read; with the one that was read. Every rank calls it. A damaged one in a
+        """The result of ``read`` for ``checkpoint``, or, where that is damaged and `fall_back` allows it, for the newest whole
+        one before it, which then replaces all that was read; with the one that was read. Every rank calls it. A damaged one in a
         directory that this run may write to is set aside, so that neither the next run nor retention takes it for a good one.
 
         Raises:
@@ -483,7 +483,7 @@ def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
 
 
 def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:
-    """What `_compare` raised, also where torch has made its own error of it."""
+    """The error that `_compare` raised, also where torch has made its own of it."""
     if isinstance(error, CheckpointException):
         failures = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
         return next((failure for failure in failures if isinstance(failure, DamagedCheckpointError)), None)

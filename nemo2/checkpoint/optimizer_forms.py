@@ -29,7 +29,7 @@ from nemo2.errors import CheckpointError
 Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
-"""What tells the groups of one optimizer apart; whether a group is the experts' says which optimizer has it."""
+"""Fields that tell the groups of one optimizer apart; whether a group is the experts' says which optimizer has it."""
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 _STEP = "optimizer.state.step."
 _OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
@@ -124,8 +124,8 @@ def scaler_of(saved: Any) -> Optional[dict[str, Any]]:
 
 
 def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
-    """What a strategy that writes pieces has saved of its optimizer, as `under_saved_names` and `completed` take it: the plain
-    form, with the groups that ``wanted`` has.
+    """The optimizer's state that a strategy which writes pieces has saved, as `under_saved_names` and `completed` take it:
+    the plain form, with the groups that ``wanted`` has.
 
     Args:
         wanted: This run's optimizer, sharded.

@@ -177,7 +177,7 @@ class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         if index.fqn in self.objects:
             return self.objects[index.fqn]
-        # Of a view only what it shows is written.
+        # A view is written without the rest of its storage.
         return self.pieces[_without_hint(index)].tensor.contiguous()
 
 

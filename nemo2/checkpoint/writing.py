@@ -89,12 +89,12 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
 
 
 class Report:
-    """What the writing of one rank came to. It answers Megatron-Core as the queue does that it stands in for."""
+    """The outcome of one rank's writing. It answers Megatron-Core as the queue does that it stands in for."""
 
     def __init__(self) -> None:
         self.hashes: dict[str, str] = {}
         self.write: Optional[BackgroundWrite] = None
-        """Of a background save: what has still to reach the disk."""
+        """The write of a background save that has still to reach the disk."""
         self._results: Any = RuntimeError("this rank's files were not written")
 
     def put(self, results: Any, hashes: dict[str, str]) -> None:

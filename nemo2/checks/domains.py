@@ -317,7 +317,7 @@ BATCH: Mapping[str, Domain] = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size"), _count("a number of samples")),
     "seq_length": _count("Megatron-Core's index builder divides by it"),
 }
-"""Of every data module, a user's own too."""
+"""Fields of every data module, a user's own too."""
 
 DATA: Mapping[str, Domain] = {
     **BATCH,
@@ -342,7 +342,7 @@ FILES: Mapping[str, Domain] = {
         "[0, 4294967295]", "Megatron-Core's shuffling by NumPy's RandomState takes 32 bits without a sign", "whole"
     ),
 }
-"""Of a data module whose samples Megatron-Core cuts from files."""
+"""Fields of a data module whose samples Megatron-Core cuts from files."""
 
 OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the rate of some parameters")}
 
@@ -374,7 +374,7 @@ def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
 
 
 def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others: bool = True) -> Iterator[str]:
-    """What a configuration, or its node in a recipe, holds that its table does not; a paragraph for each field.
+    """Values of a configuration, or of its node in a recipe, that its table does not allow; a paragraph for each field.
 
     ``others``: of fields without a row NaN and the infinities too.
     """

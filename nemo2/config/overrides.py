@@ -110,7 +110,7 @@ def _apply(recipe: Any, override: str, undo: list[tuple[_Place, Any]]) -> None:
         value = _fit(place, path, text.literal, text.raw)
     else:
         value = _changed(place, path, operation, text)
-    # What a factory returns may be changes of the whole recipe instead of a config.
+    # The result of a factory may be changes of the whole recipe instead of a config.
     changes = value.changes(recipe) if hasattr(type(value), "changes") else [(path, value)]
     for where, new in changes:
         place = _find(recipe, where, undo)

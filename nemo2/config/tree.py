@@ -448,7 +448,7 @@ def _read_through(parent: Any, value: Any) -> Any:
 
 
 def _read_from_root(node: Any, path: str) -> Any:
-    """What stands at ``path`` of the recipe that ``node`` was reached through; `_UNKNOWN` where it has no such part."""
+    """The value at ``path`` of the recipe that ``node`` was reached through; `_UNKNOWN` where it has no such part."""
     root = node
     while (parent := root.__dict__.get("_read_from", lambda: None)()) is not None:
         root = parent

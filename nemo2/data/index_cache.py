@@ -79,7 +79,7 @@ def private_directory(root: Path, key: str) -> Path:
 
 
 def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
-    """What ``build`` returns, run under `guarded`, and again without each index that turned out to be damaged.
+    """The result of ``build``, run under `guarded`, and again without each index that turned out to be damaged.
 
     Raises:
         DamagedIndex: what was just built is damaged.

@@ -34,7 +34,7 @@ def own_folders() -> list[str]:
     """Where this process' user has modules of their own, each once: recipes given by path, the script, the working directory."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     beside = os.path.dirname(os.path.abspath(script)) if script else None
-    # Of a command such as ``nemo2`` that is the folder of commands.
+    # For a command such as ``nemo2`` that is the folder of commands.
     own = [] if beside in (None, os.path.dirname(sys.executable)) else [beside]
     return [*dict.fromkeys([*_added_by_us(), *own, os.getcwd()])]
 

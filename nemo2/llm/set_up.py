@@ -38,7 +38,7 @@ def set_up(
     callbacks: Iterable[pl.Callback] = (),
     device: Optional[torch.device] = None,
 ) -> Iterator[MegatronParallel]:
-    """What `Trainer.fit` or `Trainer.validate` does up to its first batch, with no loop after it. Every rank calls it.
+    """The set-up that `Trainer.fit` or `Trainer.validate` does up to its first batch, with no loop after it. Every rank calls it.
 
     In this order, each by the trainer's strategy:
 

@@ -56,7 +56,7 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     moe_shared_expert_overlap: bool = True
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
     moe_router_group_score: Literal["sum", "max"] = "sum"
-    """What ranks the groups of experts: ``"sum"`` of the best ``moe_router_topk / moe_router_group_topk`` scores of each
+    """The score that ranks groups of experts: ``"sum"`` of the best ``moe_router_topk / moe_router_group_topk`` scores of each
     (V3, and all that Megatron-Core knows), or ``"max"``, the best one alone (V2)."""
     moe_permute_fusion: bool = field(default_factory=have_te)
     init_method_std: float = 0.006

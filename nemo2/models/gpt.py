@@ -201,7 +201,7 @@ class GPTConfig(TransformerConfig):
         return model
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
-        """What is done to the logits of a chunk, where it has an output layer, before anything reads them."""
+        """Cap and mask the logits of a chunk that has an output layer, before anything reads them."""
         from nemo2.models.layers import cap_logits, mask_padding
 
         if not hasattr(model, "output_layer"):

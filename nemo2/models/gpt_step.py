@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPT does with one micro-batch: fetch it, keep what this pipeline stage needs, run the chunk.
+"""One micro-batch of a GPT: fetch it, keep what this pipeline stage needs, run the chunk.
 
 Both functions go by NeMo 2.0's names and may be replaced through ``GPTConfig.data_step_fn`` and ``forward_step_fn``.
 Tensors are ``[batch, sequence]``. Several sequences may be packed into one row, for fine-tuning: then the batch holds

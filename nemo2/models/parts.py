@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers are made of: attention, feed-forward blocks, experts, mixers, each with its matrices and other weights.
+"""The parts of layers: attention, feed-forward blocks, experts, mixers, each with its matrices and other weights.
 
 A part knows its linear layers by Megatron-Core's module names and their sizes over all tensor-parallel ranks. Parameters,
 parameters that a token meets and products follow by summing; `nemo2.models.shape` reads the parts off a config.

@@ -77,7 +77,7 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
 
 
 def pattern_problems(config: Any) -> Iterator[str]:
-    """What the installed Megatron-Core would not build of a hybrid's pattern."""
+    """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
     from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
 
     pattern = getattr(config, "hybrid_override_pattern", None)

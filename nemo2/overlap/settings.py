@@ -23,7 +23,7 @@ OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer
 CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
 """Every argument of the callback, once."""
 SWITCH_FIELDS = tuple(SWITCHES)
-"""Of the model's configuration, and no arguments of the callback: they follow from ``tp_comm_overlap_cfg``."""
+"""Fields of the model's configuration, and no arguments of the callback: they follow from ``tp_comm_overlap_cfg``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ _CFG = "MegatronCommOverlapCallback.tp_comm_overlap_cfg"
 
 
 def switches_of(settings: Any) -> dict[str, bool]:
-    """What each switch has to be for userbuffer settings; see `unswitchable` for those that no switches can bring about.
+    """The value that each switch needs for userbuffer settings; see `unswitchable` for those that no switches can bring about.
 
     ``settings`` as for `userbuffer_settings`: a GEMM that is None is off, one that a dict leaves out is as Transformer Engine
     does it. None: all of them are.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What userbuffers can't carry: formats that a version of Transformer Engine doesn't exchange through them, tensors of another
+"""The limits of userbuffers: formats that a version of Transformer Engine doesn't exchange through them, tensors of another
 size than theirs, projections that have none.
 
 Source: ``fill_userbuffers_buffer_for_all_gather`` and the layers that call it, version by version (tests/transformer_engine), and
@@ -42,7 +42,7 @@ def without_buffers(config: Any) -> Optional[str]:
 
 
 def uncarried(config: Any, *, version: str, tokens: Optional[int]) -> Iterator[tuple[str, str]]:
-    """What a model with ``tp_comm_overlap`` asks of userbuffers and they can't do: rule and sentence.
+    """The requests of a model with ``tp_comm_overlap`` that userbuffers can't meet: rule and sentence.
 
     Args:
         config: The model's ``TransformerConfig`` as it runs.

@@ -189,7 +189,7 @@ class StepGraphs:
         with self._pause_gathers() as paused:
             self._helper.create_cudagraphs()
         if paused:
-            # What a graph replays calls no hooks of modules: it gathers their parameters by hand.
+            # A graph's replay calls no hooks of modules: it gathers their parameters by hand.
             self._helper.cuda_graph_set_manual_hooks()
 
     def _wrap(self, schedule: Callable[..., Any]) -> Any:

@@ -27,7 +27,7 @@ class MegatronLossReduction(nn.Module):
         return super().__call__(*args, **kwargs) if args or kwargs else self
 
     weight: Optional[Tensor] = None
-    """What the value that `reduce` gave last is a mean over: by it, validation weighs its global batches. None: all alike."""
+    """The count that the last value of `reduce` is a mean over: by it, validation weighs its global batches. None: all alike."""
 
     def setup(self, batch: Any) -> None:
         """Called before ``forward`` with the same micro-batch; for state that both need. Default: nothing."""

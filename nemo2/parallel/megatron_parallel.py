@@ -131,10 +131,10 @@ class MegatronParallel(nn.ModuleList):
     graphs: Optional[StepGraphs]
     """None where no CUDA graphs are asked for, or nothing is trained."""
     parameter_counts: Optional[ParameterCounts]
-    """Of the whole model. None on meta tensors."""
+    """Parameters of the whole model. None on meta tensors."""
     _twins: list[pl.LightningModule]
     weight: Optional[Tensor]
-    """What the last step's reduced loss is a mean over (`MegatronLossReduction.weight`), on every pipeline stage."""
+    """The count that the last step's reduced loss is a mean over (`MegatronLossReduction.weight`), on every pipeline stage."""
 
     def __init__(
         self,
@@ -514,7 +514,7 @@ def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any
     own_stage_step = getattr(module, f"{step.stage}_step", None)
     if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
         # By position, as Lightning does: users name it as they like.
-        # Of the class, because torch's wrappers of the instance's hide what it takes.
+        # The class's signature, because torch's wrappers of the instance's hide what it takes.
         takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
         return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
     forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)

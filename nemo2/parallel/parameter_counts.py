@@ -10,7 +10,7 @@ from torch import nn
 
 
 class ParameterCounts(NamedTuple):
-    """Of the whole model, each parameter counted once."""
+    """Parameters of the whole model, each counted once."""
 
     total: int
     trained: int

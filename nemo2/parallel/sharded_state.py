@@ -54,7 +54,7 @@ def added_keys(core: nn.Module) -> frozenset[str]:
 
 
 def part_of(core: nn.Module, state: dict[str, Any], keep: Callable[[str, bool], bool]) -> dict[str, Any]:
-    """Of the sharded ``state`` of a chunk the tensors that ``keep(full name, whether it is trained)`` takes, layer by layer."""
+    """The tensors of a chunk's sharded ``state`` that ``keep(full name, whether it is trained)`` takes, layer by layer."""
     names = full_parameter_names(core)
     return {
         name: by_layer(leaf)

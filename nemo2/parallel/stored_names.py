@@ -42,13 +42,13 @@ class StoredChunk:
     stored: dict[str, list[StoredRows]]
     """Where each parameter and persistent buffer is, by its name in the chunk."""
     objects: dict[str, Any]
-    """What Megatron-Core stores beside tensors, and misses when it isn't there: the extra state of layers."""
+    """Entries that Megatron-Core stores beside tensors, and misses when they aren't there: the extra state of layers."""
     added: frozenset[str]
     """Under which keys is stored what a transform has added."""
     full_names: dict[str, str]
     """The names in the whole model, by those in the chunk."""
     trained: frozenset[str]
-    """Of the names in the chunk, those of parameters that aren't frozen."""
+    """Names in the chunk of the parameters that aren't frozen."""
 
 
 def stored_chunk(core: nn.Module) -> StoredChunk:

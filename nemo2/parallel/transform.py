@@ -33,7 +33,7 @@ _RECORD = "transformed"
 
 @dataclass(frozen=True)
 class Transformed:
-    """What was done to a chunk."""
+    """The changes to a chunk."""
 
     by: Transform
     before: nn.Module
@@ -124,7 +124,7 @@ def forget_transform(core: nn.Module) -> None:
 
 
 def record_of(core: nn.Module) -> Optional[Transformed]:
-    """What was done to a chunk that nothing wraps. None: nothing."""
+    """The changes to a chunk that nothing wraps. None: none."""
     return core.__dict__.get(_RECORD)
 
 
@@ -199,7 +199,7 @@ def full_parameter_names(core: nn.Module) -> dict[str, str]:
 
 
 def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
-    """What a child is called in the whole model; ``name`` is what this rank calls it."""
+    """A child's name in the whole model; ``name`` is what this rank calls it."""
     if not (isinstance(parent, nn.ModuleList) and name.isdigit()):
         return name
     if isinstance(number := getattr(child, "layer_number", None), int):

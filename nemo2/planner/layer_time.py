@@ -12,7 +12,7 @@ from nemo2.planner.constants import Constants
 from nemo2.planner.job import Job
 from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds, gathered_fraction
 
-# Of elementwise traffic, what the forward pass moves.
+# The forward pass's share of elementwise traffic.
 _FORWARD = 0.4
 # Share of a data sheet's rate that no kernel is taken to pass. An H20, with the power of a chip of six times its rate, gets near.
 _MOST_OF_RATE = 0.85
@@ -166,7 +166,7 @@ class Kernels:
             forward = 2 * rows * k * n / rate * wasted + c.gemm_bytes * moved / hbm
             backward = (1 if job.lora else 2) * forward + (0 if job.lora else c.accumulate_bytes * local * k * n / hbm)
             if self.job.low_precision:
-                # Of the inner tensors, fused kernels cast what they hold already.
+                # Fused kernels cast the inner tensors that they hold already.
                 forward += 0 if job.fused_experts and n == part.outer else c.cast_bytes * rows * k / hbm
                 backward += 0 if job.fused_experts and k == part.outer else c.cast_bytes * rows * n / hbm
             total += Passes(forward, backward)

@@ -22,8 +22,8 @@ class MemoryConstants:
     """Estimates without a formula, guessed from how torch works; ``python -m bench.planner --memory`` scores them."""
 
     eager: float = 1.8
-    """Of activations where elementwise kernels keep their inputs one by one: a norm in plain torch keeps 12 bytes an element
-    where a fused one keeps 4, a gated activation 8 instead of 6, rotation its inputs."""
+    """Factor of activations where elementwise kernels keep their inputs one by one: a norm in plain torch keeps 12 bytes an
+    element where a fused one keeps 4, a gated activation 8 instead of 6, rotation its inputs."""
     logits: float = 8.0
     """Bytes of each logit alive at once with Megatron-Core's loss, which works in place: 16-bit output, fp32 copy, 16-bit
     gradient."""

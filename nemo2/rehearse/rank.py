@@ -327,7 +327,7 @@ def _world(rank: int, world_size: int) -> Iterator[None]:
     if torch.distributed.is_initialized():
         raise RuntimeError("a rehearsal needs a process that is not a rank of a real world")
     register()
-    # What a launcher would have told this rank; the strategy compares it with the trainer.
+    # The variables that a launcher sets: the strategy compares them with the trainer.
     told = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)

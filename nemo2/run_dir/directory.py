@@ -29,7 +29,7 @@ VERSION_VARIABLE = "NEMO2_RUN_VERSION"
 """The version for a new run, the same for all ranks; set by the launcher."""
 
 DECISION_VARIABLE = "NEMO2_RUN_DECISION"
-"""What a process has decided, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
+"""Variable with a process's decisions, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
 
 CHECKPOINTS = "checkpoints"
 
@@ -190,7 +190,7 @@ def timestamp() -> str:
 
 
 def meeting_of(trainer: Any) -> Optional[Meeting]:
-    """What ``trainer``'s cluster environment says: torchrun, srun, MPI and others start all ranks at once, each with its rank
+    """The answer of ``trainer``'s cluster environment: torchrun, srun, MPI and others start all ranks at once, each with its rank
     and the address of the first. Lightning's own launcher starts a node's other ranks later, from its first one, whose
     environment they inherit; there one process per node decides. None: nobody else decides now.
     """
@@ -264,7 +264,7 @@ def _meeting_of_variables() -> Optional[Meeting]:
 
 
 def _inherited(number: int) -> Optional[str]:
-    """What the process that started this one has decided, if Lightning's launcher started it."""
+    """Decisions of the process that started this one, if Lightning's launcher started it."""
     parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
     return json.loads(decisions).get(str(number)) if parent == str(os.getppid()) else None
 

@@ -258,7 +258,7 @@ def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -
 def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> None:
     """Sizes, what Megatron-Core derives from them, and what it says of the layers of every chunk."""
     if run.parallelism.pipeline_dtype is None:
-        # What a layer of one's own puts out.
+        # The dtype of a layer's output.
         run.parallelism.pipeline_dtype = model.params_dtype
     write_parallelism(model, run.parallelism, run.layout, machine)
     keep_gradients_in_fp32(model)

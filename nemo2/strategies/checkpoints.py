@@ -121,7 +121,7 @@ class Checkpoints(SteppingStrategy):
             )
 
     def _storage_options(self, options: Optional[dict[str, Any]], *, weights_only: bool) -> dict[str, Any]:
-        """What a checkpoint IO is told beside the state, from what `ModelCheckpoint.save` told the strategy."""
+        """The facts that a checkpoint IO is told beside the state, from what `ModelCheckpoint.save` told the strategy."""
         options = options or {}
         manifest = Manifest(
             step=self.trainer.global_step,

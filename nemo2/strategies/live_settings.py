@@ -110,7 +110,7 @@ def _place(strategy: Any, name: str) -> tuple[Any, str]:
 
 
 def _dtype_of(strategy: Any) -> Any:
-    """What the precision plugin lets stages send each other; None where it doesn't say."""
+    """The dtype that the precision plugin lets stages send each other; None where it doesn't say."""
     return getattr(getattr(strategy.precision_plugin, "dtype_config", None), "pipeline_dtype", None)
 
 

@@ -202,8 +202,8 @@ class SteppingStrategy(WorldStrategy):
         return sampler.samples_in(_batch_idx(args, kwargs)) if isinstance(sampler, EvalBatchSampler) else 1
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the module's ``predict_step`` (or ``forward_step``) gave: tensors of several micro-batches concatenated, others
-        in a list. None on ranks that don't hold the last pipeline stage."""
+        """The result of the module's ``predict_step`` (or ``forward_step``): tensors of several micro-batches concatenated,
+        others in a list. None on ranks that don't hold the last pipeline stage."""
         assert self.megatron_parallel is not None
         return self.megatron_parallel.predict_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
 

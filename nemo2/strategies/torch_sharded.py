@@ -261,7 +261,7 @@ class TorchShardedStrategy(Checkpoints):
 
 
 def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of all that a subclass was given, by name, what it hands on as it is: the arguments of `TorchShardedStrategy` but
+    """The arguments that a subclass hands on as it was given them, by name: those of `TorchShardedStrategy` but
     ``layout``. Each subclass spells them out in its own signature, for a recipe is checked against that."""
     own = inspect.signature(TorchShardedStrategy.__init__).parameters
     return {name: given[name] for name in own if name not in ("self", "layout")}

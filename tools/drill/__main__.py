@@ -350,7 +350,7 @@ def starting(directory: Path, name: str) -> subprocess.Popen:
 
 
 def orphaned(victim: str, number: int) -> Callable[[Path, dict[int, str]], str]:
-    """What started the ranks is killed: they end, the lock is free, and the same command goes on."""
+    """The launcher of the ranks is killed: they end, the lock is free, and the same command goes on."""
 
     def case(directory: Path, reference: dict[int, str]) -> str:
         import psutil
@@ -474,7 +474,7 @@ def rank_one(launcher: int) -> int:
 
 
 def speak() -> None:
-    """What a run says of what it does goes to its output."""
+    """Messages of a run go to its output."""
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong: functions to be called on every rank before a run, and damage done between runs."""
+"""Faults: functions to be called on every rank before a run, and damage done between runs."""
 
 import functools
 import os

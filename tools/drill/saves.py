@@ -70,7 +70,7 @@ def loop(folder: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def _checked(folder: Path, number: int, problems: Any, changed: Any) -> list[str]:
-    """What is wrong with a checkpoint that must be there by now; it is deleted."""
+    """Problems of a checkpoint that must be there by now; it is deleted."""
     path = folder / f"step={number}"
     if number < 0:
         return []

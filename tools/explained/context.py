@@ -18,7 +18,7 @@ def holders(cp: int) -> list[int]:
 
 
 def chunks() -> Canvas:
-    """Who computes which block of the causal attention: the same number of blocks on each rank."""
+    """The rank of each block of the causal attention: the same number of blocks on each rank."""
     from megatron.core.utils import get_batch_on_this_cp_rank
 
     owner = holders(CP)
@@ -57,7 +57,7 @@ def chunks() -> Canvas:
 
 
 def ring() -> Canvas:
-    """Whose keys and values are on which rank at each step of the ring."""
+    """Owners of the keys and values on each rank at each step of the ring."""
     canvas = sheet(f'Context parallelism, "p2p": a ring of {CP} ranks')
     left, column, row = 70.0, 92.0, 54.0
     visits = {rank: list(_homes(group(CP, rank))) for rank in range(CP)}
@@ -87,7 +87,7 @@ def ring() -> Canvas:
 
 
 def ways() -> Canvas:
-    """What is on a rank while it attends, by `cp_comm_type`: chunks from left to right, heads from top to bottom."""
+    """Chunks and heads on a rank while it attends, by `cp_comm_type`: chunks from left to right, heads from top to bottom."""
     cp, heads = 2, 4
     owner = holders(cp)
     canvas = sheet(f"Context parallelism: the two other ways, {cp} ranks")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the explaining figures share: a sheet as wide as a phone, boxes with words in them, and the names of real objects."""
+"""Shared parts of the explaining figures: a sheet as wide as a phone, boxes with words in them, and the names of real objects."""
 
 from typing import Any
 

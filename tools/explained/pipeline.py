@@ -99,7 +99,7 @@ def schedules() -> Canvas:
 
 
 def uneven() -> Canvas:
-    """What a heavier last stage costs, and what taking layers off it gives back."""
+    """The cost of a heavier last stage, and the gain of taking layers off it."""
     schedule = Schedule(pp=4, num_microbatches=8)
     heavy = timeline(schedule, weights=[[8.0], [8.0], [8.0], [10.0]])
     lighter = timeline(schedule, weights=[[9.0], [8.0], [8.0], [9.0]])

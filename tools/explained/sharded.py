@@ -31,7 +31,7 @@ RANKS, WIDTHS = 4, (8, 16, 24, 8)
 _WHOLE = "c3"
 
 Moment = tuple[str, int, tuple[bool, ...]]
-"""What happens (``forward``, ``backward``, ``all_gather``, ``reduce_scatter``), to which layer, and which layers are whole."""
+"""Event (``forward``, ``backward``, ``all_gather``, ``reduce_scatter``), its layer, and which layers are whole."""
 
 
 def trace(*, free_after_forward: bool) -> list[Moment]:

@@ -27,7 +27,7 @@ TP, TOKENS, HIDDEN, FFN, HEADS = 2, 8, 16, 64, 4
 
 @dataclass(frozen=True)
 class Block:
-    """What one tensor-parallel rank of an MLP holds and sends."""
+    """Weights and messages of one tensor-parallel rank of an MLP."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
@@ -129,7 +129,7 @@ def heads() -> Canvas:
 
 
 def sequence() -> Canvas:
-    """What runs between two matrices has a shard of the tokens; two conversions lead in and out."""
+    """Layers between two matrices have a shard of the tokens; two conversions lead in and out."""
     from megatron.core.tensor_parallel.mappings import (
         gather_from_sequence_parallel_region,
         reduce_scatter_to_sequence_parallel_region,

@@ -57,7 +57,7 @@ def methods() -> Canvas:
 
 
 def _exchange(gemm: str) -> str:
-    """What is hidden behind a GEMM."""
+    """Communication hidden behind a GEMM."""
     if gemm in GATHERS:
         return "all-gather of its input"
     if gemm in SCATTERS:

@@ -19,7 +19,7 @@ Name = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Piece:
-    """What a rank holds of a parameter's gradient, and where in the parameter it stands."""
+    """A rank's shard of a parameter's gradient, and where in the parameter it stands."""
 
     name: Name
     label: str
@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one piece from the reference, squared; ``place`` tells which pieces are copies of each other."""
+    """The distance of one piece from the reference, squared; ``place`` tells which pieces are copies of each other."""
 
     name: Name
     place: tuple[tuple[int, int], ...]
@@ -94,7 +94,7 @@ def whole_gradients(pieces: Iterable[Piece]) -> dict[Name, dict[str, Any]]:
 
 
 def differences(pieces: Iterable[Piece], whole: dict[Name, dict[str, Any]]) -> list[Difference]:
-    """Of this rank's pieces."""
+    """Distances of this rank's pieces."""
     found = []
     for piece in pieces:
         assert piece.name in whole, f"one process has no parameter {piece.name}"

@@ -25,7 +25,7 @@ WEIGHTS, GRADIENTS = "weights", "gradients.pt"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is trained, and how. Everything in it is plain data."""
+    """A training: its model, layout and data. Everything in it is plain data."""
 
     model: str
     config: dict[str, Any] = field(default_factory=dict)

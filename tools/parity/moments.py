@@ -29,7 +29,7 @@ def first_moments(strategy: Any) -> list[StoredPiece]:
 
 
 def clipped(norm: float, limit: float) -> float:
-    """What clipping by the global norm multiplies gradients with (Megatron-Core ``clip_grad_by_total_norm_fp32``)."""
+    """The factor of gradients that are clipped by their global norm (Megatron-Core ``clip_grad_by_total_norm_fp32``)."""
     return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
 
 

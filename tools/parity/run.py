@@ -109,7 +109,7 @@ def run_row(row: Row, folder: Path, runner: Runner) -> Report:
 
 
 def reference_of(row: Row, folder: Path, runner: Runner) -> Report:
-    """What one process does from the weights it leaves in the folder, and the bounds for those who start from them."""
+    """The run of one process from the weights it leaves in the folder, and the bounds for those who start from them."""
     home = _reference_folder(row, folder)
     run = _reference_run(row)
     home.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def slug(name: str) -> str:
 
 
 def fingerprint(what: Row | measure.Run) -> str:
-    """Of a row or run and the model it trains: a kept result of another is not taken for it."""
+    """A digest of a row or run and the model it trains: a kept result of another is not taken for it."""
     this_run = what.run if isinstance(what, Row) else what
     more = [what.ranks, what.refused] if isinstance(what, Row) else []
     whole = [dataclasses.asdict(this_run), dataclasses.asdict(models.MODELS[this_run.model]), models.STEPS, models.CLIP]
@@ -175,6 +175,6 @@ def _reference_folder(row: Row, folder: Path) -> Path:
 
 
 def _last_line(text: str) -> str:
-    """What a traceback ends with."""
+    """The last line of a traceback."""
     lines = [one for one in text.strip().splitlines() if one.strip()]
     return lines[-1] if lines else text

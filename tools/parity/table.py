@@ -87,7 +87,7 @@ def runs(kept: list[dict[str, Any]]) -> str:
 
 
 def models_table() -> str:
-    """What each model is."""
+    """A line for each model."""
     lines = ["| model | |", "|---|---|"]
     return "\n".join([*lines, *(f"| {name} | {model.about} |" for name, model in MODELS.items())])
 

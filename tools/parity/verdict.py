@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a row must show, and whether it does.
+"""The bounds of a row, and whether it keeps them.
 
 In fp32 the bounds are fixed. In bf16 a row may differ from one process by as much as one process differs from itself when
 its sums are taken in another order (`tools.parity.reordered`): the largest difference between any two of the runs in

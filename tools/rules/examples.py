@@ -29,7 +29,7 @@ def recipe_of(case: Case) -> Any:
 def problems_of(
     case: Case, recipe: Optional[Any] = None, environment: Optional[Mapping[str, str]] = None
 ) -> list[Problem]:
-    """What is wrong with a case; ``environment`` are variables beside its own."""
+    """Problems of a case; ``environment`` are variables beside its own."""
     return find(
         recipe if recipe is not None else recipe_of(case),
         devices=case.devices,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Megatron-Core says of a recipe: the judge of the rules.
+"""Megatron-Core's verdict on a recipe: the judge of the rules.
 
 The model's chunks of the first and the last rank are built for real, on meta tensors, in a world of fake ranks; the micro-batch
 calculator and the optimizer's and the gradient buffers' configurations are made too. None of the rules takes part.

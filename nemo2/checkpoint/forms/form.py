@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a strategy asks of the form of its checkpoints."""
+"""The form of a strategy's checkpoints: the questions that a strategy asks of it."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ Part = Union[Literal["trained"], Callable[[str], bool]]
 
 
 class Owner(Protocol):
-    """What a form needs to know of the strategy that has it."""
+    """The parts of a strategy that its form reads."""
 
     layout: Layout
     restore_config: Optional[RestoreConfig]
@@ -84,25 +84,25 @@ class Form(ABC):
 
     @abstractmethod
     def parameters(self) -> Iterable[Tensor]:
-        """What this rank has of the parameters that `state` gives."""
+        """This rank's shards of the parameters that `state` gives."""
 
     @abstractmethod
     def state(self, *, optimizer: bool) -> dict[str, Any]:
-        """What the checkpoint IO writes of the model and, where asked for, of the optimizer and the random streams."""
+        """The state that the checkpoint IO writes: the model's and, where asked for, that of optimizer and random streams."""
 
     def storage_options(self) -> dict[str, Any]:
-        """What else the checkpoint IO is told."""
+        """Further facts for the checkpoint IO."""
         return {}
 
     @abstractmethod
     def layout_record(self) -> dict[str, Any]:
-        """What the manifest says of the ranks. "strategy" names who wrote a form that isn't Megatron-Core's."""
+        """The manifest's facts about the ranks. "strategy" names who wrote a form that isn't Megatron-Core's."""
 
     # ------------------------------------------------------------------------------------------------------ loading
 
     def read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
-        """What `take` takes: of a checkpoint, the model and the optimizer as asked for, and plain data. Of one that holds a part
-        of the model only, the rest is loaded first, from the checkpoint that the run began with.
+        """The state that `take` takes: of a checkpoint, the model and the optimizer as asked for, and plain data. Of one
+        that holds a part of the model only, the rest is loaded first, from the checkpoint that the run began with.
 
         Args:
             base: It may be of the model before its transform.
@@ -143,7 +143,7 @@ class Form(ABC):
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
     ) -> dict[str, Any]:
-        """What `read` gives, of all that the checkpoint holds.
+        """The part of the checkpoint that `read` gives.
 
         Args:
             part: It holds a part of the model, layer by layer.
@@ -166,7 +166,7 @@ class Form(ABC):
         return False
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """What Lightning's own part of the checkpoint holds of an optimizer."""
+        """The optimizer's entries in Lightning's own part of the checkpoint."""
         return {}
 
     def load_optimizer_states(self, states: Iterable[dict[str, Any]]) -> None:  # noqa: B027  # mostly there are none
@@ -177,7 +177,7 @@ class Form(ABC):
         """Under which keys is stored what ``model_transform`` has added to this rank's part of the model."""
 
     def lacking(self, path: Path, stored: Collection[str]) -> frozenset[str]:
-        """Of `added_keys`, those that a checkpoint of the model before its transform doesn't have: all of them, of all ranks.
+        """Keys of `added_keys` that a checkpoint of the model before its transform doesn't have: all of them, of all ranks.
 
         Raises:
             CheckpointError: on every rank, if it has some of them.

@@ -34,7 +34,7 @@ from nemo2.parallel.sharded_state import added_keys, part_of
 
 _log = logging.getLogger(__name__)
 _RECIPE_SETTINGS = {"betas", "eps", "weight_decay"}
-"""Of an optimizer's groups: the recipe of the run that goes on decides them, and not the checkpoint."""
+"""Settings of an optimizer's groups that the recipe of the run decides, and not the checkpoint that it goes on from."""
 _FORM = "optimizer_of_another_form"
 _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 """Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
@@ -103,7 +103,7 @@ class MegatronForm(Form):
     # ------------------------------------------------------------------------------------------------------ a part
 
     def _part(self, model_state: dict[str, Any], keep: Any) -> dict[str, Any]:
-        """Of the chunks' state what ``keep(name, trained)`` takes, each layer by itself."""
+        """The part of the chunks' state that ``keep(name, trained)`` takes, each layer by itself."""
         cores = self.parallel.unwrapped
         if len(cores) == 1:
             return part_of(cores[0], model_state, keep)

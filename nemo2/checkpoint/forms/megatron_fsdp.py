@@ -18,7 +18,7 @@ from nemo2.parallel.fsdp import MegatronFSDPChunk
 
 
 class MegatronFSDPForm(PieceForm):
-    """What each rank holds of the chunks and of Megatron-Core's optimizer."""
+    """Each rank's shards of the chunks and of Megatron-Core's optimizer."""
 
     @property
     def _chunks(self) -> list[MegatronFSDPChunk]:

@@ -33,7 +33,7 @@ class Held(NamedTuple):
     value: Any
     """Its tensor; or the optimizer's tensors of it, by their names."""
     first_row: Optional[int] = None
-    """Of the parameter's rows, the one that the local tensor begins with. None: its DTensor knows."""
+    """The row of the parameter that the local tensor begins with. None: its DTensor knows."""
     name: str = ""
     """In the whole model."""
     trained: bool = True
@@ -56,7 +56,7 @@ class PieceForm(Form):
 
     @abstractmethod
     def optimizer_extras(self) -> dict[str, Any]:
-        """Of the optimizer, what is no tensor of a parameter: "step", the updates it has made, and "loss_scaler"."""
+        """The optimizer's values that are no tensors of a parameter: "step", the updates it has made, and "loss_scaler"."""
 
     @abstractmethod
     def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class PieceForm(Form):
 
     @abstractmethod
     def stored_objects(self) -> dict[str, Any]:
-        """What Megatron-Core stores of the model beside tensors, by name."""
+        """Entries that Megatron-Core stores of the model beside tensors, by name."""
 
     def take_up(self, *, model: bool, optimizer: bool) -> None:
         """After reading; for forms whose state isn't read in place."""
@@ -113,7 +113,7 @@ class PieceForm(Form):
                 if not isinstance(value, Tensor):
                     continue
                 stored = rows_by_layer(held.stored) if apart else held.stored
-                # What counts steps has no rows: it is stored under the parameter's own name.
+                # A counter of steps has no rows: it is stored under the parameter's own name.
                 own = stored if value.dim() else [replace(stored[0], key=f"module.{name}")]
                 pieces += stored_pieces(own, value, prefix=f"optimizer.state.{kind}.", first_row=held.first_row)
         return pieces
@@ -154,7 +154,7 @@ class PieceForm(Form):
         return plain
 
     def _extras_in(self, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        """What stands beside the optimizer's tensors in a checkpoint of any strategy.
+        """Entries beside the optimizer's tensors in a checkpoint of any strategy.
 
         Raises:
             CheckpointError: it was saved so that only its own layout can read it, or by an optimizer of the user's own.

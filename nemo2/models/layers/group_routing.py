@@ -19,7 +19,7 @@ Choice = Callable[..., tuple[Tensor, Tensor]]
 
 
 class BestOfGroup:
-    """What a router asks for its choice of experts: only those of the ``group_topk`` groups with the largest single scores.
+    """The choice of experts of a router with groups: only those of the ``group_topk`` groups with the largest single scores.
 
     ``recorded`` is the router's own replay, which goes on recording and replaying what this chooses; None where it has none.
     """

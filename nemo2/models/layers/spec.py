@@ -129,7 +129,7 @@ def _replacements(config: TransformerConfig) -> dict[Any, Any]:
     if getattr(config, "post_sublayer_layernorm", False):
         table[RowParallelLinear] = with_post_norm(RowParallelLinear)
     try:
-        # What the local spec names for LayerNorm where Apex is installed.
+        # The local spec's name for LayerNorm where Apex is installed.
         from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
     except ImportError:
         return table
