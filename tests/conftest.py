@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: the environment, other libraries' warnings, and functions run on gloo ranks."""
+"""Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel built from this tree holds, and that it stands on its own."""
+"""The contents of a wheel built from this tree, which stands on its own."""
 
 import os
 import shutil

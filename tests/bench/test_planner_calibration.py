@@ -90,7 +90,7 @@ def test_a_fit_finds_the_constants_that_made_the_measurements(measured: list[Row
     fitted = fit(synthetic, rounds=3, weights=np.ones(len(synthetic)))
     values = values_at(fitted.at)
     assert abs(values["gemm.hopper"] - 0.62) < 0.04
-    # What these rows don't tell stays where the guess is.
+    # A constant that these rows don't tell stays where the guess is.
     assert math.isclose(values["flash.volta"], PRIORS["flash.volta"].value)
 
 

@@ -15,7 +15,7 @@ from support.one_weight import OneWeight, run
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a GPU's profiler is told, in order."""
+    """The calls of a GPU's profiler, in order."""
     calls: list[str] = []
 
     class Ranges:

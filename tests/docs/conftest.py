@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every example of the documents runs in."""
+"""The directory and environment of the documents' examples."""
 
 import pytest
 

@@ -21,7 +21,7 @@ GPU = os.environ.get("NEMO2_GPU_TESTS_ON", "gpu")
 
 
 def train(device: str, steps: int, **options: Any) -> dict[str, Any]:
-    """What `gpu_run.py` says of a run; True stands for a flag."""
+    """The report of `gpu_run.py` on a run; True stands for a flag."""
     command = [sys.executable, str(Path(__file__).with_name("gpu_run.py")), "--device", device, "--steps", str(steps)]
     for name, value in options.items():
         command += [f"--{name}"] if value is True else [f"--{name}", str(value)]

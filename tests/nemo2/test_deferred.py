@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody asked for is imported by those who ask for it, and works then."""
+"""Deferred packages are imported by the first who asks for them, and work then."""
 
 import json
 import subprocess

@@ -45,7 +45,7 @@ RECIPES: dict[str, tuple[dict[str, Any], bool, bool]] = {
     ),
     "bf16_with_mxfp8_mixed": ({"fp8_recipe": "mxfp8", "first_last_layers_bf16": False} | PLAIN, True, True),
 }
-"""What NeMo's factory sets on the model; whether parameters are kept in fp8, and whether they share the gradients' buffer."""
+"""The model's settings from NeMo's factory; whether parameters are kept in fp8, and whether they share the gradients' buffer."""
 
 
 def recipe_in(factory: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank imports: an installed package and not the file of its name in the working directory; the user's own modules."""
+"""Imports of a rank: an installed package and not the file of its name in the working directory; the user's own modules."""
 
 import os
 import subprocess

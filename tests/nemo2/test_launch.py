@@ -295,7 +295,7 @@ def test_whole_trees_of_processes_are_ended():
 
 
 TASKS = '''
-"""What the ranks of the tests below do."""
+"""The program of the ranks of the tests below."""
 import os
 import signal
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was set is what runs: the documents' snippets on gloo ranks, and the comparison before the first step."""
+"""A run has the settings of its recipe: the documents' snippets on gloo ranks, and the comparison before the first step."""
 
 from typing import Any
 

@@ -95,7 +95,7 @@ def test_in_bf16_a_row_may_differ_as_much_as_one_process_does_from_itself() -> N
 
 
 def products_in_another_order() -> dict[str, Any]:
-    """Of one linear layer in fp32 and bf16: what it gives and its gradients, as it is and in parts."""
+    """Output and gradients of one linear layer in fp32 and bf16, as it is and in parts."""
     from megatron.core.tensor_parallel import layers
 
     found = {}

@@ -144,8 +144,8 @@ current: Version
 
 
 class _Module(nn.Module):
-    """What every layer of theirs has: a state beside its tensors that says nothing without fp8, with no bytes or with a pickle of
-    None."""
+    """The base of every layer of theirs: a state beside its tensors that says nothing without fp8, with no bytes or with a pickle
+    of None."""
 
     def get_extra_state(self) -> Tensor:
         if not current.table["extra_states"]["Linear"]["bytes"]:

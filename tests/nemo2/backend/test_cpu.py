@@ -14,7 +14,7 @@ def in_one_process(run_on_ranks, fn, *args):
 
 
 def every_target() -> dict:
-    """What stands at the place of each patch, by target."""
+    """The object at the place of each patch, by target."""
     from megatron.core import __version__
 
     from nemo2.backend.cpu import _JIT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU machine decides, by what is installed there; asked without a GPU."""
+"""Decisions of a GPU machine, by the packages installed there; asked without a GPU."""
 
 import dataclasses
 import logging

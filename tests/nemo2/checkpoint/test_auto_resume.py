@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run resumes from, and what it says where it can't."""
+"""The checkpoint that a run resumes from, and its words where it can't."""
 
 import shutil
 import types

@@ -30,7 +30,7 @@ def manifest(step: int, **options: Any) -> Manifest:
 
 
 def written(target: Path, step: int, text: str = "") -> Path:
-    """What the ranks have written before it is published."""
+    """The files of the ranks before the directory is published."""
     temporary = temporary_name(target)
     (temporary / "weights").mkdir(parents=True)
     (temporary / "weights" / "part").write_text(text or f"step {step}")

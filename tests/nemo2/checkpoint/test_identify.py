@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder is said to be: ours, NeMo 2.0's, Megatron's, Hugging Face's, or nothing that is known."""
+"""The format of a folder: ours, NeMo 2.0's, Megatron's, Hugging Face's, or nothing that is known."""
 
 import json
 import os
@@ -174,7 +174,7 @@ def test_a_shard_that_metadata_needs_is_missed(tmp_path, damage):
 
 
 def test_the_commands_that_are_named_exist(tmp_path):
-    """Of every format."""
+    """A folder of every format."""
     import typer
 
     iteration, hugging_face = tmp_path / "iter_0000100", tmp_path / "hf"
@@ -215,7 +215,7 @@ class SaveAsNeMo(pl.Callback):
         from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
         from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-        # What NeMo's default, the distributed optimizer, is called in its checkpoints. Megatron-Core has since dropped the
+        # The name of NeMo's default, the distributed optimizer, in its checkpoints. Megatron-Core has since dropped the
         # writing of that form, so that the optimizer here is another.
         metadata = {"distrib_optim_sharding_type": "fully_sharded_model_space"}
         chunk = trainer.strategy.megatron_parallel.unwrapped[0]

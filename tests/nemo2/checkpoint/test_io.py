@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint gives back: the same training, on the same ranks bit by bit; the same model, in any layout."""
+"""Training that goes on from a checkpoint: the same training, on the same ranks bit by bit; the same model, in any layout."""
 
 import functools
 import os
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_two_tensor_parallel_ranks_is_the_same_model_in_one_proc
 
 
 def failing_loads(directory: str, damages: list[str]) -> dict[str, str]:
-    """What each damage to a good checkpoint is answered with."""
+    """The answer to each damage of a good checkpoint."""
     from nemo2.errors import CheckpointError
 
     small_runs.fit(small_runs.build_llama(), max_steps=1, callbacks=[keeping(directory, every_n_train_steps=1)])
@@ -360,7 +360,7 @@ def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_
 
 
 def on_a_disk_of_its_own(directory: str, async_save: bool) -> tuple[str, list[str]]:
-    """What rank 1 writes, rank 0 doesn't see: each node has a disk of its own under this name."""
+    """A disk for each rank, so that rank 0 doesn't see rank 1's files: each node has a disk of its own under this name."""
     from unittest import mock
 
     import torch

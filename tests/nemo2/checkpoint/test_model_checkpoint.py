@@ -195,7 +195,7 @@ def test_settings_that_cannot_work_are_refused(options, words):
 
 
 def schedules(directory: str) -> dict[str, list[str]]:
-    """What real runs of four steps with two validations leave, by when they save."""
+    """Checkpoints of real runs of four steps with two validations, by when they save."""
     found = {}
     for name, options in {
         "steps": {"every_n_train_steps": 3},

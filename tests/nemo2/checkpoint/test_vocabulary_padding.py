@@ -12,7 +12,7 @@ from support import resharding, small_runs
 
 UNIT, TOKENS = 5, small_runs.VOCAB
 ROWS = {1: 65, 2: 70}
-"""Of the embedding, by tensor-parallel size: the next multiple of `UNIT` times the size."""
+"""Rows of the embedding, by tensor-parallel size: the next multiple of `UNIT` times the size."""
 PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")
 CUT = {"tensor_model_parallel_size": 2}
 KINDS = ("FSDPStrategy", "FSDP2Strategy", "Megatron-FSDP")

@@ -21,7 +21,7 @@ PLUGINS = ("bf16_mixed", "fp16_mixed", "fp32")
 
 
 def run_with_each_plugin() -> dict[str, bool]:
-    """Of the live strategy, after training."""
+    """Settings of the live strategy, after training."""
     return {
         name: small_runs.fit(
             small_runs.build_llama(),

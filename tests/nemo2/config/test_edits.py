@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What turns one recipe into another: the steps, the lines, and code that does it, run on the first."""
+"""Edits that turn one recipe into another: the steps, the lines, and code that does it, run on the first."""
 
 import copy
 import itertools

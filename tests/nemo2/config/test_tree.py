@@ -26,7 +26,7 @@ from support.config_samples import (
 
 
 def sent(config):
-    """What arrives in another process."""
+    """The recipe as it arrives in another process."""
     wire = ZlibJSONSerializer()
     return wire.deserialize(wire.serialize(config))
 

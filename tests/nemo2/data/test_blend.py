@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be written for ``paths`` and ``split``."""
+"""Spellings of ``paths`` and ``split``."""
 
 from pathlib import Path
 

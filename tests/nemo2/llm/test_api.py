@@ -146,7 +146,7 @@ def test_tokenizers_are_shared_as_asked():
 
 
 def refused(arguments: dict[str, Any], model: dict[str, Any]) -> tuple[str, bool]:
-    """What building and starting a run with these strategy arguments is answered with, and whether ranks had met."""
+    """The answer to building and starting a run with these strategy arguments, and whether ranks had met."""
     import torch
 
     from nemo2.errors import ConfigError

@@ -82,7 +82,7 @@ def configs_of_families() -> dict[str, Any]:
         for name, value in vars(module).items():
             if not (isinstance(value, type) and value.__module__ == module.__name__ and is_configurable(value)):
                 continue
-            # What the sizes of a family share is no model: it lacks a width, or says how wide experts are and not how many.
+            # The base class of a family's sizes is no model: it lacks a width, or says how wide experts are and not how many.
             if getattr(value, "hidden_size", 0) and (value.num_moe_experts or not value.moe_ffn_hidden_size):
                 config = value(**small_sizes(value()) | {"vocab_size": 512})
                 if (alike := (family, shape_of(config))) not in seen:

@@ -111,7 +111,7 @@ def test_cosine_without_constant_steps_equals_torch_after_the_warm_up():
 
 
 class Groups:
-    """What a Megatron-Core optimizer offers a scheduler: parameter groups, and no torch base class."""
+    """A Megatron-Core optimizer as a scheduler sees it: parameter groups, and no torch base class."""
 
     def __init__(self, *groups):
         self.param_groups = list(groups)

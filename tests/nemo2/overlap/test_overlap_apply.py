@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written into the gradient buffers' settings beside the callback's answers."""
+"""Settings of the gradient buffers that are written beside the callback's answers."""
 
 import pytest
 

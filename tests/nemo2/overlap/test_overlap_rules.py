@@ -34,7 +34,7 @@ LETTERS = {
     "A": ("ddp", "align_param_gather"),
     "S": ("optim", "overlap_param_gather_with_optimizer_step"),
 }
-"""What is on, in one letter each; what has no letter in a row's answer is off."""
+"""A letter for each switch that is on; a switch without a letter in a row's answer is off."""
 
 # layout and optimizer | callback's arguments | settings elsewhere | what is on | bucket size
 TABLE = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What userbuffers can't carry, against what each version of Transformer Engine refuses (tests/transformer_engine) and the names
+"""The limits of userbuffers, against what each version of Transformer Engine refuses (tests/transformer_engine) and the names
 that Megatron-Core's own sources give buffers."""
 
 import json

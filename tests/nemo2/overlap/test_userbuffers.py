@@ -152,7 +152,7 @@ def test_every_preset_starts_in_every_version(version: Any, name: str) -> None:
     settings, switched = preset(name), switches_of(preset(name))
     start_userbuffers(a_config(tp_comm_overlap_cfg=settings, fp8=fp8, **switched), SAMPLER)
     asked = layers_ask(version, switched)
-    # Of the two dgrads of the LoRA presets one scatters, and what keeps the other in bulk turns its fprop off.
+    # One of the two dgrads of the LoRA presets scatters, and what keeps the other in bulk turns its fprop off.
     assert asked == set(userbuffer_settings(settings) or ()) - ({"qkv_fprop"} if row.fc1_dgrad else set())
     with pytest.raises(AssertionError) if row.fc1_dgrad else nullcontext():
         layers_ask(version, switches_of(None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the training loop does for CUDA graphs, with Megatron-Core's own wrappers over stand-ins for captures.
+"""CUDA graphs in the training loop, with Megatron-Core's own wrappers over stand-ins for captures.
 
 A stand-in replays what was captured, with the captured inputs, and calls nothing else of the step: a loop that relied on
 Python inside a replay, or captured at the wrong time, trains otherwise than without graphs. tests/gpu has the real thing.
@@ -232,7 +232,7 @@ def test_a_second_run_of_a_process_captures_its_own_step(run_on_ranks: Any) -> N
 
 
 def refusals() -> dict[str, str]:
-    """What a run is told whose settings don't go together."""
+    """The refusal of a run whose settings don't go together."""
     from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 
     said = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what, against the groups that Megatron-Core really makes and the layers that models really build."""
+"""The contents of each rank, against the groups that Megatron-Core really makes and the layers that models really build."""
 
 import math
 from typing import Any

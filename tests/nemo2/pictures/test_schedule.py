@@ -66,7 +66,7 @@ class StubChunk(torch.nn.Module):
 
 
 def run_for_real(schedules: dict[str, Schedule]) -> dict[str, list[tuple]]:
-    """What this rank did and when, by Megatron-Core's own schedule function and messages over gloo."""
+    """The passes of this rank and their times, by Megatron-Core's own schedule function and messages over gloo."""
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.transformer_config import TransformerConfig

@@ -77,7 +77,7 @@ RUNS = {
 
 
 def counted() -> dict[str, dict[str, float]]:
-    """Of each run, per step and summed over its pipeline stages: what the rehearsal counted and what the planner has."""
+    """Counts of the rehearsal and of the planner for each run, per step and summed over its pipeline stages."""
     from nemo2 import recipes
     from nemo2.config import apply_overrides
     from nemo2.gpus import gpu
@@ -125,7 +125,7 @@ def rehearsed(ranks: list[Any]) -> dict[str, float]:
 def unit_gpu(**rates: float) -> Any:
     from nemo2.gpus import GPU
 
-    # What large products reach is held below 85 %.
+    # The rate of large products is held below 85 %.
     flops = {"bf16": rates.get("flops", math.inf) / 0.85, "fp8": math.inf}
     nvlink = rates.get("nvlink", math.inf)
     return GPU(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner reads off a recipe, against the model's own counts and against what its rehearsal really does."""
+"""The job that the planner reads off a recipe, against the model's own counts and against what its rehearsal really does."""
 
 import math
 from typing import Any

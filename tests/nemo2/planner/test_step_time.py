@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of predicted times, whatever the constants are."""
+"""Properties of predicted times that hold whatever the constants are."""
 
 import math
 from typing import Any
@@ -112,7 +112,7 @@ def test_links_within_a_machine_are_faster_than_between_machines() -> None:
     one = job()
     inside, across = bandwidth(one, 8, 1, GUESSED), bandwidth(one, 2, 8, GUESSED)
     assert inside == 450e9 * GUESSED.nvlink and across == 50e9 * GUESSED.network
-    # Of an all-to-all of 16 ranks half stays in the machine, and the other half goes through the GPU's own adapter.
+    # Half of an all-to-all of 16 ranks stays in the machine, and the other half goes through the GPU's own adapter.
     reached = 50e9 * GUESSED.network * GUESSED.exchange
     assert math.isclose(exchange_seconds(one, 1e9, 16, 1, GUESSED), 0.5e9 / reached)
 
@@ -149,7 +149,7 @@ def test_the_last_stage_has_fewer_layers_where_chunks_do_not_divide_them() -> No
     spared = more.parts["projections"] - fewer.parts["projections"]
     assert math.isclose(spared / more.parts["projections"], 2 / 80, rel_tol=1e-6)
     assert fewer.total < more.total
-    # And without room for it, the output layer is on top of a full stage.
+    # Without room for it, the output layer is on top of a full stage.
     assert fewer.parts["output layer and uneven stages"] < more.parts["output layer and uneven stages"]
 
 

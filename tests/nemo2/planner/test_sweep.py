@@ -197,7 +197,7 @@ def faster_ways(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def utilisation(shape: ModelShape, job: Job, tokens_per_second: float) -> float:
-    """Of the data sheet's rate, by the FLOPs that have to be done: windows and frozen weights taken off."""
+    """The share of the data sheet's rate, by the FLOPs that have to be done: windows and frozen weights taken off."""
     keys, passes = job.attended / 2, 2 if job.lora else 3
     products = sum(
         count * part.products(keys * seen(part, job.attended) if isinstance(part, Attention) else keys)

@@ -8,7 +8,7 @@ import pytest
 
 
 def shrink_all() -> dict[str, dict[str, Any]]:
-    """What became of each recipe; nothing is built."""
+    """The shrunk form of each recipe; nothing is built."""
     from nemo2 import recipes
     from nemo2.checks import find_problems
     from nemo2.parallel.layout import Layout

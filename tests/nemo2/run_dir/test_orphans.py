@@ -35,7 +35,7 @@ sys.exit(subprocess.run([sys.executable, "-c", *sys.argv[1:]]).returncode)
 
 
 def started(how: str, file: Path, **variables: str) -> tuple[subprocess.Popen, int]:
-    """What stands in for torchrun, and its rank's id."""
+    """A stand-in for torchrun, and its rank's id."""
     environment = {**os.environ, "RANK": "0", "TORCHELASTIC_RUN_ID": "x", **variables}
     line = [sys.executable, "-c", TORCHRUN, RANK, how, str(file)]
     torchrun = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)

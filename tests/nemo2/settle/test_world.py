@@ -58,7 +58,7 @@ def launch(recipe: Any) -> int:
 
     machine = machine_of(SimpleNamespace(), "H100", local=False)
     devices, nodes, _ = apply_shape(recipe, machine, devices=None, nodes=None, name=None)
-    # What travels says the same, in a number or by indices.
+    # The recipe that travels says the same, in a number or by indices.
     assert world_of(recipe, Machine.here()) == World(nodes, devices)
     return devices * nodes
 

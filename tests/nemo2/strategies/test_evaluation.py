@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What validation and tests report: the mean over every token that counts, whatever the batches are."""
+"""The loss that validation and tests report: the mean over every token that counts, whatever the batches are."""
 
 import contextlib
 import io
@@ -51,7 +51,7 @@ class KeepsAllByItsOwn(llm.LlamaModel):
 
 
 def plain_loss(model: Any, samples: int) -> float:
-    """Of all kept tokens of the first samples, by plain PyTorch from the model's logits."""
+    """The mean loss of all kept tokens of the first samples, by plain PyTorch from the model's logits."""
     batch = small_runs.global_batch(0, size=samples)
     with torch.no_grad():
         logits = model(batch["tokens"], batch["position_ids"]).float()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sharding strategies refuse, before any process group exists, and what they leave alone."""
+"""Settings that the sharding strategies refuse, before any process group exists, and settings that they leave alone."""
 
 from typing import Any
 

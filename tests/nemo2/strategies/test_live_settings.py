@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a live strategy tells of its arguments, and what may still be set on it."""
+"""A live strategy's arguments, and those that may still be set on it."""
 
 from typing import Any
 

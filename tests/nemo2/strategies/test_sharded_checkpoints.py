@@ -84,7 +84,7 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
         runs[f"{kind}, weights of MegatronStrategy"] = train(
             kind, steps=STOP + 1, ckpt_path=f"{directory}/megatron/step={STOP}", strategy=WEIGHTS
         )
-    # What only its own layout can read: the distributed optimizer's buffers as they are.
+    # State that only its own layout can read: the distributed optimizer's buffers as they are.
     own = {"ckpt_parallel_save_optim": False}
     train("MegatronStrategy", steps=STOP, save=f"{directory}/own", strategy=own)
     runs["MegatronStrategy into sharded"] = _caught(

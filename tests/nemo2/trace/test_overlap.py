@@ -202,7 +202,7 @@ def test_keys_and_values_go_round_the_ring_while_a_rank_attends(ranks):
     for case in (case["ring"] for case in ranks):
         sends = [one for one in case["found"] if one["kind"] == "cp" and one["name"] == "send"]
         passes = [one for one in case["passes"] if one[0] == "forward"]
-        # Of two ranks each sends its keys and values once forward and once backward, and gradients of both twice.
+        # Each of two ranks sends its keys and values once forward and once backward, and gradients of both twice.
         assert len(sends) == 8 * len(passes)
         beside = [any(one["returned"] < begin < one["done"] for begin in case["attends"]) for one in sends]
         assert sum(beside) == 4 * len(passes), "gradients are waited for: there is nothing to add to them before"

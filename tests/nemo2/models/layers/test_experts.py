@@ -63,7 +63,7 @@ def run(case: str, *, grouped: bool, adapter: bool = False) -> list[torch.Tensor
 
 
 class Doubled(torch.nn.Module):
-    """What an adapter is to the layer it wraps."""
+    """An adapter, as the layer that it wraps sees it."""
 
     def __init__(self, layer: torch.nn.Module):
         super().__init__()
@@ -104,7 +104,7 @@ def test_an_experts_layer_that_was_wrapped_is_still_called(distances):
 
 
 def exchange(sizes: list[int]) -> list[list[float]]:
-    """What a rank has of everybody's rows, and the gradient that comes back to its own."""
+    """This rank's view of everybody's rows, and the gradient that comes back to its own."""
     from megatron.core import parallel_state, tensor_parallel
 
     from nemo2.backend import get_backend

@@ -56,7 +56,7 @@ def test_values_and_gradients(
 
 
 def on_gpu(tokens: int = 8, *, width: int = 16, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """What `takes` reads of a tensor."""
+    """A tensor, as far as `takes` reads it."""
     shape = (1, 2, tokens, width)
     return SimpleNamespace(
         is_cuda=True, shape=shape, size=lambda at: shape[at], dtype=dtype, device=torch.device("cuda")

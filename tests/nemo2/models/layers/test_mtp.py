@@ -13,7 +13,7 @@ SHARES = ([0, 1, 6, 7], [2, 3, 4, 5])
 
 
 def weights_of(mask: list[int], per_token: bool) -> list[float]:
-    """Of this rank's share, for a second and a third token."""
+    """Losses of this rank's share, for a second and a third token."""
     from megatron.core import parallel_state
 
     from nemo2.backend import get_backend

@@ -17,7 +17,7 @@ from support.model_samples import SIZES, build
 RUN: dict[str, Any] = {"gbs": 4, "steps": 2, "calculate_per_token_loss": True}
 TP = {"tp": 2, "sequence_parallel": True}
 RING, HEADS = {"cp_comm_type": "p2p"}, {"cp_comm_type": "a2a"}
-# What a model is tried under: fields of `Settings`, the expert sizes, and under "config" fields of the model.
+# The layouts of a model: fields of `Settings`, the expert sizes, and under "config" fields of the model.
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "mixtral": {
         "ep2": {"ep": 2},

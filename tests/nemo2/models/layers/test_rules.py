@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers refuse: every broken rule at once, each with its way out."""
+"""Refusals of the layers: every broken rule at once, each with its way out."""
 
 from types import SimpleNamespace
 
