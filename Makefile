@@ -28,10 +28,10 @@ demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, 
 
 test: $(READY) ## run the tests; ROOM=config only those of a room
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(or $(strip $(OF_ROOM)),$(if $(ROOM),$(error no tests of a room $(ROOM))))
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(or $(strip $(OF_ROOM)),$(if $(ROOM),$(error no tests of a room $(ROOM))))
 
 quick: $(READY) ## units, and one run on ranks for each room
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -p support.quick
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p support.quick
 
 test-gpu: $(READY) ## run the tests that need a GPU; they fail where there is none
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu

@@ -2,6 +2,7 @@
 """Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,22 @@ OTHER_LIBRARIES_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     for line in OTHER_LIBRARIES_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among workers, long files first, so that none is left alone with one at the end; each file keeps its order.
+
+    ``--dist loadfile`` hands files out in this order under ``--no-loadscope-reorder``; its own order, by number of tests, ends
+    with the files of a single long test.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    seconds: dict[Path, float] = {}
+    starts = {path: "subprocess" in path.read_text() for path in {item.path for item in items}}
+    for item in items:
+        guess = 2.0 if starts[item.path] or "run_on_ranks" in getattr(item, "fixturenames", ()) else 0.1
+        seconds[item.path] = seconds.get(item.path, 0.0) + (30.0 if item.get_closest_marker("slow") else guess)
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.fixture(scope="session")

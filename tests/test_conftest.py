@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,3 +107,28 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_among_workers_long_files_come_first_and_each_keeps_its_order(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    conftest = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    files = {"units": 'x = "units"', "ranks": "", "commands": "import subprocess"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    items = [
+        SimpleNamespace(
+            path=tmp_path / file,
+            name=f"{file}{number}",
+            fixturenames=("run_on_ranks",) if file == "ranks" else (),
+            get_closest_marker=lambda name: None,
+        )
+        for number in range(3)
+        for file in ("units", "ranks", "units", "commands", "commands")
+    ]
+    alone, shared = list(items), list(items)
+    conftest.pytest_collection_modifyitems(SimpleNamespace(), alone)
+    conftest.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), shared)
+    assert alone == items
+    assert [item.path.name for item in shared] == ["commands"] * 6 + ["ranks"] * 3 + ["units"] * 6
+    assert [item.name for item in shared if item.path.name == "ranks"] == ["ranks0", "ranks1", "ranks2"]
