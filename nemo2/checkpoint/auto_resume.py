@@ -11,11 +11,9 @@ import torch
 from nemo2.checkpoint.context import take_tokenizer
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.lineage import belongs, run_of
+from nemo2.checkpoint.places import HUGGING_FACE, resolved
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError
-
-HUGGING_FACE = "hf://"
-"""In front of a folder of released weights (``hf:///folder``) or a repository of theirs (``hf://organisation/name``)."""
 
 
 @configurable
@@ -24,13 +22,20 @@ class RestoreConfig:
     """Start from the weights of another run, and only those."""
 
     path: str
-    """A checkpoint directory; or released weights, without converting them first: ``hf:///folder`` with config.json and
-    safetensors, or ``hf://organisation/name`` of Hugging Face's hub. Each rank reads what its layout holds."""
+    """A checkpoint directory; ``nemo://name``, a model that `llm.import_ckpt` has kept; or released weights, without converting
+    them first: ``hf:///folder`` with config.json and safetensors, or ``hf://organisation/name`` of Hugging Face's hub. Each
+    rank reads what its layout holds."""
     load_model_state: bool = True
     load_optim_state: bool = False
     """Continue its optimizer state too."""
     load_artifacts: bool = True
     """Take its tokenizer along: it becomes the model's, and the data's where both share one."""
+
+    @property
+    def describes_tokenizer(self) -> bool:
+        """Whether a ``context/`` may hold the tokenizer to take along. Released weights have none: see
+        `nemo2.hugging_face.tokenizers`."""
+        return self.load_artifacts and not self.path.startswith(HUGGING_FACE)
 
 
 @dataclass
@@ -98,8 +103,10 @@ class AutoResume:
         restore: Optional[RestoreConfig] = getattr(trainer.strategy, "restore_config", None)
         if path is not None:
             trainer.ckpt_path = path
-        elif restore is not None and restore is self.restore_config and restore.load_artifacts and model is not None:
-            self._take_tokenizer(restore.path, model, data)
+        elif (
+            restore is not None and restore is self.restore_config and restore.describes_tokenizer and model is not None
+        ):
+            take_tokenizer(resolved(restore.path), model, data)
         return path
 
     def get_trainer_ckpt_path(
@@ -153,15 +160,11 @@ class AutoResume:
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
-    def _take_tokenizer(self, path: str, model: pl.LightningModule, data: Optional[pl.LightningDataModule]) -> None:
-        if not path.startswith(HUGGING_FACE):
-            take_tokenizer(Path(path), model, data)
-
     def get_context_path(self, model: Any = None) -> Optional[Path]:
         """The ``context/`` of the weights to start from; None without any, and of released ones, which have none."""
         if self.restore_config is None or self.restore_config.path.startswith(HUGGING_FACE):
             return None
-        return Path(self.restore_config.path) / CONTEXT_PATH
+        return resolved(self.restore_config.path) / CONTEXT_PATH
 
     def _resumable(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
         """All ranks look, on the file system they share; once they can talk, rank 0 looks and they follow what it saw."""

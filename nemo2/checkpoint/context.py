@@ -21,6 +21,7 @@ from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, refuse_links
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.explicit import explicit_fields
+from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.files import read_bounded
 from nemo2.parallel.layout import ParallelismConfig
@@ -121,13 +122,20 @@ def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
             f"resume.restore_config.load_artifacts=True: {error} Set resume.restore_config.load_artifacts=False to keep the "
             "tokenizer of the run."
         ) from error
+    give_tokenizer(theirs, checkpoint, model, data)
+
+
+def give_tokenizer(theirs: Any, source: Path, model: Any, data: Any = None) -> None:
+    """Give ``model`` the tokenizer of the weights in ``source``, and ``data`` too where both have the same one. Replacing one
+    by another that gives other ids is said."""
+    own = getattr(model, "tokenizer", None)
     if own is not None:
         if getattr(own, "unique_identifiers", None) == theirs.unique_identifiers:
             return
         _log.warning(
             "The tokenizer of %s, %s, takes the place of the run's own, %s, which gives other ids. Set "
             "resume.restore_config.load_artifacts=False to keep the run's own.",
-            checkpoint,
+            source,
             theirs,
             own,
         )
@@ -144,7 +152,7 @@ def _is_described_by(tokenizer: Any, file: Path) -> bool:
         own = to_json(_described(tokenizer), indent=1)
     except Exception:  # whatever a user's class raises
         return False
-    return not hasattr(tokenizer, "path") and own.encode() + b"\n" == read_bounded(file, at_most=MOST_BYTES)
+    return not files_of(tokenizer) and own.encode() + b"\n" == read_bounded(file, at_most=MOST_BYTES)
 
 
 def described_parts(trainer: Any) -> dict[Part, Any]:
@@ -192,15 +200,10 @@ def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
 
 
 def _keep_files(tokenizer: Any, directory: Path) -> None:
-    """Copy what a tokenizer's ``path`` names, a file or a folder of files, so that the checkpoint can move without it."""
-    path = getattr(tokenizer, "path", None)
-    if path is None:
-        return
-    source = Path(str(path)).expanduser()
-    files = [source] if source.is_file() else sorted(file for file in source.glob("*") if file.is_file())
-    directory.mkdir(exist_ok=True)
-    for file in files:
-        shutil.copy2(file, directory / file.name)
+    """Copy the files that a tokenizer reads, so that the checkpoint can move without them."""
+    for name, file in files_of(tokenizer).items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, directory / name)
 
 
 def _refuse_changed(directory: Path) -> None:
@@ -215,11 +218,14 @@ def _refuse_changed(directory: Path) -> None:
 
 def _point_at_files(config: Any, directory: Path) -> None:
     """A tokenizer whose files travelled along reads those."""
-    path = getattr(config, "path", None)
-    if path is None or not directory.is_dir():
+    if not directory.is_dir():
         return
-    copied = directory / Path(str(path)).name
-    config.path = str(copied if copied.is_file() else directory)
+    for field in FIELDS:
+        value = getattr(config, field, None)
+        if value is None:
+            continue
+        copied = directory / Path(str(value)).name
+        setattr(config, field, str(copied if copied.is_file() else directory))
 
 
 def _why_missing(directory: Path, part: str) -> str:

@@ -130,6 +130,7 @@ def _ours(path: Path, verify: bool) -> Identified:
         found.commands = [
             f"nemo2 generate {path} --prompt TEXT",
             f"nemo2 validate RECIPE --checkpoint {path}",
+            f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
             f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # go on with this run"
             if not manifest.weights_only
             else f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights",
@@ -170,7 +171,9 @@ def _nemo(path: Path) -> Identified:
         found.notes.append(describe(path))
     if not found.problems:
         found.commands = [
-            f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: of its model"
+            f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: of its model",
+            f"nemo2 import {path} --output CHECKPOINT",
+            f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
         ]
     return found
 
@@ -204,9 +207,13 @@ def _megatron(path: Path) -> Identified:
         _read_run_config(found)
     _read_weights(found, path)
     found.notes.append(
-        "its names have no 'module.' in front, which nemo2's have: its weights are not loaded as they are"
+        "its names have no 'module.' in front, which nemo2's have: its weights are imported, and not loaded as they are"
     )
-    found.commands = [f"# {_NO_COMMAND}: go on with it in the program that wrote it"]
+    if not found.problems:
+        found.commands = [
+            f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: of its model",
+            f"nemo2 export {path} --recipe RECIPE --output FOLDER  # for Hugging Face's libraries",
+        ]
     return found
 
 
@@ -238,6 +245,8 @@ def _bare(path: Path) -> Identified:
     _read_weights(found, path)
     if path.name == WEIGHTS_PATH:
         found.notes.append(f"the inside of {path.parent}")
+    if not found.problems:
+        found.commands = [f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: of its model"]
     return found
 
 
@@ -266,7 +275,15 @@ def _hugging_face(path: Path) -> Identified:
     if not list(path.glob("*.safetensors")):
         found.parameters = None
         found.notes.append("weights are pickles (.bin): convert them to safetensors where they are trusted")
-    found.notes.append("the weights of a model, without optimizer: this version of nemo2 doesn't import them")
+        found.commands = [
+            f"# transformers converts it: AutoModelForCausalLM.from_pretrained('{path}').save_pretrained(FOLDER)"
+        ]
+    found.notes.append("the weights of a model, without optimizer")
+    if found.parameters is not None and not found.problems:
+        found.commands = [
+            f"nemo2 import {path} --output CHECKPOINT",
+            f"nemo2 pretrain RECIPE resume.restore_config.path=hf://{path.absolute()}  # RECIPE: of its model",
+        ]
     return found
 
 

@@ -17,6 +17,7 @@ import typer
 
 from nemo2.cli import (
     check,
+    convert,
     doctor,
     explain,
     inspect,
@@ -67,6 +68,7 @@ layout.register(app)
 plan.register(app)
 preview.register(app)
 recipe_tools.register(app)
+convert.register(app)
 rehearse.register(app)
 trace.register(app)
 runs.register(app)

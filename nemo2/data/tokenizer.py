@@ -364,10 +364,10 @@ class AutoTokenizer(Tokenizer):
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
         vocabulary = "\n".join(f"{i} {t}" for t, i in sorted(self.tokenizer.get_vocab().items(), key=lambda p: p[1]))
         digest = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
+        # The contents and not the folder: a copy of it elsewhere is the same tokenizer.
         name = self.pretrained_model_name
-        return OrderedDict(
-            [("class", type(self).__name__), ("name", name), ("vocabulary", digest), ("eod", self.eos_id)]
-        )
+        named = [] if Path(name).expanduser().is_dir() else [("name", name)]
+        return OrderedDict([("class", type(self).__name__), *named, ("vocabulary", digest), ("eod", self.eos_id)])
 
     def __repr__(self) -> str:
         return f"AutoTokenizer({self.pretrained_model_name!r})"

@@ -77,10 +77,10 @@ def export_weights(
     config = config if config is not None else _described(source)
     conversion = conversion_of(config)
     stored = StoredTensors(weights_dir(source))
-    rows = _vocabulary(conversion, config, stored)
+    rows = vocabulary_rows(conversion, config, stored)
     released = min(vocab_size or getattr(config, "vocab_size", None) or _of_tokenizer(manifest) or rows, rows)
     entries = tuple(conversion.entries(config, vocab_rows=rows, released_rows=released))
-    _refuse_what_does_not_fit(source, entries, stored)
+    refuse_what_does_not_fit(source, entries, stored)
     prefix = conversion.prefixes[0]
     tensors = [replace(one, name=prefix + one.name) for one in _tensors(entries, stored, dtype)]
     shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
@@ -143,7 +143,7 @@ def _of_tokenizer(manifest: Optional[Manifest]) -> Optional[int]:
     return None if manifest is None else manifest.settings.get("tokenizer_vocab_size")
 
 
-def _vocabulary(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
+def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
     """Rows of the embedding in the files, padding included."""
     for entry in conversion.entries(config, vocab_rows=1):
         if entry.vocabulary and (shape := stored.shape_of(entry)):
@@ -151,7 +151,7 @@ def _vocabulary(conversion: Conversion, config: Any, stored: StoredTensors) -> i
     return config.vocab_size or 1
 
 
-def _refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
+def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
     missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
     used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
     known = used | {key for entry in entries for key in entry.keys}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
@@ -32,9 +32,9 @@ from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.errors import CheckpointError
-from nemo2.hugging_face.released import Released, open_released
+from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, refuse_full_disk, write_files
-from nemo2.models.conversion.table import Entry
+from nemo2.models.conversion.table import Conversion, Entry
 
 FILE_BYTES = 2 << 30
 """Of weights in one file: several are written, read and hashed side by side."""
@@ -76,6 +76,41 @@ def import_weights(
         SecurityError: a name in the index leads out of the folder.
     """
     released = open_released(Path(source).expanduser(), config)
+    return write_checkpoint(
+        released, target, tokenizer=tokenizer, dtype=dtype, overwrite=overwrite, show_progress=show_progress
+    )
+
+
+class Source(Protocol):
+    """Weights that become a checkpoint."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def conversion(self) -> Conversion: ...
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def entries(self) -> tuple[Entry, ...]: ...
+
+    def dtype_of(self, entry: Entry) -> torch.dtype: ...
+
+    def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]: ...
+
+
+def write_checkpoint(
+    released: Source,
+    target: Path | str,
+    *,
+    tokenizer: Optional[Any] = None,
+    dtype: Optional[torch.dtype] = None,
+    overwrite: bool = False,
+    show_progress: Optional[bool] = None,
+) -> Path:
+    """The second half of `import_weights`, for weights of any source."""
     final = Path(target).expanduser()
     weights = _Weights(released, dtype)
     with new_folder(final, weights.num_bytes, overwrite=overwrite) as temporary:
@@ -133,7 +168,7 @@ class _Archive:
 class _Weights:
     """The contents of ``weights/``, planned and written."""
 
-    def __init__(self, released: Released, dtype: Optional[torch.dtype]) -> None:
+    def __init__(self, released: Source, dtype: Optional[torch.dtype]) -> None:
         self.released = released
         self.dtypes: dict[str, torch.dtype] = {}
         for entry in released.entries:  # of a stacked tensor all parts have the same

@@ -12,8 +12,8 @@ from typing import Any, Optional
 
 import torch
 
-from nemo2.checkpoint.auto_resume import HUGGING_FACE
 from nemo2.checkpoint.pieces import Piece
+from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.released import Released, open_released
 from nemo2.models.conversion.table import Entry

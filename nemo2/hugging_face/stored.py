@@ -9,6 +9,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -45,7 +46,7 @@ class StoredTensors:
 
     def __init__(self, weights: Path) -> None:
         self.weights = weights
-        self._metadata = read_metadata(weights)
+        self._metadata = _named_as_ours(read_metadata(weights))
         self.tensors: dict[str, Any] = {
             key: value
             for key, value in self._metadata.state_dict_metadata.items()
@@ -181,6 +182,21 @@ class StoredTensors:
     @cached_property
     def _places(self) -> dict[MetadataIndex, Any]:
         return {MetadataIndex(index.fqn, index.offset): info for index, info in self._metadata.storage_data.items()}
+
+
+def _named_as_ours(metadata: Any) -> Any:
+    """With "module." in front of the model's names, which Megatron-LM and Megatron-Bridge store without."""
+    names = metadata.state_dict_metadata
+    if any(name.startswith("module.") for name in names):
+        return metadata
+
+    def ours(name: str) -> str:
+        return name if name.startswith("optimizer.") else f"module.{name}"
+
+    places = {replace(index, fqn=ours(index.fqn)): info for index, info in metadata.storage_data.items()}
+    return replace(
+        metadata, state_dict_metadata={ours(name): value for name, value in names.items()}, storage_data=places
+    )
 
 
 def _row_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

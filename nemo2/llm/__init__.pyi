@@ -10,6 +10,9 @@ from nemo2.data.finetuning.published import DollyDataModule as DollyDataModule
 from nemo2.data.finetuning.published import SquadDataModule as SquadDataModule
 from nemo2.data.mock import MockDataModule as MockDataModule
 from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModule
+from nemo2.hugging_face.api import export_ckpt as export_ckpt
+from nemo2.hugging_face.api import import_ckpt as import_ckpt
+from nemo2.hugging_face.api import load_connector_from_trainer_ckpt as load_connector_from_trainer_ckpt
 from nemo2.llm import peft as peft
 from nemo2.llm.api import finetune as finetune
 from nemo2.llm.api import generate as generate

@@ -16,6 +16,7 @@ from nemo2.checks.domains import parts_out_of_range
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
+from nemo2.hugging_face.tokenizers import take_released_tokenizer
 from nemo2.llm.set_up import connect_parts
 from nemo2.optim.base import OptimizerModule
 from nemo2.peft.base import PEFT
@@ -235,6 +236,8 @@ def _setup(
         _watch(trainer)
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
+        if checkpoint is None:
+            take_released_tokenizer(resume.restore_config, model, data)
         if training and checkpoint is not None:
             told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,12 +12,13 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from nemo2.checkpoint.auto_resume import HUGGING_FACE, RestoreConfig
+from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import settings_of
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form, digest_of
 from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.places import HUGGING_FACE, resolved
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
@@ -200,7 +201,7 @@ class Checkpoints(SteppingStrategy):
             if self.restore_config.load_model_state:
                 self.start_from_released(self.restore_config.path)
             return
-        path = Path(self.restore_config.path)
+        path = resolved(self.restore_config.path)
         if not path.exists():
             raise CheckpointError(
                 f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."

@@ -12,10 +12,11 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from nemo2.checkpoint.auto_resume import HUGGING_FACE, RestoreConfig
+from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.pieces import Piece
+from nemo2.checkpoint.places import HUGGING_FACE, resolved
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
 from nemo2.parallel.layout import Layout
@@ -207,7 +208,7 @@ class Form(ABC):
         given = self.owner.restore_config
         if self._read_base is not None or given is None:
             return self._read_base
-        return given.path if given.path.startswith(HUGGING_FACE) else Path(given.path).resolve()
+        return given.path if given.path.startswith(HUGGING_FACE) else resolved(given.path).resolve()
 
     def keeps(self, name: str, trained: bool) -> bool:
         """Whether a parameter of this full name is saved."""

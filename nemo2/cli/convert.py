@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 import`` and ``nemo2 export``: between released weights and checkpoints."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import typer
+
+IMPORT_EXAMPLE = "Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama"
+EXPORT_EXAMPLE = "Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama"
+_Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")]
+_Dtype = Annotated[
+    Optional[Literal["bf16", "fp16", "fp32"]], typer.Option(help="Of the weights. Without it they stay as they are.")
+]
+_Recipe = Annotated[
+    Optional[str], typer.Option(help="A recipe of the model, where the weights don't say what model they are of.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("import", epilog=IMPORT_EXAMPLE)(import_weights)
+    app.command("export", epilog=EXPORT_EXAMPLE)(export_weights)
+
+
+def import_weights(
+    source: Annotated[
+        str, typer.Argument(help="A folder of Hugging Face's, NeMo 2.0's or Megatron-LM's; or hf://organisation/name.")
+    ],
+    output: _Output,
+    recipe: _Recipe = None,
+    dtype: _Dtype = None,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Make a checkpoint from weights of others: any layout and strategy starts from it."""
+    from nemo2.hugging_face.api import import_ckpt
+
+    target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype))
+    print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights")
+
+
+def export_weights(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run's directory for its newest.")],
+    output: _Output,
+    recipe: _Recipe = None,
+    dtype: _Dtype = None,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Write a checkpoint as Hugging Face's libraries load it: safetensors, config.json and the tokenizer."""
+    from nemo2.hugging_face.api import export_ckpt
+
+    print(export_ckpt(checkpoint, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype)))
+
+
+def _model(recipe: Optional[str]) -> Any:
+    if recipe is None:
+        return None
+    import fiddle
+
+    from nemo2.cli.sources import configured
+
+    return fiddle.build(configured(recipe, []).model)
+
+
+def _dtype(name: Optional[str]) -> Any:
+    import torch
+
+    return None if name is None else {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]

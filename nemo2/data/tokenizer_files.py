@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of a folder are a tokenizer's, so that it can travel with a checkpoint and come out again as it went in."""
+
+from pathlib import Path
+
+PATTERNS = (
+    "tokenizer*.json",  # and tokenizer_config.json
+    "tokenizer*.model",
+    "*.tiktoken",
+    "tiktoken.model",
+    "spiece.model",
+    "sentencepiece*.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "normalizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "additional_chat_templates/*.jinja",
+    "generation_config.json",  # whose end tokens are ids of this tokenizer
+)
+"""As transformers names them. Python files, which some repositories bring, are none."""
+FIELDS = ("path", "pretrained_model_name", "vocab_file", "merges_file")
+"""Arguments of our tokenizers that may name a file, or a folder of files."""
+
+
+def tokenizer_files(source: Path) -> list[Path]:
+    """The files of the tokenizer that ``source`` is, or that the folder ``source`` holds among others; [] if it is neither."""
+    if source.is_file():
+        return [source]
+    return sorted({file for pattern in PATTERNS for file in source.glob(pattern) if file.is_file()})
+
+
+def files_of(tokenizer: object) -> dict[str, Path]:
+    """The files that a tokenizer of ours reads, by the names that they have beside each other. Those of a tokenizer that is a
+    name on the hub aren't among them."""
+    found: dict[str, Path] = {}
+    for field in FIELDS:
+        value = getattr(tokenizer, field, None)
+        if value is not None:
+            source = Path(str(value)).expanduser()
+            folder = source if source.is_dir() else source.parent
+            found |= {file.relative_to(folder).as_posix(): file for file in tokenizer_files(source)}
+    return found

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers between Hugging Face's folders and our checkpoints: their files go in and come out byte for byte, the chat template
+and ``generation_config.json`` among them. Code that a folder brings is never run."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.context import give_tokenizer, load_context
+from nemo2.checkpoint.places import HUGGING_FACE
+from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
+from nemo2.data.tokenizer_files import files_of, tokenizer_files
+from nemo2.errors import CheckpointError, ConfigError, DataError
+from nemo2.hugging_face.restore import folder_of
+from nemo2.hugging_face.safetensors_files import refuse_outside
+
+_log = logging.getLogger(__name__)
+_GENERATION = "generation_config.json"
+_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+
+
+def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
+    """The tokenizer in a folder of Hugging Face's. None, which is said, where it has none that works without code of its own.
+
+    Raises:
+        ConfigError: transformers isn't installed.
+        SecurityError: a file of it leads out of the folder.
+    """
+    names = [file.relative_to(folder).as_posix() for file in tokenizer_files(folder)]
+    if not set(names) - {_GENERATION}:
+        _log.warning("%s holds no tokenizer: a run from these weights needs one of its own.", folder)
+        return None
+    for name in names:
+        refuse_outside(folder, name)
+    tokenizer = AutoTokenizer(str(folder), local_files_only=True)
+    try:
+        tokenizer.vocab_size  # noqa: B018  (reads the files)
+    except DataError as error:
+        _log.warning(
+            "The tokenizer in %s doesn't come along: nemo2 runs no code of a folder. A run from these weights needs one of its "
+            "own. (%s)",
+            folder,
+            error,
+        )
+        return None
+    return tokenizer
+
+
+def take_released_tokenizer(restore: Optional[RestoreConfig], model: Any, data: Any = None) -> None:
+    """Give ``model`` the tokenizer of the released weights that ``restore`` names, and ``data`` too where both have the same one.
+    Does nothing where it names none, or with ``load_artifacts=False``.
+
+    Raises:
+        CheckpointError, ConfigError, SecurityError: see `folder_of` and `tokenizer_in`.
+    """
+    if restore is None or not restore.path.startswith(HUGGING_FACE) or not restore.load_artifacts:
+        return
+    folder = folder_of(restore.path)
+    if (theirs := tokenizer_in(folder)) is not None:
+        give_tokenizer(theirs, folder, model, data)
+
+
+def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
+    """Put the files of a tokenizer into ``folder``, as transformers reads them. Returns why there are none.
+
+    Args:
+        source: A tokenizer of ours, or a checkpoint of ours that describes one.
+    """
+    try:
+        tokenizer = load_context(source, "tokenizer") if isinstance(source, Path) else source
+    except CheckpointError as error:
+        return str(error)
+    files = files_of(tokenizer)
+    if not files and isinstance(tokenizer, AutoTokenizer):
+        try:
+            cached = folder_of(f"{HUGGING_FACE}{tokenizer.pretrained_model_name}", local_files_only=True)
+        except (CheckpointError, ConfigError) as error:
+            return str(error)
+        files = {file.relative_to(cached).as_posix(): file for file in tokenizer_files(cached)}
+    if not files:
+        return f"{tokenizer!r} has no form of Hugging Face's"
+    if isinstance(tokenizer, GPT2BPETokenizer):
+        tokenizer._tokenizer.save(str(folder / _TOKENIZER))
+    if list(files) == [Path(str(getattr(tokenizer, "path", ""))).name]:
+        files = {_TOKENIZER: next(iter(files.values()))}
+    for name, file in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+    _complete(tokenizer, folder)
+    return None
+
+
+def _complete(tokenizer: Any, folder: Path) -> None:
+    """What transformers wants beside a tokenizer of our own: its class, and which token ends a text."""
+    if not isinstance(tokenizer, BPETokenizer):
+        return
+    tokens = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    known = {name: token_id for name, token_id in tokens.items() if token_id is not None}
+    if not (folder / _SETTINGS).exists():
+        named = {name: tokenizer._tokenizer.id_to_token(token_id) for name, token_id in known.items()}
+        _write(folder / _SETTINGS, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+    if not (folder / _GENERATION).exists():
+        _write(folder / _GENERATION, {f"{name}_id": token_id for name, token_id in known.items()})
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
