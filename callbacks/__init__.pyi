@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from nemo2.callbacks.flops_measurement import FLOPsMeasurementCallback as FLOPsMeasurementCallback
 from nemo2.callbacks.garbage_collection import GarbageCollectionCallback as GarbageCollectionCallback
+from nemo2.callbacks.hugging_face_export import HuggingFaceExportCallback as HuggingFaceExportCallback
 from nemo2.callbacks.loss_guard import LossGuard as LossGuard
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as MegatronCommOverlapCallback
 from nemo2.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor

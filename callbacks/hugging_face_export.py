@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports a run's checkpoints for Hugging Face's libraries while it trains."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import lightning.pytorch as pl
+
+from nemo2.checkpoint.directory import temporary_name, without_last
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+@configurable
+class HuggingFaceExportCallback(pl.Callback):
+    """Has every so many saves, and the last one, written again as `llm.export_ckpt` does: safetensors, config.json and the
+    tokenizer, in ``hugging_face/<name of the checkpoint>`` beside the run's ``checkpoints``.
+
+    The work is done on rank 0's machine, in a process of its own at low priority, from links to the checkpoint's files, so that
+    the checkpoint may be renamed or deleted meanwhile. Training waits for it at its end only. Per step it costs a comparison of
+    two paths. An export that fails is said, with its reason, and ends nothing. A save that comes while an export is under way
+    waits for it; a later one takes its place.
+
+    Args:
+        every_n_saves: Export every so many saves. None: the last one only.
+        at_end: Export the last one, whatever its number.
+        directory: Where. None: ``hugging_face`` beside the folder of the checkpoints.
+        keep: How many exports of this run to keep, the newest. None: all.
+        dtype: Of the weights. None: as the checkpoint has them, which under FSDP's strategies is fp32.
+
+    Raises:
+        ConfigError: a number is below 1, or nothing would ever be exported; at the start of training, the run saves nothing.
+    """
+
+    def __init__(
+        self,
+        every_n_saves: Optional[int] = None,
+        at_end: bool = True,
+        directory: Optional[str] = None,
+        keep: Optional[int] = None,
+        dtype: Optional[Literal["bf16", "fp16", "fp32"]] = None,
+    ) -> None:
+        for name, value in (("every_n_saves", every_n_saves), ("keep", keep)):
+            if value is not None and value < 1:
+                raise ConfigError(f"HuggingFaceExportCallback.{name}={value}: must be at least 1, or None.")
+        if every_n_saves is None and not at_end:
+            raise ConfigError(
+                "HuggingFaceExportCallback would export nothing: set every_n_saves=1, say, or leave at_end=True."
+            )
+        if dtype not in (None, "bf16", "fp16", "fp32"):
+            raise ConfigError(f"HuggingFaceExportCallback.dtype={dtype!r}: must be 'bf16', 'fp16', 'fp32' or None.")
+        self.every_n_saves = every_n_saves
+        self.at_end = at_end
+        self.directory = directory
+        self.keep = keep
+        self.dtype = dtype
+        self.exported: list[Path] = []
+        """Of this run so far, oldest first; on rank 0."""
+        self._seen = ""
+        self._saves = 0
+        self._running: Optional[_Export] = None
+        self._waiting: Optional[_Export] = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.checkpoint_callback is None:
+            raise ConfigError(
+                "HuggingFaceExportCallback exports what is saved, and this run saves nothing: give log.ckpt a ModelCheckpoint."
+            )
+        self._seen = _newest(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.is_global_zero:
+            self._look(trainer)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # The last save is made in on_train_end, after all other callbacks.
+        if not trainer.is_global_zero or trainer.state.status == "interrupted":
+            return
+        self._look(trainer, last=True)
+        while self._running is not None:
+            self._running.process.wait()
+            self._go_on()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._give_up()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._give_up()
+
+    def _look(self, trainer: pl.Trainer, *, last: bool = False) -> None:
+        """Take note of a save since the last look, and of an export that has ended."""
+        self._go_on()
+        path = _newest(trainer)
+        if not path:
+            return
+        new = path != self._seen
+        self._seen, self._saves = path, self._saves + new
+        due = new and self.every_n_saves is not None and self._saves % self.every_n_saves == 0
+        name = without_last(Path(path)).name
+        if not due and not (last and self.at_end and name not in self._names()):
+            return
+        if self._waiting is not None:
+            _log.info("%s isn't exported: a later save takes its place.", self._waiting.target.name)
+            self._waiting.discard()
+        folder = Path(self.directory) if self.directory is not None else Path(path).parent.with_name("hugging_face")
+        try:
+            self._waiting = _Export.of(Path(path), folder / name, self.dtype)
+        except OSError as error:
+            self._say_failed(folder / name, f"{error.strerror or error}")
+        self._go_on()
+
+    def _names(self) -> list[str]:
+        """Of what has been exported, is, or is about to be."""
+        under_way = (export.target for export in (self._running, self._waiting) if export is not None)
+        return [target.name for target in (*self.exported, *under_way)]
+
+    def _go_on(self) -> None:
+        """Where an export has ended, tell how, and begin the one that waits."""
+        if self._running is not None and self._running.process.poll() is not None:
+            self._ended(self._running)
+            self._running = None
+        if self._running is None and self._waiting is not None:
+            self._running, self._waiting = self._waiting, None
+            try:
+                self._running.start()
+            except OSError as error:
+                self._say_failed(self._running.target, str(error))
+                self._running.discard()
+                self._running = None
+
+    def _ended(self, export: "_Export") -> None:
+        problem = export.problem()
+        export.discard()
+        if problem is not None:
+            self._say_failed(export.target, problem)
+            return
+        _log.info("Exported %s.", export.target)
+        self.exported = [done for done in self.exported if done != export.target] + [export.target]
+        for old in self.exported[: -self.keep] if self.keep is not None else []:
+            shutil.rmtree(old, ignore_errors=True)
+            self.exported.remove(old)
+
+    def _give_up(self) -> None:
+        for export in (self._running, self._waiting):
+            if export is not None:
+                export.discard()
+        self._running = self._waiting = None
+
+    @staticmethod
+    def _say_failed(target: Path, problem: str) -> None:
+        _log.warning("The export %s failed, and training goes on: %s", target, problem)
+
+
+@dataclass
+class _Export:
+    """One checkpoint's, in a process of its own."""
+
+    links: Path
+    """A folder of links to the checkpoint's files, which is gone when the export is."""
+    target: Path
+    command: list[str]
+    said: Any
+    _process: Optional[subprocess.Popen] = None
+
+    @classmethod
+    def of(cls, checkpoint: Path, target: Path, dtype: Optional[str]) -> "_Export":
+        links = temporary_name(checkpoint)
+        try:
+            shutil.copytree(checkpoint, links, copy_function=os.link)
+        except OSError:
+            shutil.rmtree(links, ignore_errors=True)
+            raise
+        command = [sys.executable, "-m", "nemo2", "export", str(links), "--output", str(target), "--overwrite"]
+        command += ["--dtype", dtype] if dtype is not None else []
+        nice = shutil.which("nice")
+        return cls(links, target, [nice, "-n", "10", *command] if nice else command, tempfile.TemporaryFile("w+"))
+
+    def start(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+        self._process = subprocess.Popen(
+            self.command,
+            env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=self.said,
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def process(self) -> subprocess.Popen:
+        assert self._process is not None
+        return self._process
+
+    def problem(self) -> Optional[str]:
+        """Why it failed; None if it didn't."""
+        if self.process.returncode == 0:
+            return None
+        self.said.seek(0)
+        words = " ".join(self.said.read()[-2000:].replace(str(self.links), "the checkpoint").split())
+        return words or f"exit code {self.process.returncode}"
+
+    def discard(self) -> None:
+        """End the process if it runs, and take the links away."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+        shutil.rmtree(self.links, ignore_errors=True)
+        self.said.close()
+
+
+def _newest(trainer: pl.Trainer) -> str:
+    return str(getattr(trainer.checkpoint_callback, "last_model_path", "") or "")

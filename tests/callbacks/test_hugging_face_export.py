@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run saves is exported beside it while it trains; what can't be exported ends nothing."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.callbacks import HuggingFaceExportCallback
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.errors import ConfigError
+from support import resharding, small_runs
+
+
+def train(folder: Path, callback: HuggingFaceExportCallback, **options: Any) -> dict[str, Any]:
+    saves = ModelCheckpoint(dirpath=str(folder / "checkpoints"), filename="{step}", save_top_k=1, **options)
+    model = small_runs.build_llama(share_embeddings_and_output_weights=False)
+    return small_runs.fit(model, max_steps=6, callbacks=[callback, saves])
+
+
+def in_one_process(folder: str) -> list[str]:
+    callback = HuggingFaceExportCallback(every_n_saves=2, keep=1, dtype="bf16")
+    train(Path(folder), callback, every_n_train_steps=1)
+    return [str(path) for path in callback.exported]
+
+
+def test_every_second_save_and_the_last_are_exported_and_the_newest_is_kept(run_on_ranks: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    [exported] = run_on_ranks(in_one_process, 1, str(tmp_path), timeout=300.0)
+    assert exported == [str(tmp_path / "hugging_face" / "step=6")]
+    assert [path.name for path in (tmp_path / "hugging_face").iterdir()] == ["step=6"]
+    [checkpoint] = (tmp_path / "checkpoints").glob("*last")
+    model, info = AutoModelForCausalLM.from_pretrained(exported[0], output_loading_info=True, dtype="auto")
+    assert not any(info.values()) and model.dtype == torch.bfloat16
+    trained = resharding.whole_tensors(checkpoint)["module.embedding.word_embeddings.weight"]
+    assert torch.equal(model.get_input_embeddings().weight, trained.bfloat16())
+    assert not [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".tmp")]
+
+
+def that_fails(folder: str) -> tuple[int, list[str]]:
+    told: list[str] = []
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    logging.getLogger("nemo2.callbacks").addHandler(Told())
+    (Path(folder) / "file").write_text("in the way\n")
+    callback = HuggingFaceExportCallback(directory=f"{folder}/file/inside")
+    losses = train(Path(folder), callback, every_n_train_steps=6)["losses"]
+    return len(losses), told
+
+
+def test_an_export_that_fails_is_said_and_ends_nothing(run_on_ranks: Any, tmp_path: Path) -> None:
+    [(steps, told)] = run_on_ranks(that_fails, 1, str(tmp_path), timeout=300.0)
+    [failure] = [message for message in told if "failed" in message]
+    assert steps == 6 and "training goes on" in failure and "Not a directory" in failure
+    assert not list((tmp_path / "checkpoints").glob(".tmp*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"every_n_saves": 0}, "every_n_saves=0: must be at least 1"),
+        ({"keep": 0}, "keep=0: must be at least 1"),
+        ({"at_end": False}, "would export nothing"),
+        ({"dtype": "int8"}, "dtype='int8'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        HuggingFaceExportCallback(**settings)
