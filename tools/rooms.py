@@ -120,7 +120,8 @@ ROOMS = (
         "hugging_face",
         "files of released models: `safetensors_files.py`; `importing.py` and `exporting.py` between them and checkpoints, "
         "without a model, in `streams.py` of bounded memory; `restore.py` fills a model from them; `stored.py` and `released.py` "
-        "give any rows of any tensor of either; `adapters.py`",
+        "give any rows of any tensor of either; `adapters.py`, `tokenizers.py`; `foreign.py` (NeMo 2.0, Megatron-LM); "
+        "`api.py` is what users call",
         ("config", "parallel", "data", "models", "peft", "checkpoint"),
     ),
     Room(
