@@ -154,7 +154,7 @@ def load(chunk: Any, checkpoint: Path) -> None:
 
     # Extra state is Transformer Engine's, and empty here.
     asked = {name: leaf for name, leaf in sharded_state(chunk).items() if not name.endswith("_extra_state")}
-    loaded = dist_checkpointing.load(asked, str(checkpoint / "weights"))
+    loaded: Any = dist_checkpointing.load(asked, str(checkpoint / "weights"))
     chunk.load_state_dict({name.removeprefix("module."): tensor for name, tensor in loaded.items()}, strict=False)
 
 

@@ -229,7 +229,8 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
         )  # fmt: skip
     handed = tensors if packed is None else [tensor.squeeze(1) for tensor in tensors]
     found = attention(*handed, None, packed_seq_params=packed)
-    expected = dense(*tensors, sequences, chunk)
+    query, key, value = tensors
+    expected = dense(query, key, value, sequences, chunk)
     expected = expected if packed is None else expected.squeeze(1)
     weights = torch.randn_like(found)
     gradients = [torch.autograd.grad((x * weights).sum(), tensors) for x in (found, expected)]
@@ -271,7 +272,7 @@ def test_llama_4_takes_lengths_that_its_chunk_does_not_divide(run_on_ranks: Any)
     torch.testing.assert_close(found["whole"], found["beginning"])
 
 
-def baichuan(layout: dict[str, int]) -> dict[str, Any]:
+def baichuan(layout: dict[str, Any]) -> dict[str, Any]:
     """Logits and the gradient of the output layer, beside those of the release's formula."""
     from nemo2.models.baichuan import Baichuan2Config
 

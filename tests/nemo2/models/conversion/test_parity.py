@@ -57,7 +57,7 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
     torch.save(expected, folder / "logits.pt")
     released = parity.Released(folder)
     chunk = released.chunk(released.config(mtp_num_layers=None))
-    found = {"import": parity.apart(parity.our_logits(chunk), expected)}
+    found: dict[str, Any] = {"import": parity.apart(parity.our_logits(chunk), expected)}
     if row.name in TRAINED:
         found["step"] = one_step(model, chunk, released, row, folder)
     config = released.config()
@@ -102,7 +102,8 @@ def exported(row: Any, released: Any, chunk: Any, folder: Path) -> dict[str, Any
     (folder / "config.json").write_text(json.dumps(told))
     named = {released.conversion.prefixes[0] + name: tensor for name, tensor in tensors.items()}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
-    model, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM
+    model, loading = auto.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     answer["loading"] = {name: sorted(map(str, what)) for name, what in loading.items() if what}
     answer["export"] = parity.apart(parity.our_logits(chunk), parity.logits_of(parity.plain(model)))
     return answer
