@@ -11,6 +11,7 @@ not be among them.
 """
 
 import argparse
+import functools
 import math
 import os
 import random
@@ -186,6 +187,12 @@ def _base(name: str) -> Any:
     return recipe
 
 
+@functools.cache
+def _looked_at(name: str) -> Any:
+    """The base, not to be changed: thousands of recipes are drawn by the names of its fields."""
+    return _base(name)
+
+
 def _draw(dice: random.Random) -> Drawn:
     base = dice.choices(("dense", "experts", "latent", "hybrid"), (5, 3, 2, 1))[0]
     world = dice.choice((1, 1, 1, 2))
@@ -210,7 +217,7 @@ def _number(base: str, dice: random.Random) -> dict[str, Any]:
     """A field of the table of domains, at an edge, just beyond it, or within."""
     from nemo2.checks import domains
 
-    recipe = _base(base)
+    recipe = _looked_at(base)
     places = [
         (prefix, node, table)
         for prefix, node, table in (
@@ -276,7 +283,7 @@ def _choice(base: str, dice: random.Random) -> dict[str, Any]:
         ("trainer.", {"limit_val_batches": (0, 1, 0.5), "val_check_interval": (1, 2, 0.5)}),
     ]  # fmt: skip
     prefix, fields = dice.choice(groups)
-    node = reduce(getattr, prefix.rstrip(".").split("."), _base(base))
+    node = reduce(getattr, prefix.rstrip(".").split("."), _looked_at(base))
     return {prefix + name: dice.choice(values) for name, values in fields.items() if hasattr(node, name)}
 
 
