@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Optional, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, Literal, Optional, TypeVar
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
@@ -45,7 +46,14 @@ from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
-from nemo2.checkpoint.untrusted import COMMON, COMMON_OBJECT, data_only, refuse_code_in_extra_states, weights_problem
+from nemo2.checkpoint.untrusted import (
+    COMMON,
+    COMMON_OBJECT,
+    data_only,
+    read_metadata,
+    refuse_code_in_extra_states,
+    weights_problem,
+)
 from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning
 from nemo2.config.capture import configurable
@@ -298,6 +306,7 @@ class MegatronCheckpointIO(CheckpointIO):
             if handling not in _REPLACES_ALL:
                 self._compare(checkpoint)  # what an older checkpoint hasn't would keep what a damaged one left there
             strategy = self._load_strategy(weights)
+            _without_absent_extra_states(sharded_state_dict, read_metadata(weights_dir(checkpoint)).state_dict_metadata)
             loaded = dist_checkpointing.load(sharded_state_dict, weights, strategy, strict=handling)
             self._refuse_code(checkpoint, loaded)
             self._compare(checkpoint)
@@ -436,6 +445,16 @@ class MegatronCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: os.PathLike | str) -> None:
         """Delete a checkpoint directory. One rank calls it."""
         remove(Path(path))
+
+
+def _without_absent_extra_states(state: dict[str, Any], stored: Collection[str]) -> None:
+    """Have the extra state of a layer empty that the checkpoint has none of, in place: which layers have one depends on who
+    implements them, and without FP8 there is nothing in it."""
+    for name, leaf in state.items():
+        if isinstance(leaf, dict):
+            _without_absent_extra_states(leaf, stored)
+        elif isinstance(leaf, ShardedObject) and leaf.key.endswith("._extra_state") and leaf.unique_key not in stored:
+            state[name] = LocalNonpersistentObject(None)
 
 
 def shares(manifest: Manifest, world_size: int) -> list[list[str]]:

@@ -105,6 +105,36 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
 
 
 @FILES.rule(
+    "released-weights-fit",
+    says="Released weights to start from (`hf:///folder`) are whole, and those of the recipe's model.",
+    otherwise="The run stops once the model is built, on every rank.",
+    broken="resume.restore_config.path=hf:///dev/null/weights",
+    mended="resume.restore_config=None",
+    here=True,
+    launched=(2, 2),
+)
+def _released(facts: Facts) -> Iterator[str]:
+    from nemo2.errors import Nemo2Error
+    from nemo2.hugging_face.released import open_released
+    from nemo2.hugging_face.restore import folder_of
+
+    resume = getattr(facts.recipe, "resume", None)
+    if str(getattr(resume, "resume_from_path", None) or "").startswith(HUGGING_FACE):
+        yield (
+            f"resume.resume_from_path={resume.resume_from_path}: a release has no optimizer's state to go on with. Name it in "
+            "resume.restore_config.path, to start from its weights."
+        )
+    for name, owner in (("resume", resume), ("strategy", facts.strategy)):
+        path = str(getattr(getattr(owner, "restore_config", None), "path", None) or "")
+        if not facts.here or not path.startswith(f"{HUGGING_FACE}/"):
+            continue  # of a repository of the hub nothing is known before it is downloaded
+        try:
+            open_released(folder_of(path), facts.parts.get("model.config"))  # headers only
+        except Nemo2Error as error:
+            yield f"{name}.restore_config.path={path}: {error}"
+
+
+@FILES.rule(
     "communicator-settings-exist",
     says="`nccl_communicator_config_path` names a file.",
     otherwise="Megatron-Core raises when it makes its groups.",

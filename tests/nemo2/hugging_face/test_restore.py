@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where released weights are, and what is said of those that don't fit; that they reach every layout is in test_round_trips."""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.checkpoint.pieces import Piece
+from nemo2.errors import CheckpointError, ConfigError
+from tests.nemo2.hugging_face.test_bad_input import weights, write
+
+# Torch says on every call that it was told to work without ranks.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+def test_a_repository_comes_from_the_hub_s_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo2.hugging_face.restore import folder_of
+
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(repository: str, **options: Any) -> str:
+        asked.update(options, repository=repository)
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    assert folder_of("hf://org/name@v1", local_files_only=True) == tmp_path
+    assert (asked["repository"], asked["revision"], asked["local_files_only"]) == ("org/name", "v1", True)
+    assert not any(pattern.endswith((".bin", ".py", "*")) for pattern in asked["allow_patterns"])
+
+
+def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo2.hugging_face.restore import folder_of
+
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        folder_of(f"hf://{tmp_path}/nowhere")
+    with pytest.raises(ConfigError, match="a repository is hf://organisation/name"):
+        folder_of("hf://name")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"hf://org/name can't be downloaded.*Download it where there is a network"
+    ):
+        folder_of("hf://org/name", local_files_only=True)
+
+
+def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: Path) -> None:
+    from nemo2.hugging_face.released import open_released
+    from nemo2.hugging_face.restore import fill
+
+    released = open_released(write(tmp_path / "hf"))
+    norm, other = torch.zeros(8), torch.zeros(2)
+
+    def piece(key: str, tensor: torch.Tensor) -> Piece:
+        return Piece(key=key, tensor=tensor, offset=(0,) * tensor.dim(), global_shape=tuple(tensor.shape))
+
+    good = piece("module.decoder.final_layernorm.weight", norm)
+    bad = [
+        piece("module.decoder.layers.self_attention.q_layernorm.weight", other),
+        piece("module.embedding.word_embeddings.weight", torch.zeros(12, 8)),
+        piece("module.output_layer.weight", torch.zeros(16, 9)),
+    ]
+    with pytest.raises(CheckpointError) as caught:
+        fill([good, *bad], released)
+    said = str(caught.value)
+    assert "q_layernorm.weight has no counterpart in LlamaForCausalLM" in said
+    assert "set model.config.vocab_size=16" in said and "shape [16, 9] in the model, and [16, 8] in the release" in said
+    assert not norm.any()
+    fill([good, bad[0]], released, also=[bad[0].key])
+    assert norm.equal(weights()["model.norm.weight"]) and not other.any()
+
+
+def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:
+    """Rows over the bounds of pieces, columns, several layers at a time, rows of padding."""
+    from nemo2.hugging_face.importing import import_weights
+    from nemo2.hugging_face.released import open_released
+    from nemo2.hugging_face.restore import fill
+    from support.resharding import whole_tensors
+
+    source = write(tmp_path / "hf")
+    whole = whole_tensors(import_weights(source, tmp_path / "ours"))
+    released = open_released(source)
+    qkv, embedding = "module.decoder.layers.self_attention.linear_qkv.weight", "module.embedding.word_embeddings.weight"
+    part = Piece(key=qkv, tensor=torch.ones(2, 7, 3), offset=(0, 6, 4), global_shape=(2, 16, 8))
+    padded = Piece(key=embedding, tensor=torch.ones(10, 8), offset=(10, 0), global_shape=(20, 8), padded=True)
+    beyond = Piece(key=embedding, tensor=torch.ones(2, 8), offset=(18, 0), global_shape=(20, 8), padded=True)
+    fill([part, padded, beyond], released)
+    assert part.tensor.equal(whole[qkv][:, 6:13, 4:7])
+    assert padded.tensor[:6].equal(whole[embedding][10:]) and not padded.tensor[6:].any() and not beyond.tensor.any()
+
+
+def test_a_checkpoint_without_the_extra_states_of_other_layers_is_read(tmp_path: Path) -> None:
+    """Which layers have one differs between implementations; what the checkpoint has is still asked for."""
+    from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
+
+    from nemo2.checkpoint.io import _without_absent_extra_states
+    from nemo2.checkpoint.untrusted import read_metadata
+    from nemo2.hugging_face.importing import import_weights
+
+    ours = import_weights(write(tmp_path / "hf"), tmp_path / "ours")
+    there = ShardedObject("module.decoder.layers.mlp.linear_fc1._extra_state", None, (2,), (1,))
+    absent = ShardedObject("module.decoder.final_layernorm._extra_state", None, (1,), (0,))
+    state = {"model_0": {"a": there, "b": absent}, "c": torch.zeros(1)}
+    _without_absent_extra_states(state, read_metadata(ours / "weights").state_dict_metadata)
+    assert state["model_0"]["a"] is there and isinstance(state["model_0"]["b"], LocalNonpersistentObject)
+
+
+def test_check_looks_into_released_weights(tmp_path: Path) -> None:
+    from nemo2 import recipes
+    from nemo2.checks.find import find
+
+    def said(path: str) -> list[str]:
+        from nemo2.checkpoint.auto_resume import RestoreConfig
+        from nemo2.config import Config
+
+        recipe = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path), name="checked")
+        recipe.resume.restore_config = Config(RestoreConfig, path=path)
+        found = find(recipe, local=True)
+        return [problem.message for problem in found if problem.rule == "released-weights-fit"]
+
+    assert "there is no folder" in said(f"hf://{tmp_path}/nowhere")[0]
+    assert "by the configuration" in said(f"hf://{write(tmp_path / 'hf')}")[0]
+    assert not said("hf://org/name")
