@@ -4,10 +4,11 @@
 A model of the shape of Llama 3 8B (16 GB of bfloat16) or of 1.5 B parameters (3 GB) is written with random bytes, then, in turns:
 copied with `cp` and `sync`, imported, and exported again, each in a process of its own, whose peak of resident memory is what it
 reports at its end. Files are dropped from the page cache before they are read. ``3gb`` is also loaded and saved by
-transformers' own `from_pretrained` and `save_pretrained`. ``70b`` is a file of holes with the shape of Llama 3 70B, and what
-would be written is dropped, so that it needs no disk: only its peak of memory is meant.
+transformers' own `from_pretrained` and `save_pretrained`. With ``--memory`` the files are holes, and what would be written is
+dropped and not hashed, so that 70 B parameters need no disk: only the peak of memory is meant then.
 
     python -m bench.hugging_face 8b --folder /path/on/the/disk/in/question
+    python -m bench.hugging_face 70b --memory
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,24 +41,26 @@ def main() -> None:
         "--folder", type=Path, default=None, help="on the disk to measure (default: the temporary folder)"
     )
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--memory", action="store_true", help="only the peak of memory, without using the disk")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(_one(*options.one, dry=options.shape == "70b")))
+        print(json.dumps(_one(*options.one, dry=options.memory)))
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        print(table(measure(options.shape, Path(folder), options.repeats)))
+        print(table(measure(options.shape, Path(folder), options.repeats, dry=options.memory)))
 
 
-def measure(shape: str, folder: Path, repeats: int) -> dict[str, Any]:
+def measure(shape: str, folder: Path, repeats: int, *, dry: bool) -> dict[str, Any]:
     """Seconds and peak of memory of each turn by what was done, and the bytes of the weights."""
     released, ours, out = folder / "released", folder / "ours", folder / "out"
-    write_released(shape, released, holes=shape == "70b")
+    write_released(shape, released, holes=dry)
     size = sum(file.stat().st_size for file in released.glob("*.safetensors"))
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(repeats):
-        if shape == "70b":
-            found.setdefault("import", []).append(_apart(shape, "import", released, ours))
+        if dry:
+            found.setdefault("import", []).append(_apart(shape, "import", released, ours, "--memory"))
+            found.setdefault("export", []).append(_apart(shape, "export", ours, out, "--memory"))
             continue
         found.setdefault("cp", []).append(_copied(released, out))
         found.setdefault("import", []).append(_apart(shape, "import", released, ours))
@@ -139,9 +143,9 @@ def _copied(source: Path, target: Path) -> dict[str, float]:
     return {"seconds": seconds, "busy": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
 
-def _apart(shape: str, what: str, source: Path, target: Path) -> dict[str, float]:
+def _apart(shape: str, what: str, source: Path, target: Path, *more: str) -> dict[str, float]:
     _forget(source)
-    command = [sys.executable, "-m", "bench.hugging_face", shape, "--one", what, str(source), str(target)]
+    command = [sys.executable, "-m", "bench.hugging_face", shape, *more, "--one", what, str(source), str(target)]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(told.splitlines()[-1])
 
@@ -158,18 +162,29 @@ def _one(what: str, source: str, target: str, *, dry: bool) -> dict[str, float]:
         from nemo2.hugging_face.exporting import export_weights
         from nemo2.hugging_face.importing import import_weights
 
+        options: dict[str, Any] = {}
         if dry:
             streams._write_all = lambda descriptor, block, place: None
+            streams.hashlib = types.SimpleNamespace(sha256=_NoHash)
             importing.refuse_full_disk = lambda target, needed: None
-        function = import_weights if what == "import" else export_weights
+            options = {"verify": False} if what == "export" else {}
+        function: Callable[..., Any] = import_weights if what == "import" else export_weights
 
         def work() -> None:
-            function(source, target)
+            function(source, target, **options)
 
     busy = time.process_time()
     seconds = _timed(work, Path(target))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"seconds": seconds, "busy": time.process_time() - busy, "peak": peak}
+
+
+class _NoHash:
+    def update(self, block: Any) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return "0" * 64
 
 
 def _timed(work: Callable[[], Any], target: Path) -> float:

@@ -119,9 +119,10 @@ def _released(facts: Facts) -> Iterator[str]:
     from nemo2.hugging_face.restore import folder_of
 
     resume = getattr(facts.recipe, "resume", None)
-    if str(getattr(resume, "resume_from_path", None) or "").startswith(HUGGING_FACE):
+    named = str(getattr(resume, "resume_from_path", None) or "")
+    if named.startswith(HUGGING_FACE):
         yield (
-            f"resume.resume_from_path={resume.resume_from_path}: a release has no optimizer's state to go on with. Name it in "
+            f"resume.resume_from_path={named}: a release has no optimizer's state to go on with. Name it in "
             "resume.restore_config.path, to start from its weights."
         )
     for name, owner in (("resume", resume), ("strategy", facts.strategy)):
