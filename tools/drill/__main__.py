@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--keep", type=Path, help="keep the runs' directories there")
     options = parser.parse_args()
+    # Started by nohup, the drill would hand on that the end of a terminal is to be ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     ranks.prepare()
     import support.quiet  # noqa: F401  (ranks are forked from this process)
 
