@@ -66,8 +66,13 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
             continue
         if rule.topic == LAST_TOPIC and found:
             continue
-        for message in rule.find(facts):
-            if not rule.in_force():
-                break
-            found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
+        try:
+            for message in rule.find(facts):
+                if not rule.in_force():
+                    break
+                found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
+        except (ArithmeticError, TypeError, ValueError):
+            if not found:
+                raise
+            # Its arithmetic met a number that a rule before it has refused: infinite, or no number.
     return list(found.values())

@@ -118,6 +118,21 @@ def _known(facts: Facts) -> Iterator[str]:
 
 
 @OPTIMIZER.rule(
+    "distributed-optimizer-is-adams",
+    says="`use_distributed_optimizer` shards the state of Adam, and sgd has none that it knows.",
+    otherwise="Megatron-Core asserts when the optimizer is made.",
+    broken="optim.config.optimizer=sgd",
+    mended="optim.config.optimizer=adam",
+)
+def _sharded(facts: Facts) -> Iterator[str]:
+    if facts.of_optimizer("optimizer") == "sgd" and facts.distributed_optimizer:
+        yield (
+            "optim.config.optimizer='sgd' with use_distributed_optimizer=True: Megatron-Core shards only Adam's state. Use "
+            "'adam', or set optim.config.use_distributed_optimizer=False."
+        )
+
+
+@OPTIMIZER.rule(
     "clipping-is-the-optimizers",
     says="Gradients are clipped by `optim.config.clip_grad`.",
     otherwise="Lightning's clipping sees one rank's shards only; the precision plugin refuses in the first step.",

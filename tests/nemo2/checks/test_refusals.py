@@ -155,3 +155,12 @@ def test_a_secret_in_a_recipe_is_refused_without_being_shown(name: str) -> None:
 @pytest.mark.parametrize("name", ["pad_token", "json_keys", "tokenizer", "max_tokens", "prompt_key"])
 def test_names_that_only_sound_like_secrets_are_none(name: str) -> None:
     assert find_problems(recipe(log__extra_loggers=[{name: "text"}])) == []
+
+
+@pytest.mark.parametrize(
+    "field", ["num_query_groups", "num_attention_heads", "num_layers", "hidden_size", "seq_length"]
+)
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "many"])
+def test_a_number_that_is_none_is_told_and_ends_no_rule(field: str, value: Any) -> None:
+    told = find_problems(recipe(**{f"model__config__{field}": value, TP: 2}))
+    assert any(f"model.config.{field}={value!r}: must be" in words for words in told), told
