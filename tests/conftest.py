@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def run_on_ranks() -> Callable[..., list[Any]]:
     """`support.ranks.run`: ``run_on_ranks(function, world, *args, timeout=180, env=None, **kwargs)``."""
     return ranks.run
+
+
+@pytest.fixture(autouse=True)
+def terminals_can_be_closed() -> Iterator[None]:
+    """What nohup starts ignores the end of a terminal, and hands that on: runs of tests say themselves which are to."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

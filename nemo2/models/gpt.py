@@ -17,7 +17,7 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import ModuleSpec, TransformerConfig, transformer_config
 from torch import Tensor
 
 from nemo2.backend import get_backend
@@ -105,6 +105,7 @@ class GPTConfig(TransformerConfig):
                 "as Llama32Config1B."
             )
         spell_as_installed(self)
+        self.activation_func = _as_megatron_knows_it(self.activation_func)
         aside = self._without_kernels()
         # Settling runs this again, with the fields and the machine that the run has.
         again, self._made = getattr(self, "_made", False), True
@@ -254,6 +255,17 @@ class GPTConfig(TransformerConfig):
         if "vp_stage" in inspect.signature(self.transformer_layer_spec).parameters:
             return self.transformer_layer_spec(self, vp_stage=vp_stage)
         return self.transformer_layer_spec(self)
+
+
+def _as_megatron_knows_it(function: Any) -> Any:
+    """Megatron-Core's own activation, whether it was imported as Megatron-Core compiles it or as it is without: configurations
+    are held against the one that stands there now, and the CPU's backend takes compilation back when it is installed."""
+    known: Any = transformer_config.quick_gelu
+    return known if _uncompiled(function) is _uncompiled(known) else function
+
+
+def _uncompiled(function: Any) -> Any:
+    return getattr(function, "_torchdynamo_orig_callable", function)
 
 
 @configurable

@@ -248,3 +248,18 @@ def test_context_parallel_ranks_take_one_chunk_from_each_end(run_on_ranks: Any) 
     assert torch.equal(first, torch.cat([whole[0], whole[3]], dim=1))
     assert torch.equal(second, torch.cat([whole[1], whole[2]], dim=1))
     assert "14 tokens long" in refusal and "such as 12" in refusal
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("theirs", [False, True])
+def test_megatron_core_s_activation_is_known_compiled_or_not(monkeypatch: pytest.MonkeyPatch, ours: bool, theirs: bool):
+    """The CPU's backend takes compilation out of Megatron-Core's modules, maybe after ours have imported a function."""
+    from megatron.core.transformer import transformer_config
+
+    from nemo2.models.gpt_oss import GPTOSSConfig20B
+
+    known = transformer_config.quick_gelu
+    plain = getattr(known, "_torchdynamo_orig_callable", known)
+    kinds = {False: plain, True: torch.compile(plain)}
+    monkeypatch.setattr(transformer_config, "quick_gelu", kinds[theirs])
+    assert GPTOSSConfig20B(activation_func=kinds[ours]).activation_func is kinds[theirs]
