@@ -3,6 +3,9 @@
 
 import os
 from pathlib import Path
+from typing import Optional
+
+from nemo2.checkpoint.directory import finished, read_manifest
 
 HUGGING_FACE = "hf://"
 """In front of a folder of released weights (``hf:///folder``) or a repository of theirs (``hf://organisation/name``)."""
@@ -22,3 +25,12 @@ def resolved(path: str) -> Path:
     if path.startswith(IMPORTED):
         return models_cache() / path.removeprefix(IMPORTED)
     return Path(path).expanduser()
+
+
+def newest_in(folder: Path) -> Optional[Path]:
+    """The checkpoint in ``folder``: itself, the one of the latest step in a run's directory, or that of the last run where
+    ``folder`` holds several. None where there is none."""
+    if read_manifest(folder) is not None:
+        return folder
+    runs = [finished(place) for place in (folder, folder / "checkpoints", *folder.glob("*/checkpoints"))]
+    return max((run[-1] for run in runs if run), key=lambda item: item[1].saved_at, default=(None, None))[0]

@@ -33,6 +33,7 @@ def import_weights(
     overwrite: _Overwrite = False,
 ) -> None:
     """Make a checkpoint from weights of others: any layout and strategy starts from it."""
+    _refuse_missing(source)
     from nemo2.hugging_face.api import import_ckpt
 
     target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype))
@@ -47,9 +48,19 @@ def export_weights(
     overwrite: _Overwrite = False,
 ) -> None:
     """Write a checkpoint as Hugging Face's libraries load it: safetensors, config.json and the tokenizer."""
+    _refuse_missing(checkpoint)
     from nemo2.hugging_face.api import export_ckpt
 
     print(export_ckpt(checkpoint, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype)))
+
+
+def _refuse_missing(path: str) -> None:
+    """A folder that isn't there is told before torch is imported."""
+    folder = path.removeprefix("hf://") if path.startswith("hf:///") else path
+    if "://" not in folder and not Path(folder).expanduser().is_dir():
+        from nemo2.errors import CheckpointError
+
+        raise CheckpointError(f"{path}: there is no folder {folder}.")
 
 
 def _model(recipe: Optional[str]) -> Any:

@@ -105,11 +105,8 @@ def _began_with(checkpoint: Path) -> str:
 # ------------------------------------------------------------------------------------------------------- ours to theirs
 
 
-@dataclass
-class _Addition:
-    """What one part of a module has: the two factors, of a DoRA the lengths of the rows too."""
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+_Addition = dict[str, Tensor]
+"""What one part of a module has: "linear_in" and "linear_out", of a DoRA the rows' lengths, "magnitude", too."""
 
 
 @dataclass
@@ -143,9 +140,9 @@ def _collected(stored: StoredTensors) -> dict[str, dict[str, _Addition]]:
         if (match := _ADAPTER.match(key)) is None:
             raise ConfigError(f"{stored.weights}: {key} is none of LoRA's tensors, and peft has nothing like it.")
         part, _, name = match["rest"].rpartition(".")
-        addition = found.setdefault(match["module"], {}).setdefault(part, _Addition())
+        addition = found.setdefault(match["module"], {}).setdefault(part, {})
         entry = Entry(keys=(key,), shape=tuple(about.size), at=(), pieces=())
-        addition.tensors[name + (match["section"] or "")] = stored.part(entry, 0, about.size[0])
+        addition[name + (match["section"] or "")] = stored.part(entry, 0, about.size[0])
     return found
 
 
@@ -196,7 +193,7 @@ def _distribute(
         first_row, row = row, row + piece.rows
         if piece.name is None or part not in additions:
             continue
-        tensors = additions[part].tensors
+        tensors = additions[part]
         first, second = tensors["linear_in"], tensors[f"linear_out{section}"]
         start = first_row if part == "" else own
         num_rows = shapes[piece.name][1 if piece.transposed else 0]

@@ -14,8 +14,8 @@ from typing import Any, Optional, Union
 
 import torch
 
-from nemo2.checkpoint.directory import finished, read_manifest
-from nemo2.checkpoint.places import HUGGING_FACE, models_cache, resolved
+from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.places import HUGGING_FACE, models_cache, newest_in, resolved
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.foreign import foreign_at, open_foreign
@@ -167,16 +167,10 @@ def find_checkpoint(path: str) -> Path:
     folder = resolved(path)
     if not folder.is_dir():
         raise CheckpointError(f"{path}: there is no folder {folder}.")
-    if read_manifest(folder) is not None:
-        return folder
-    inside = [
-        item for place in (folder, folder / "checkpoints", *folder.glob("*/checkpoints")) for item in finished(place)
-    ]
-    if not inside and (foreign := foreign_at(folder)) is not None:
-        return foreign
-    if not inside:
+    found = newest_in(folder) or foreign_at(folder)
+    if found is None:
         raise CheckpointError(f"{folder} holds no checkpoint. `nemo2 inspect {folder}` says what it is.")
-    return max(inside, key=lambda item: (item[1].saved_at, item[1].step))[0]
+    return found
 
 
 def _name_of(source: str) -> str:

@@ -123,8 +123,9 @@ def _usable(checkpoint: Path) -> Optional[Manifest]:
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
     if manifest.part_of is not None:
         raise CheckpointError(
-            f"{checkpoint} holds a part of a model only, whose rest is in {manifest.part_of}: train with "
-            "strategy.ckpt_save_part=None, or merge the part into the rest, before it is exported."
+            f"{checkpoint} holds a part of a model only, whose rest is in {manifest.part_of}. Of a PEFT run, "
+            "llm.peft.export_lora writes the adapters by themselves, and llm.peft.merge_lora a checkpoint of the whole model, "
+            "which can be exported; otherwise train with strategy.ckpt_save_part=None."
         )
     return manifest
 

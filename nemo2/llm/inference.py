@@ -10,7 +10,8 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 
 from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.directory import LAST_SUFFIX, finished, read_manifest
+from nemo2.checkpoint.directory import LAST_SUFFIX
+from nemo2.checkpoint.places import newest_in
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import CheckpointError
 from nemo2.llm.set_up import set_up
@@ -79,12 +80,8 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if read_manifest(path) is not None:
-        return path
-    for directory in (path, path / "checkpoints"):
-        found = finished(directory)
-        if found:
-            return found[-1][0]
+    if (found := newest_in(path)) is not None:
+        return found
     raise CheckpointError(
         f"{path} is no finished checkpoint, nor a directory with any (their names end in {LAST_SUFFIX} or carry the step). "
         "Give the path that the run printed when it saved, or the run's directory."

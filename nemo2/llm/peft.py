@@ -41,11 +41,9 @@ def merge_lora(
         ``output_path``.
 
     Raises:
-        CheckpointError: no checkpoint there, or none with additions.
+        CheckpointError: no checkpoint there, or not of a PEFT run.
         ConfigError: something is at ``output_path``.
     """
-    import torch.distributed as dist
-
     from nemo2.llm.inference import find_checkpoint, model_of
     from nemo2.llm.set_up import set_up
     from nemo2.peft.merge import merge
@@ -62,10 +60,9 @@ def merge_lora(
         strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )
     with set_up(trainer, model, checkpoint=checkpoint) as parallel:
-        merged = sum(merge(core) for core in parallel.unwrapped)
+        for core in parallel.unwrapped:
+            merge(core)
         model.model_transform = None
-        if dist.is_initialized() and merged == 0 and dist.get_world_size() == 1:
-            raise CheckpointError(f"{checkpoint}: none of its modules has an addition to merge.")
         trainer.save_checkpoint(target, weights_only=True)
     return target
 

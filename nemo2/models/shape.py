@@ -8,8 +8,7 @@ meets, how many FLOPs training takes, and which linear layers an adapter can be 
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nemo2.models.parts import Experts, Linear, Mixer, Part, Projection
@@ -122,17 +121,10 @@ class ModelShape:
                     for linear in part.linears:
                         yield ".".join(filter(None, (layer.name, part.name, linear.name))), linear
 
-    def adapted(self, *targets: str) -> list[tuple[str, Linear]]:
-        """The linear layers that ``targets`` name: each the last word of a name, or a pattern of all of it with ``*``."""
-        return [
-            (name, linear)
-            for name, linear in self.linears()
-            if any(name.rpartition(".")[2] == target or fnmatchcase(name, target) for target in targets)
-        ]
-
-    def low_rank_parameters(self, rank: int, *targets: str) -> int:
-        """Parameters to train where everything is frozen but pairs of matrices of ``rank`` beside ``targets``."""
-        return sum(linear.low_rank(rank) for _, linear in self.adapted(*targets))
+    def low_rank_parameters(self, rank: int, meant: Callable[[str], object]) -> int:
+        """Parameters to train where everything is frozen but pairs of matrices of ``rank`` beside the layers whose full names
+        ``meant`` takes."""
+        return sum(linear.low_rank(rank) for name, linear in self.linears() if meant(name))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: sizes, and each kind of part with how often it occurs."""

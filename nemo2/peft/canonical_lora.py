@@ -2,14 +2,14 @@
 """LoRA with factors of their own for queries, keys, values, gate and up projection, as Hugging Face's models have them."""
 
 from collections.abc import Collection
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.peft.adapter import InitMethod, LowRank, prepare, required_placement
+from nemo2.peft.adapter import LowRank, prepare, required_placement
 from nemo2.peft.lora import LoRA, is_meant
 from nemo2.peft.placement import Placement
 from nemo2.peft.targets import ModuleMatcher, expanded
@@ -41,26 +41,23 @@ class Apart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The additions as the fused layer's rows lie: part by part within each of this rank's groups of heads."""
         made = {name: addition.before_gather(x) for name, addition in self.named_children()}  # pyright: ignore
-        like = next(iter(made.values()))
-        columns = []
-        for part, width in self.widths.items():
-            rows = made.get(part)
-            if rows is None:
-                rows = like.new_zeros(*like.shape[:-1], width * self.groups)
-            columns.append(rows.unflatten(-1, (self.groups, width)))
-        return self.placement.behind(torch.cat(columns, dim=-1).flatten(-2))
+        return self.placement.behind(self._fused(made))
 
     def product(self) -> Tensor:
         """What is added to the layer's weight on this rank, in fp32."""
-        made = {name: addition.product() for name, addition in self.named_children()}  # pyright: ignore
+        made = {name: addition.product().T for name, addition in self.named_children()}  # pyright: ignore
+        return self._fused(made).T
+
+    def _fused(self, made: dict[str, Tensor]) -> Tensor:
+        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer's; zeros for a part without any."""
         like = next(iter(made.values()))
-        rows = []
+        found = []
         for part, width in self.widths.items():
-            part_rows = made.get(part)
-            if part_rows is None:
-                part_rows = like.new_zeros(width * self.groups, like.shape[1])
-            rows.append(part_rows.unflatten(0, (self.groups, width)))
-        return torch.cat(rows, dim=1).flatten(0, 1)
+            channels = made.get(part)
+            if channels is None:
+                channels = like.new_zeros(*like.shape[:-1], width * self.groups)
+            found.append(channels.unflatten(-1, (self.groups, width)))
+        return torch.cat(found, dim=-1).flatten(-2)
 
 
 @configurable
@@ -77,31 +74,10 @@ class CanonicalLoRA(LoRA):
         ConfigError: a fused layer's own name is given, or a value is out of its range.
     """
 
-    def __init__(
-        self,
-        target_modules: Optional[list[str]] = None,
-        exclude_modules: Optional[list[str]] = None,
-        dim: int = 32,
-        alpha: float = 32,
-        dropout: float = 0.0,
-        dropout_position: Literal["pre", "post"] = "pre",
-        lora_A_init_method: InitMethod = "xavier",
-        lora_B_init_method: InitMethod = "zero",
-        lora_dtype: Optional[torch.dtype] = None,
-    ) -> None:
-        super().__init__(
-            target_modules=target_modules,
-            exclude_modules=exclude_modules,
-            dim=dim,
-            alpha=alpha,
-            dropout=dropout,
-            dropout_position=dropout_position,
-            lora_A_init_method=lora_A_init_method,
-            lora_B_init_method=lora_B_init_method,
-            lora_dtype=lora_dtype,
-        )
-        if target_modules is None:
-            self.target_modules = list(CANONICAL_TARGETS)
+    default_targets = CANONICAL_TARGETS
+
+    def refuse_out_of_range(self) -> None:
+        super().refuse_out_of_range()
         fused = [name for name in self.target_modules if name.rpartition(".")[2] in PARTS]
         if fused:
             parts = ", ".join(PARTS[fused[0].rpartition(".")[2]])

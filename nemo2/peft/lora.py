@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: low-rank additions beside linear layers (Hu et al., arXiv:2106.09685)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, Optional
 
 import torch
@@ -12,6 +12,7 @@ from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.peft.adapter import INIT_METHODS, Adapted, InitMethod, LowRank, prepare, required_placement, sections_of
 from nemo2.peft.base import PEFT
+from nemo2.peft.placement import placement_of
 from nemo2.peft.targets import ModuleMatcher, refuse_unmet
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
@@ -41,6 +42,9 @@ class LoRA(PEFT):
         ConfigError: a value is out of its range.
     """
 
+    default_targets: Sequence[str] = TARGETS
+    """What an addition is put beside unless targets are named."""
+
     def __init__(
         self,
         target_modules: Optional[list[str]] = None,
@@ -55,12 +59,30 @@ class LoRA(PEFT):
     ) -> None:
         self.named = target_modules is not None
         """Whether the targets were named: each is then to be there."""
-        self.target_modules = list(TARGETS) if target_modules is None else list(target_modules)
+        self.target_modules = list(self.default_targets if target_modules is None else target_modules)
         self.exclude_modules = list(exclude_modules or [])
         self.dim, self.alpha, self.dropout, self.dropout_position = dim, alpha, dropout, dropout_position
         self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
         self.lora_dtype = lora_dtype
-        refuse_out_of_range(type(self).__name__, vars(self))
+        self.refuse_out_of_range()
+
+    def refuse_out_of_range(self) -> None:
+        """Raises ConfigError where a setting is out of its range."""
+        if not isinstance(self.dim, int) or self.dim < 1:
+            raise ConfigError(
+                f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s additions is a whole number from 1 on."
+            )
+        if self.alpha <= 0:
+            raise ConfigError(f"peft.alpha={self.alpha!r}: additions are scaled by alpha / dim; use a number above 0.")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"peft.dropout={self.dropout!r}: is a probability below 1; 0 drops nothing.")
+        if self.dropout_position not in ("pre", "post"):
+            raise ConfigError(f"peft.dropout_position={self.dropout_position!r}: must be 'pre' or 'post'.")
+        for field in ("lora_A_init_method", "lora_B_init_method"):
+            given = str(getattr(self, field))
+            if given not in INIT_METHODS:
+                hint = did_you_mean(given, INIT_METHODS)
+                raise ConfigError(f"peft.{field}={given!r} is unknown{hint}; known are {', '.join(INIT_METHODS)}.")
 
     @property
     def matcher(self) -> ModuleMatcher:
@@ -108,26 +130,4 @@ class LoRA(PEFT):
 
 def is_meant(module: nn.Module, pattern: str) -> bool:
     """Whether a module that a pattern takes is to have an addition: with wildcards, only linear layers are."""
-    from nemo2.peft.placement import placement_of
-
     return not any(sign in pattern for sign in "*?") or placement_of(module) is not None
-
-
-def refuse_out_of_range(name: str, settings: dict[str, Any]) -> None:
-    """Raises ConfigError where a setting of a method is out of its range."""
-    if not isinstance(settings["dim"], int) or settings["dim"] < 1:
-        raise ConfigError(f"peft.dim={settings['dim']!r}: the rank of {name}'s additions is a whole number from 1 on.")
-    if settings["alpha"] <= 0:
-        raise ConfigError(
-            f"peft.alpha={settings['alpha']!r}: additions are scaled by alpha / dim; use a number above 0."
-        )
-    if not 0 <= settings["dropout"] < 1:
-        raise ConfigError(f"peft.dropout={settings['dropout']!r}: is a probability below 1; 0 drops nothing.")
-    if settings["dropout_position"] not in ("pre", "post"):
-        raise ConfigError(f"peft.dropout_position={settings['dropout_position']!r}: must be 'pre' or 'post'.")
-    for field in ("lora_A_init_method", "lora_B_init_method"):
-        if settings[field] not in INIT_METHODS:
-            hint = did_you_mean(str(settings[field]), INIT_METHODS)
-            raise ConfigError(
-                f"peft.{field}={settings[field]!r} is unknown{hint}; known are {', '.join(INIT_METHODS)}."
-            )

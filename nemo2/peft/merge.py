@@ -11,12 +11,11 @@ from nemo2.peft.adapter import Adapted
 
 
 @torch.no_grad()
-def merge(core: nn.Module) -> int:
+def merge(core: nn.Module) -> None:
     """Put every addition of a chunk into its layer's weight, on this rank's part of it, and the layer back in its place.
 
-    Sums are taken in fp32 and rounded once. Returns how many layers had one.
+    Sums are taken in fp32 and rounded once.
     """
-    count = 0
     for parent in list(core.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Adapted):
@@ -24,9 +23,7 @@ def merge(core: nn.Module) -> int:
                 weight.copy_(child.merged_weight())
                 setattr(parent, name, child.to_wrap)
                 _give_no_norms(child.to_wrap)
-                count += 1
     forget_transform(core)
-    return count
 
 
 def _give_no_norms(layer: Any) -> None:
