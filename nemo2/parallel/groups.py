@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process groups and random streams of the parallel layout, made by Megatron-Core."""
 
+import contextlib
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
@@ -39,7 +42,19 @@ def destroy_model_parallel() -> None:
     from megatron.core.num_microbatches_calculator import unset_num_microbatches_calculator
 
     if parallel_state.model_parallel_is_initialized():
+        groups = parallel_state._global_process_group_list or []
         parallel_state.destroy_model_parallel()
+        # Megatron-Core forgets its groups, torch doesn't: each of gloo's keeps three threads, which look every 10 ms for what
+        # came.
+        for group in groups:
+            if isinstance(group, torch.distributed.ProcessGroup):
+                with contextlib.suppress(ValueError):  # taken down by somebody else
+                    torch.distributed.destroy_process_group(group)
+        for embedding in (
+            RotaryEmbedding,
+            YarnRotaryEmbedding,
+        ):  # caches of the last 32 embeddings, and the groups in them
+            cast(Any, embedding.forward).cache_clear()
     unset_num_microbatches_calculator()
 
 

@@ -15,6 +15,7 @@ A module may also write ``forward_step(self, model, batch)`` and ``loss_reductio
 
 import copy
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -408,9 +409,11 @@ class MegatronParallel(nn.ModuleList):
             )
         # Later chunks aren't bucketed: their reductions never overlap with the backward of the last micro-batch
         # (Megatron-LM training.get_model).
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
         )
+        weakref.finalize(self, _release, vars(wrapped)).atexit = False
+        return wrapped
 
     def _refuse_to_train_nothing(self) -> None:
         counts = self.parameter_counts
@@ -616,6 +619,16 @@ def _is_of(module: pl.LightningModule, chunk: nn.Module) -> bool:
     """Whether a chunk is still the module's, whose ``module`` may have been built anew."""
     inside = getattr(module, "module", None)
     return getattr(chunk, "module", None) is module if inside is None else chunk is unwrap(inside)
+
+
+def _release(wrapper: dict[str, Any]) -> None:
+    """Free what Megatron-Core's wrapper of a chunk holds, once nobody trains through it any more.
+
+    Its hooks on gradients hold the wrapper, and torch holds the hooks where Python's collector doesn't look: models, optimizers
+    and process groups would pile up in a process that trains more than once.
+    """
+    wrapper.clear()
+    wrapper["param_to_bucket_group"] = {}  # a hook that is left finds nothing to do
 
 
 def _refuse_parameters_outside(module: pl.LightningModule, chunks: list[nn.Module]) -> None:

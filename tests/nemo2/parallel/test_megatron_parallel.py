@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step's three parts as a user's module defines them, and how batches are split."""
 
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +129,27 @@ def without_chunks() -> str:
 def test_a_module_that_cannot_be_cut_into_virtual_stages_is_told_what_to_define(run_on_ranks):
     for message in run_on_ranks(without_chunks, 2):
         assert "virtual_pipeline_model_parallel_size=2: NoChunks must define build_chunk(vp_stage)" in message
+
+
+def left_of_runs() -> tuple[list[int], list[bool]]:
+    """Threads of gloo after each of three runs, and whether the first's model and optimizer are still there."""
+    threads, held = [], []
+
+    def look(trainer: Any) -> None:
+        held.extend((weakref.ref(trainer.strategy.megatron_parallel.unwrapped[0]), weakref.ref(trainer.optimizers[0])))
+
+    for _ in range(3):
+        small_runs.fit(small_runs.build_llama(distributed=True), max_steps=1, inspect=look)
+        small_runs.release()
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        threads.append(sum("gloo" in name for name in names))
+    return threads, [reference() is not None for reference in held]
+
+
+def test_a_finished_run_leaves_neither_its_model_nor_its_process_groups(run_on_ranks):
+    for threads, held in run_on_ranks(left_of_runs, 2):
+        assert not any(held)
+        assert threads[0] == threads[1] == threads[2] < 20  # Megatron-Core makes some 20 groups, of three threads each
 
 
 def test_a_call_hands_its_arguments_to_the_step() -> None:
