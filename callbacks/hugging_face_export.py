@@ -16,9 +16,9 @@ import lightning.pytorch as pl
 from nemo2.checkpoint.directory import temporary_name, without_last
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.place import OF_A_RANK
 
 _log = logging.getLogger(__name__)
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
 @configurable
@@ -186,7 +186,7 @@ class _Export:
         return cls(links, target, [nice, "-n", "10", *command] if nice else command, tempfile.TemporaryFile("w+"))
 
     def start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+        environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
         self._process = subprocess.Popen(
             self.command,
             env=environment | {"CUDA_VISIBLE_DEVICES": ""},

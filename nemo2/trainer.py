@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's Trainer, whose arguments are remembered and checked against this machine before anything starts."""
 
-import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal, Optional, Union
@@ -9,6 +8,7 @@ from typing import Any, Literal, Optional, Union
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
+from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.max_time import RunTimer
 from nemo2.settle.machine import Machine
@@ -116,9 +117,19 @@ class Trainer(pl.Trainer):
         # Asked beforehand: Lightning appends its own to the list it is given.
         has_timer = any(isinstance(item, Timer) for item in _listed(callbacks))
         super().__init__(**arguments)
+        _leave_requeueing_to_us(self, given=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
+
+
+def _leave_requeueing_to_us(trainer: pl.Trainer, *, given: Any) -> None:
+    """Lightning's own answer to SIGUSR1 saves from inside the signal handler, into the working directory, and calls scontrol on
+    every rank. `PreemptionCallback` saves after the step, and the job's script asks for the requeue. An environment that the user
+    has ``given`` as a plugin stays as it is."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment) and environment not in _listed(given):
+        environment.auto_requeue = False
 
 
 def _precision_plugin(precision: Union[str, int], plugins: Any) -> MegatronMixedPrecision:
@@ -150,21 +161,12 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
         )
     if accelerator != "auto" or not isinstance(devices, int) or isinstance(devices, bool):
         return
-    if devices * num_nodes > 1 and _launched() == 1:
+    if devices * num_nodes > 1 and here().world_size == 1:
         raise ConfigError(
             f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and one process was "
             f"started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "
             "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set trainer.devices=1."
         )
-
-
-def _launched() -> int:
-    """Processes that torchrun, or srun with a task per process, has started."""
-    if "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    # Both are set in tasks of srun only; in a batch script, which starts nothing by itself, SLURM_NTASKS is set as well.
-    in_a_task = {"SLURM_PROCID", "SLURM_STEP_ID"} <= os.environ.keys()
-    return int(os.environ.get("SLURM_NTASKS", "1")) if in_a_task else 1
 
 
 def _no_gpu() -> bool:

@@ -25,7 +25,7 @@ class Room:
     leans_on: tuple[str, ...] | None = None
 
 
-FLOOR = ("errors", "files", "names", "columns", "lazy", "deferred", "noise")
+FLOOR = ("errors", "files", "names", "columns", "lazy", "deferred", "noise", "place")
 """Rooms that all may import."""
 
 ROOMS = (
@@ -44,6 +44,7 @@ ROOMS = (
     Room("lazy", "packages whose names are imported on first use", ()),
     Room("deferred", "packages that other libraries import for what few runs use, imported at that use instead", ()),
     Room("noise", "warnings of other libraries that nobody can act on", ()),
+    Room("place", "who this process is among those started together: the one reader of launchers' variables", ()),
     Room("gpus", "GPUs by name: what torch sees of their memory, capability, data-sheet rates, links", ()),
     Room(
         "config",

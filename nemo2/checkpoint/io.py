@@ -591,6 +591,21 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
                     f"Rank {rank} wrote {name} ({size} bytes), which {there} for rank 0, in {temporary.parent}: the ranks don't "
                     "share this directory. Nothing is published. Set log.log_dir to a directory that all nodes see."
                 )
+    _refuse_missing_shards(temporary / WEIGHTS_PATH)
+
+
+def _refuse_missing_shards(weights: Path) -> None:
+    """Whoever wrote them, and whatever was reported: a shard that the index of tensors names has to be there.
+
+    Raises:
+        CheckpointError: some aren't, or are empty.
+    """
+    named = {str(stored.relative_path) for stored in (read_metadata(weights).storage_data or {}).values()}
+    if missing := sorted(name for name in named if not _size(weights / name)):
+        raise CheckpointError(
+            f"{len(missing)} of {len(named)} shards are missing in {weights.parent}, {missing[0]} among them. Nothing is "
+            "published. Set log.log_dir to a directory that all nodes see."
+        )
 
 
 def _size(path: Path) -> Optional[int]:

@@ -18,6 +18,7 @@ from typing import Any, Optional
 
 from nemo2.errors import CheckpointError
 from nemo2.files import UnusableFile, open_to_write
+from nemo2.place import here
 
 LOCK_FILE = ".lock"
 _log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def holds(directory: Path) -> bool:
 
 
 def _owner() -> dict[str, Any]:
-    job = os.environ.get("SLURM_JOB_ID")
+    job = here().job
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),

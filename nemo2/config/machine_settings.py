@@ -2,11 +2,11 @@
 """Settings of a model that a machine can't honour: written into its configuration, and said once."""
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from nemo2.config.adjust import adjust
+from nemo2.place import here
 
 _log = logging.getLogger(__name__)
 _announced: set[str] = set()
@@ -28,6 +28,6 @@ def announce(changed: Mapping[str, tuple[Any, str]]) -> None:
         if name not in _announced:
             by_reason.setdefault(why, []).append(f"{name}={used}")
     _announced.update(changed)
-    if by_reason and os.environ.get("RANK", "0") == "0":
+    if by_reason and here().rank == 0:
         changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
         _log.warning("Model settings that this machine decides: %s.", changes)

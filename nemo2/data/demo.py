@@ -2,7 +2,6 @@
 """`StdlibDataModule`: the sources of Python's standard library, prepared on first use. Real text without a download."""
 
 import logging
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from nemo2.data.home import datasets_home
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.stdlib import DemoData, prepare_demo_data
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
+from nemo2.place import here
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class StdlibDataModule(MegatronDataModule):
     def prepared(self) -> DemoData:
         """The files, made now if nobody made them before."""
         place = Path(self.directory) if self.directory is not None else datasets_home() / "stdlib"
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if here().local_rank == 0:
             _log.info("Looking for the standard library's tokens in %s; making them takes half a minute, once.", place)
         return prepare_demo_data(place, self.vocab_size, max_bytes=self.max_bytes)
 

@@ -21,6 +21,7 @@ from nemo2.checkpoint.directory import finished, unusable
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.errors import ConfigError
 from nemo2.names import safe_name
+from nemo2.place import here
 
 DEFAULT_BASE = "nemo_experiments"
 """Where runs go when no directory is named, as in NeMo 2.0: below the working directory."""
@@ -214,7 +215,7 @@ def agree(value: str, meeting: Optional[Meeting] = None) -> str:
 
     Args:
         value: This rank's.
-        meeting: As `meeting_of` tells. None: what torchrun's variables say.
+        meeting: As `meeting_of` tells. None: what the launcher's variables say (`nemo2.place`).
     """
     import torch.distributed as dist
 
@@ -241,7 +242,7 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
         url = f"tcp://{meeting.address}:{meeting.port}"
         store, _, _ = next(rendezvous(url, meeting.rank, meeting.world_size, timeout=timedelta(minutes=5)))
         _stores.append(store)
-    key = f"nemo2/agree/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
+    key = f"nemo2/agree/{here().restarts}/{number}"
     store = _stores[0]
     if meeting.rank == 0:
         store.set(key, value)
@@ -255,12 +256,11 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
 
 
 def _meeting_of_variables() -> Optional[Meeting]:
-    """The run's identity from torchrun's variables."""
-    variables = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    rank, world_size, address, port = variables
-    if rank is None or world_size is None or address is None or port is None or int(world_size) == 1:
+    """Of ranks that a launcher has told who they are."""
+    place = here()
+    if not place.launched or place.address is None or place.port is None or place.world_size == 1:
         return None
-    return Meeting(rank=int(rank), world_size=int(world_size), address=address, port=int(port))
+    return Meeting(rank=place.rank, world_size=place.world_size, address=place.address, port=place.port)
 
 
 def _inherited(number: int) -> Optional[str]:

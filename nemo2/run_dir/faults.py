@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from nemo2.errors import Nemo2Error, Preempted
+from nemo2.place import here
 from nemo2.run_dir.stalls import describe
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
@@ -44,9 +45,9 @@ def install_fault_hook() -> bool:
     """Have an uncaught exception of this process written down, if it is a rank of a launched run.
 
     Called where the entry points are imported, so that an error while the recipe is built is seen too. Does nothing,
-    and returns False, in a process that neither our launcher nor torchrun started. Idempotent.
+    and returns False, in a process that no launcher has started. Idempotent.
     """
-    if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or "RANK" not in os.environ:
+    if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or not here().launched:
         return False
     if getattr(sys.excepthook, "_nemo2_faults", False):
         return True
@@ -69,7 +70,7 @@ def record_fault(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, Preempted):
         return
     fault = Fault(
-        rank=int(os.environ.get("RANK", "0")),
+        rank=here().rank,
         time=time.time(),
         kind=type(error).__name__,
         message=error.message if isinstance(error, Preempted) else words_of(error),

@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.files import open_to_write
+from nemo2.place import here
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
 from nemo2.run_dir.stalls import LifeSign, mark_stopped, place_of
 
@@ -130,7 +131,7 @@ class HangWatchdog(pl.Callback):
 def end_stopped_siblings(directory: str) -> list[int]:
     """Kill the ranks of this rank's torchrun that are stopped; their process ids. They can do nothing by themselves, and
     torchrun gives each half a minute to end."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if here().launcher != "torchrun":
         return []
     ended = []
     for process in Path("/proc").iterdir() if Path("/proc/self/stat").exists() else ():
@@ -152,8 +153,7 @@ def compare_collectives_after_a_hang() -> bool:
     ``retries``) of a run that hung; returns whether it will. Where the ranks disagreed, the retry ends with an error that names
     what each of them called, with shapes. Costs one more message per collective."""
     directory = os.environ.get(FAULT_DIR_VARIABLE)
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if directory is None or not again or "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+    if directory is None or here().restarts == 0 or "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         return False
     if not any(path.stat().st_size for path in Path(directory).glob("rank-*.stacks")):
         return False

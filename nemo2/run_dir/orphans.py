@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
+from nemo2.place import here
+
 LAUNCHER_VARIABLE = "NEMO2_LAUNCHER"
 """The launcher of a run on this machine, as `name_of_this_process` says; set by the launcher."""
 
@@ -33,7 +35,7 @@ def end_with_parents() -> bool:
     Does nothing in a process of which torchrun's variables don't say that it is a rank. Idempotent.
     """
     global _started
-    if "TORCHELASTIC_RUN_ID" not in os.environ or "RANK" not in os.environ:
+    if here().launcher != "torchrun":
         return False
     if not _started:
         _started = True

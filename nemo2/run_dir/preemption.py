@@ -2,7 +2,6 @@
 """Save and stop when somebody asks: SIGTERM, a closed terminal, or the signal that Slurm sends before a job's time is over."""
 
 import logging
-import os
 import signal
 import threading
 from typing import Any, Optional, Union
@@ -14,6 +13,7 @@ from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Preempted
 from nemo2.names import did_you_mean
+from nemo2.place import here
 from nemo2.run_dir.faults import record_fault
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class PreemptionCallback(pl.Callback):
 
 def _default_signals() -> list[signal.Signals]:
     free = [number for number in _ALSO if signal.getsignal(number) is signal.SIG_DFL]
-    return [signal.SIGTERM, *free, *([signal.SIGINT] if "TORCHELASTIC_RUN_ID" in os.environ else [])]
+    return [signal.SIGTERM, *free, *([signal.SIGINT] if here().launcher == "torchrun" else [])]
 
 
 def _save(trainer: pl.Trainer) -> str:

@@ -49,7 +49,7 @@ def mark_stopped(directory: str | os.PathLike[str], rank: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Spot:
     """Where a rank was: a collective of torch's with the caller, or only the innermost frame."""
 
     collective: Optional[str]
@@ -59,21 +59,21 @@ class Place:
         return f"{self.collective}, called at {self.at}" if self.collective else f"at {self.at}"
 
 
-def place_of(stacks: str) -> Place:
+def place_of(stacks: str) -> Spot:
     """Of the main thread, which faulthandler writes last."""
     frames = [
         match for line in stacks.split("(most recent call first):\n")[-1].splitlines() if (match := _FRAME.match(line))
     ]
     if not frames:
-        return Place(collective=None, at="an unknown place")
+        return Spot(collective=None, at="an unknown place")
     inside = [frame for frame in frames if os.path.basename(frame["file"]) in _TORCH_COLLECTIVES]
     if not inside:
-        return Place(collective=None, at=_shown(frames[0]))
+        return Spot(collective=None, at=_shown(frames[0]))
     outermost = frames.index(inside[-1])
     callers = [frame for frame in frames[outermost + 1 :] if "/torch/" not in frame["file"]]
     collective = inside[-1]["function"]
     # A work that was begun elsewhere is waited for under no name but this.
-    return Place(collective=collective, at=_shown(callers[0] if callers else frames[outermost]))
+    return Spot(collective=collective, at=_shown(callers[0] if callers else frames[outermost]))
 
 
 def describe(directory: Path) -> Optional[tuple[int, float, str]]:
@@ -106,7 +106,7 @@ def _silence(rank: int, life: dict[str, Any], ended: float, stopped: bool) -> st
     return f"rank {rank} was silent since {since}, for {ended - life['time']:.0f} s, after step {life['step']}{why}"
 
 
-def _listed(places: dict[int, Place]) -> str:
+def _listed(places: dict[int, Spot]) -> str:
     """Ranks by place: ``ranks 0, 2 in all_reduce, called at ...; rank 1 at ...``."""
     by_place: dict[str, list[int]] = {}
     for rank, place in places.items():

@@ -16,6 +16,7 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.forms import reduction_of
 from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
 from nemo2.parallel.layout import Layout
+from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class WorldStrategy(DDPStrategy):
 
     def _check_world(self, world_size: int) -> None:
         """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""
-        launched = int(os.environ.get("WORLD_SIZE", world_size))
+        place = here()
+        launched = place.world_size if place.launched else world_size
         environment = self.cluster_environment
         if environment is not None and environment.creates_processes_externally and launched != world_size:
             raise ConfigError(

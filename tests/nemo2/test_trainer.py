@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from nemo2.errors import ConfigError
 from nemo2.precision import MegatronMixedPrecision
@@ -56,6 +57,7 @@ def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_laun
             ConfigError, match=rf"trainer.devices={devices} with trainer.num_nodes={nodes}.*--devices 2"
         ):
             made(devices=devices, num_nodes=nodes)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "8")
     check_devices(accelerator="auto", devices=8, num_nodes=1)
 
@@ -75,3 +77,18 @@ def test_tasks_of_srun_are_launched_processes_and_a_batch_script_is_none(monkeyp
 def test_a_typing_error_is_answered_with_the_nearest_name():
     with pytest.raises(ConfigError, match="max_step.*max_steps"):
         Trainer(max_step=3)  # pyright: ignore[reportCallIssue]
+
+
+def test_lightnings_own_requeueing_is_off_unless_the_user_brings_it(monkeypatch):
+    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_NAME": "train"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def requeues(**arguments):
+        environment = Trainer(devices=1, **arguments)._accelerator_connector.cluster_environment
+        assert isinstance(environment, SLURMEnvironment)
+        return environment.auto_requeue
+
+    assert not requeues()
+    assert requeues(plugins=[SLURMEnvironment()])

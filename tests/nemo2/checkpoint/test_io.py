@@ -392,6 +392,40 @@ def test_a_checkpoint_is_named_only_once_every_ranks_files_are_proven(run_on_ran
         assert "directory that all nodes see" in message and names == []
 
 
+def shards_that_nobody_reports(directory: str) -> tuple[str, list[str]]:
+    """Rank 1's shards are gone, and it says that it wrote none: all that ranks report of themselves is consistent."""
+    from unittest import mock
+
+    import torch
+
+    from nemo2.checkpoint import io
+    from nemo2.errors import CheckpointError
+
+    original = io._written
+
+    def written(temporary: Path, hashes: dict[str, str]) -> Any:
+        if torch.distributed.get_rank() == 0:
+            return original(temporary, hashes)
+        for file in temporary.glob("weights/__1_*"):
+            file.unlink()
+        return {}
+
+    with mock.patch.object(io, "_written", written), pytest.raises(CheckpointError) as caught:
+        small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=1,
+            callbacks=[keeping(directory, every_n_train_steps=1)],
+            tensor_model_parallel_size=2,
+        )
+    torch.distributed.barrier()
+    return str(caught.value), [path.name for path in Path(directory).iterdir() if path.name[0] != "."]
+
+
+def test_a_checkpoint_without_a_shard_that_its_index_names_is_never_published(run_on_ranks, tmp_path):
+    for message, names in run_on_ranks(shards_that_nobody_reports, 2, str(tmp_path), timeout=60.0):
+        assert "shards are missing" in message and "__1_" in message and names == []
+
+
 def a_path_of_its_own(directory: str) -> list[str]:
     """A name with the clock in it, which each rank reads for itself."""
     import torch
