@@ -2,6 +2,7 @@
 """Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,13 @@ def terminals_can_be_closed() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_process_group_is_left() -> Iterator[None]:
+    """A file that leaves torch's process group up would change what the next file of this worker sees."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("this file's tests left a process group: run on ranks what makes one, or take it down")
