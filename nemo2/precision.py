@@ -6,6 +6,7 @@ of the same name in the model, optimizer and DDP configurations. What the user s
 the others too; where that contradicts what the user set here, or in another, it is an error that names both.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -422,7 +423,9 @@ def _reading(field: str) -> Callable[[Any], Any]:
             return name == _NAME_OF[field]
         if field == "check_for_nan_in_grad":
             return False if name == _NAME_OF["fp16"] and plugin.fp16_loss_scale is None else NOT_HERE
-        value = _PRECISIONS[name] if field == "params_dtype" else getattr(plugin, argument)
+        value = (
+            _PRECISIONS[name] if field == "params_dtype" else plugin.__arguments__.get(argument, _DEFAULTS[argument])
+        )
         if value is None and field.endswith("_dtype"):
             return _PRECISIONS[name]
         if value is None and argument == "fp8_param_gather":
@@ -432,11 +435,20 @@ def _reading(field: str) -> Callable[[Any], Any]:
     return read
 
 
+_DEFAULTS = {
+    name: parameter.default for name, parameter in inspect.signature(MegatronMixedPrecision).parameters.items()
+}
 _NAME_OF = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 for _owner in (_BUFFERS, _OPTIMIZER, _MODEL):
     # What stages send each other depends on the number of stages too.
     _names = [field.name for field in fields(DtypeConfig) if field.name != "pipeline_dtype"]
     register_elsewhere(_owner, "trainer.plugins", **{name: _reading(name) for name in _names})
+register_elsewhere("nemo2.strategy:MegatronStrategy", "trainer.plugins", pipeline_dtype=_reading("pipeline_dtype"))
+register_elsewhere(
+    "nemo2.precision:MegatronMixedPrecision",
+    "trainer.plugins",
+    **{name: _reading(name) for name in ("params_dtype", "pipeline_dtype", "autocast_dtype")},
+)
 register_elsewhere(_BUFFERS, "trainer.plugins", check_for_nan_in_grad=_reading("check_for_nan_in_grad"))
 
 _ONE_VALUE = (("fp8_param_gather", "fp8_param"), ("autocast_enabled", "enable_autocast"))

@@ -26,7 +26,6 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.strategies.ddp import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -41,7 +40,6 @@ from nemo2.config.explicit import explicit_fields, note_explicit_fields
 from nemo2.config.machine_settings import announce
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
-from nemo2.names import did_you_mean
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
@@ -62,6 +60,7 @@ from nemo2.strategies.megatron_config import (
     ddp_config_of,
     one_number_of_instances,
     refuse_what_is_gone,
+    strictness_of,
 )
 from nemo2.strategies.world import collective_timeout
 
@@ -109,7 +108,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             model-parallel layout only.
         ckpt_load_directly_on_device: Kept for NeMo's signature.
         ckpt_load_strictness: Megatron-Core's ``StrictHandling`` by name; it calls "unexpected" what the model has and the
-            checkpoint doesn't. None: that is an error, and what the checkpoint has beyond the model is ignored.
+            checkpoint doesn't. None or True: that is an error, and what the checkpoint has beyond the model is ignored. False:
+            "log_all".
         ckpt_save_part: Save a part of the model only: "trained" parameters, or those whose full name a function takes. The rest
             comes from the checkpoint that the run began with (``restore_config``), on resuming too. None: all of it.
         restore_config: Weights to start from, when no checkpoint is resumed.
@@ -170,7 +170,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         ckpt_parallel_load: bool = True,
         ckpt_parallel_save_optim: bool = True,
         ckpt_load_directly_on_device: bool = True,
-        ckpt_load_strictness: Optional[str] = None,
+        ckpt_load_strictness: Optional[Union[str, bool]] = None,
         setup_optimizers: bool = True,
         init_model_parallel: bool = True,
         replace_progress_bar: bool = True,
@@ -195,13 +195,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         )
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
-        if ckpt_load_strictness is not None and ckpt_load_strictness not in (
-            known := [item.value for item in StrictHandling]
-        ):
-            raise ConfigError(
-                f"strategy.ckpt_load_strictness={ckpt_load_strictness!r}: must be one of {', '.join(known)}, or None"
-                f"{did_you_mean(ckpt_load_strictness, known)}."
-            )
+        ckpt_load_strictness = strictness_of(ckpt_load_strictness)
         super().__init__(
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -264,8 +258,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             "create_gloo_process_groups": use_gloo_process_groups,
         }
         self._use_gloo_process_groups = use_gloo_process_groups
-        self._make_optimizers = setup_optimizers
-        self._make_groups = init_model_parallel
+        self._setup_optimizers = setup_optimizers
+        self._init_model_parallel = init_model_parallel
         forms: dict[str, Any] = {
             "load_optimizer": ckpt_load_optimizer,
             "save_optimizer": ckpt_save_optimizer,
@@ -380,7 +374,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         if fitting:
             self._say_what_is_trained()
             self._take_over_backward(trainer.fit_loop.epoch_loop)
-            if self._make_optimizers:
+            if self._setup_optimizers:
                 self.setup_optimizers(trainer)
         if self.restore_config is not None and not trainer.ckpt_path:
             self.selective_restore()

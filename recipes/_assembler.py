@@ -83,6 +83,8 @@ class PretrainRecipe:
     """``ModelCheckpoint`` arguments that differ from those of ``default_log``."""
     callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Further callbacks beside ``TimingCallback``: their classes, and the arguments of each."""
+    timed: bool = False
+    """Whether `trainer` alone brings `callbacks` and ``TimingCallback``, as some of NeMo 2.0's do."""
     performance: Optional[Callable[[Any], Any]] = None
     """Edits the built recipe for ``performance_mode=True``; None where there is no such mode."""
 
@@ -113,12 +115,14 @@ class PretrainRecipe:
                 raise ConfigError(f"A recipe has no fact {name!r}{did_you_mean(name, known)}")
         return dataclasses.replace(self, **changes)
 
-    def model(self) -> "Config[Any]":
-        """The model as a config. Its sequence length is left unset, so that it follows the data's."""
+    def model(self, seq_length: Optional[int] = None) -> "Config[Any]":
+        """The model as a config. ``seq_length`` None is left unset, so that it follows the data's."""
         from nemo2.config import Config
 
         with self._as_stated():
             config = Config(_load(self.config_class, beside=self.model_class), **copy.deepcopy(dict(self.config)))
+            if seq_length is not None:
+                config.seq_length = seq_length
             return Config(_load(self.model_class), config=config)
 
     def trainer(
@@ -142,16 +146,33 @@ class PretrainRecipe:
         log_every_n_steps: int = AS_STATED,
         val_check_interval: int = AS_STATED,
         callbacks: Optional[list[Any]] = None,
+        expert_parallelism: int = AS_STATED,
+        precision: str = AS_STATED,
+        dir: Optional[str] = None,
+        save_top_k: int = AS_STATED,
+        ckpt_async_save: bool = AS_STATED,
     ) -> "Config[Any]":
         """The trainer with its strategy as a config, under NeMo 2.0's argument names.
 
         ``AS_STATED`` takes the recipe's fact. ``pipeline_parallelism_type`` is the dtype that pipeline stages exchange;
-        None takes the precision's. What is asked for is returned as asked: ``check`` is what judges a layout.
+        None takes the precision's. ``expert_parallelism`` is what some recipes of NeMo's call ``expert_model_parallelism``, and
+        ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``. With ``dir`` or ``save_top_k`` the trainer brings a
+        checkpoint callback, which saves there at each validation; otherwise the log's saves. What is asked for is returned
+        as asked: ``check`` is what judges a layout.
+
+        Raises:
+            ConfigError: another precision, or both names of the expert-parallel size.
         """
         from nemo2 import MegatronStrategy, Trainer
         from nemo2.config import Config
 
         layout = self.layout
+        if expert_parallelism is not AS_STATED:
+            if expert_model_parallelism is not AS_STATED:
+                raise ConfigError(
+                    "expert_parallelism and expert_model_parallelism are two names of one size: give one."
+                )
+            expert_model_parallelism = expert_parallelism
         with self._as_stated():
             strategy = Config(
                 MegatronStrategy,
@@ -185,6 +206,7 @@ class PretrainRecipe:
             )
         _set(strategy, {k: v for k, v in STRATEGY_SETTINGS.items() if k not in self.strategy})
         _set(trainer, {k: v for k, v in TRAINER_SETTINGS.items() if k not in self.trainer_settings})
+        _set_given(strategy, ckpt_async_save=ckpt_async_save)
         _set_given(
             trainer,
             accumulate_grad_batches=accumulate_grad_batches,
@@ -193,9 +215,33 @@ class PretrainRecipe:
             log_every_n_steps=log_every_n_steps,
             val_check_interval=val_check_interval,
         )
-        trainer.plugins = _load(self.precision)()
+        trainer.plugins = _load(self.precision if precision is AS_STATED else _factory_of(precision))()
+        if callbacks is None and self.timed:
+            callbacks = self._own_callbacks()
         trainer.callbacks = callbacks
+        if dir is not None or save_top_k is not AS_STATED:
+            trainer.callbacks = [
+                *(callbacks or []),
+                self._checkpoints(dir, save_top_k, every=trainer.val_check_interval),
+            ]
         return trainer
+
+    def _own_callbacks(self) -> "list[Config[Any]]":
+        from nemo2.callbacks.timing import TimingCallback
+        from nemo2.config import Config
+
+        with self._as_stated():
+            own = [Config(_load(path), **arguments) for path, arguments in self.callbacks.items()]
+            return [Config(TimingCallback), *own]
+
+    def _checkpoints(self, dir: Optional[str], save_top_k: int, *, every: int) -> "Config[Any]":
+        from nemo2 import ModelCheckpoint
+        from nemo2.config import Config
+
+        with self._as_stated():
+            saves = Config(ModelCheckpoint, dirpath=dir, save_optim_on_train_end=True, **self.checkpoint)
+        _set_given(saves, every_n_train_steps=every, save_top_k=save_top_k)
+        return saves
 
     def pretrain_recipe(
         self,
@@ -253,7 +299,6 @@ class PretrainRecipe:
     ) -> "Partial[Any]":
         """The recipe. The last four hold what a caller asked for by the names of `trainer`, the data module, the
         optimizer's factory and ``ModelCheckpoint``; ``AS_STATED`` in them takes the recipe's fact."""
-        from nemo2.callbacks.timing import TimingCallback
         from nemo2.config import Config, Partial
         from nemo2.llm.api import pretrain
         from nemo2.recipes.log.default import default_log, default_resume, tensorboard_logger
@@ -271,12 +316,10 @@ class PretrainRecipe:
             schedule = {"max_lr": self.max_lr, **self.optimizer, **_given(optimizer)}
             optim = distributed_fused_adam_with_cosine_annealing(**schedule)
             _set(optim.config, self.optimizer_config)
-            callbacks = [Config(TimingCallback)]
-            callbacks += [Config(_load(path), **arguments) for path, arguments in self.callbacks.items()]
         recipe = Partial(
             fn or pretrain,
             model=self.model(),
-            trainer=self.trainer(**trainer, callbacks=callbacks),
+            trainer=self.trainer(**trainer, callbacks=self._own_callbacks()),
             data=module,
             log=log,
             optim=optim,
@@ -299,6 +342,19 @@ class PretrainRecipe:
         file, line = self._stated_at  # pyright: ignore[reportAttributeAccessIssue]
         with history.custom_location(lambda: history.Location(file, line, self.name)):
             yield
+
+
+PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"}
+"""Values of ``precision``, and the factory in ``nemo2.recipes.precision.mixed_precision`` behind each."""
+
+
+def _factory_of(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"precision={precision!r}: one of {', '.join(map(repr, PRECISIONS))}; for FP8, set "
+            "recipe.trainer.plugins to a factory of nemo2.recipes.precision.mixed_precision."
+        )
+    return f"nemo2.recipes.precision.mixed_precision:{PRECISIONS[precision]}"
 
 
 TRAINER_SETTINGS: Mapping[str, Any] = {

@@ -192,5 +192,5 @@ mamba2 = partial(
     },
 )
 nvidia_mamba2 = partial(mamba2, vocabulary=256_000, tokenizer_name=None, layout=Layout(tp=8))
-nemotronh = partial(_hybrid, family="Nemotron-H", vocabulary=131_072, **BRIEF)
+nemotronh = partial(_hybrid, family="Nemotron-H", vocabulary=131_072, timed=True, **BRIEF)
 nemotron_nano = partial(nemotronh, family="Nemotron Nano v2")

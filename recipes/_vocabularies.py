@@ -15,9 +15,6 @@ from nemo2.recipes._assembler import AS_STATED, PretrainRecipe
 if TYPE_CHECKING:
     from nemo2.config import Config, Partial
 
-PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"}
-"""Values of ``precision``, and the factory in ``nemo2.recipes.precision.mixed_precision`` behind each."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeywordRecipe(PretrainRecipe):
@@ -62,16 +59,7 @@ class KeywordRecipe(PretrainRecipe):
         Raises:
             ConfigError: another precision, or ``performance_mode`` of a recipe that has none.
         """
-        facts = self
-        if precision is not AS_STATED:
-            if precision not in PRECISIONS:
-                raise ConfigError(
-                    f"precision={precision!r}: one of {', '.join(map(repr, PRECISIONS))}; for FP8, set "
-                    "recipe.trainer.plugins to a factory of nemo2.recipes.precision.mixed_precision."
-                )
-            facts = self.but(precision=f"nemo2.recipes.precision.mixed_precision:{PRECISIONS[precision]}")
-            object.__setattr__(facts, "_stated_at", self._stated_at)  # pyright: ignore[reportAttributeAccessIssue]
-        return facts._assemble(
+        return self._assemble(
             dir=dir,
             name=name,
             performance_mode=performance_mode,
@@ -83,7 +71,8 @@ class KeywordRecipe(PretrainRecipe):
                 "virtual_pipeline_parallelism": virtual_pipeline_parallelism,
                 "context_parallelism": context_parallelism,
                 "sequence_parallelism": sequence_parallelism,
-                "expert_model_parallelism": expert_parallelism,
+                "expert_parallelism": expert_parallelism,
+                "precision": precision,
                 "num_nodes": num_nodes,
                 "num_gpus_per_node": num_gpus_per_node,
                 "max_steps": max_steps,
@@ -174,7 +163,7 @@ class HybridRecipe(PretrainRecipe):
         tokenizer = {}
         if tokenizer_model is not None or vocab_file is not None:
             tokenizer = {"tokenizer": self.tokenizer(tokenizer_model, vocab_file)}
-        recipe: Any = self._assemble(
+        return self._assemble(
             dir=dir,
             name=name,
             performance_mode=performance_mode,
@@ -190,10 +179,8 @@ class HybridRecipe(PretrainRecipe):
                 "limit_test_batches": limit_test_batches,
                 "limit_val_batches": limit_val_batches,
                 "log_every_n_steps": log_every_n_steps,
+                "ckpt_async_save": ckpt_async_save,
             },
             data={"seq_length": seq_length, "global_batch_size": gbs, "micro_batch_size": mbs, **tokenizer},
             checkpoint={"save_top_k": save_top_k},
         )
-        if ckpt_async_save is not AS_STATED:
-            recipe.trainer.strategy.ckpt_async_save = ckpt_async_save
-        return recipe

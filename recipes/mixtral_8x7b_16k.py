@@ -11,6 +11,7 @@ RECIPE = mixtral_8x7b.RECIPE.but(
     seq_length=16_384,
     config={"max_position_embeddings": 16_384},
     performance=None,
+    timed=True,
 )
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe

@@ -32,6 +32,9 @@ NOT_HERE = object()
 DECIDED_ELSEWHERE: dict[tuple[str, str], Elsewhere] = {}
 """By class and field; see `register_elsewhere`."""
 
+_GONE: dict[str, dict[str, str]] = {}
+"""Why a class or function, by its key, has no parameter of a name that NeMo 2.0's scripts give it."""
+
 _resolved: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
 
 
@@ -72,6 +75,18 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     with contextlib.suppress(TypeError):  # not weakly referable: computed each time
         _resolved[target] = found
     return dict(found)
+
+
+def register_gone(target: Callable[..., Any] | str, /, **reasons: str) -> None:
+    """Names that NeMo 2.0 takes or swallows and this class or function (or ``"module:qualname"``) doesn't have, each with a
+    sentence on what does its work. The error for such a name says it, in place of names that look alike."""
+    _GONE.setdefault(target if isinstance(target, str) else _key(target), {}).update(reasons)
+
+
+def gone(target: Any, name: str) -> str | None:
+    """The sentence of `register_gone`, of a base class too; None: nothing is known of this name."""
+    owners = target.__mro__ if isinstance(target, type) else (target,)
+    return next((told for owner in owners if (told := _GONE.get(_key(owner), {}).get(name))), None)
 
 
 def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:

@@ -18,7 +18,9 @@ from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 from nemo2.config.adjust import note_own_changes
-from nemo2.config.aliases import aliases_of, parameter_names, register_aliases
+from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
+from nemo2.config.attributes import guard
+from nemo2.config.dtypes import read_dtype
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
 
@@ -84,6 +86,11 @@ def is_being_made(obj: object) -> bool:
     return record is not None and record.arguments is None
 
 
+def _is_made(obj: object) -> bool:
+    record = getattr(obj, "__dict__", {}).get(_RECORD)
+    return record is not None and record.arguments is not None
+
+
 def recapture(obj: object, name: str, value: Any) -> None:
     """Take an argument that the class lets be set after construction for one that the object was made with."""
     record = obj.__dict__.get(_RECORD)
@@ -131,6 +138,7 @@ def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
             raise TypeError(f"{target.__qualname__} has __slots__ and no __dict__: its arguments can't be remembered.")
         _wrap_init(target)
         _follow_subclasses(target)
+        guard(target, ready=_is_made, refusal=unknown_name)
         register_aliases(target, **aliases)
         return target
     wrapped = _wrap_function(target)
@@ -167,7 +175,7 @@ def _wrap_init(cls: type) -> None:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # `cls` and not `type(self)`: a subclass may pass the parent's aliases to super().__init__.
-        kwargs = _real_names(cls, kwargs)
+        kwargs = {name: read_dtype(cls, name, value) for name, value in _real_names(cls, kwargs).items()}
         record = self.__dict__.get(_RECORD)
         if record is not None and record.arguments is None:
             init(self, *args, **kwargs)  # called by a subclass whose own arguments are being kept
@@ -234,7 +242,7 @@ def _parameters(target: Any) -> tuple[frozenset[str], bool]:
 
 
 def unknown_name(target: Any, name: str) -> UnknownNameError:
-    """The error for a name that `target` doesn't have, with the nearest of its parameters and aliases."""
+    """The error for a name that `target` doesn't have, with what does its work, or the nearest of its parameters and aliases."""
     shown = getattr(target, "__qualname__", str(target))
     return UnknownNameError(f"{shown} has no parameter {name!r}{_hint(target, name)}")
 
@@ -242,6 +250,8 @@ def unknown_name(target: Any, name: str) -> UnknownNameError:
 @functools.lru_cache(maxsize=4096)
 def _hint(target: Any, name: str) -> str:
     """Remembered, because `hasattr` asks too, and comparing a name with hundreds of others takes a while."""
+    if (reason := gone(target, name)) is not None:
+        return f": {reason}"
     return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
 
 

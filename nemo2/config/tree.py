@@ -34,6 +34,7 @@ from fiddle._src.experimental import serialization
 from nemo2.config import live, wire
 from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere
 from nemo2.config.capture import made_at, two_spellings, unknown_name
+from nemo2.config.dtypes import read_dtype
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError, UnknownNameError
 
@@ -92,14 +93,15 @@ class _Node:
         if alias := aliases_of(self.__fn_or_cls__).get(name):
             owner, real = alias_owner(self, name, alias)
             return getattr(owner, real)
-        if name in self.__arguments__:
+        elsewhere = decided_elsewhere(self.__fn_or_cls__, name)
+        if name in self.__arguments__ and (elsewhere is None or not self._is_default_none(name)):
             return _read_through(self, self.__arguments__[name])
-        if (elsewhere := decided_elsewhere(self.__fn_or_cls__, name)) is not None:
+        if elsewhere is not None:
             part = _read_from_root(self, elsewhere.path)
             decided = elsewhere.read(part) if isinstance(part, _Node) else NOT_HERE
             if decided is not NOT_HERE:
                 return decided
-        found, default = self._effective_default(name)
+        found, default = (True, None) if name in self.__arguments__ else self._effective_default(name)
         if found:
             return _read_through(self, default)
         raise _unreadable(self, name)
@@ -113,7 +115,7 @@ class _Node:
         if name not in info.valid_param_names and not info.has_var_keyword:
             raise unknown_name(self.__fn_or_cls__, name)
         self.__dict__.get("_defaults", {}).pop(name, None)
-        super().__setattr__(name, _adopt(value))
+        super().__setattr__(name, _adopt(read_dtype(self.__fn_or_cls__, name, value)))
 
     def __delattr__(self, name: str) -> None:
         if alias := aliases_of(self.__fn_or_cls__).get(name):
@@ -166,6 +168,11 @@ class _Node:
         if shutil.which("dot") is None:
             return None
         return self.visualize().pipe(format="svg").decode()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _is_default_none(self, name: str) -> bool:
+        """Whether a set field says None, as its default does: then it decides no more than an unset one."""
+        parameter = self.__signature_info__.parameters.get(name)
+        return self.__arguments__[name] is None and parameter is not None and parameter.default is None
 
     def _effective_default(self, name: str) -> tuple[bool, Any]:
         """Whether `name` has a default, and the default; a mutable one is the same object at every reading."""
@@ -269,7 +276,7 @@ def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any],
             raise unknown_name(target, name)
         if real in arguments:
             raise two_spellings(target, spelled[real], name)
-        arguments[real] = value
+        arguments[real] = read_dtype(target, real, value)
         spelled[real] = name
     return arguments, paths
 

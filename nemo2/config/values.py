@@ -5,7 +5,6 @@ import collections.abc
 import contextlib
 import dataclasses
 import enum
-import importlib
 import inspect
 import pathlib
 import re
@@ -15,19 +14,11 @@ from datetime import timedelta
 from typing import Any
 
 from nemo2.config.capture import is_configurable
+from nemo2.config.dtypes import named_dtype
 from nemo2.config.factories import factory_names, made_by_name
 from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
 from nemo2.names import did_you_mean
 
-DTYPE_NAMES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "float": "float32",
-    "fp64": "float64",
-    "double": "float64",
-}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -221,16 +212,14 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
                 return member
         raise WrongType(f"takes one of {', '.join(cls.__members__)}, not {_shown(value, text)}")
     if _is_torch(cls, "dtype"):
-        return _dtype(value, cls, text)
+        return _dtype(value, text)
     if _is_torch(cls, "device") and isinstance(value, str):
         return cls(value)
     raise WrongType(f"takes a {cls.__qualname__}, not {_shown(value, text)}: set its fields, or name a class of it")
 
 
-def _dtype(value: Any, cls: type, text: str | None) -> Any:
-    name = str(value).removeprefix("torch.")
-    found = getattr(importlib.import_module("torch"), DTYPE_NAMES.get(name, name), None)
-    if isinstance(found, cls):
+def _dtype(value: Any, text: str | None) -> Any:
+    if (found := named_dtype(str(value))) is not None:
         return found
     raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
 

@@ -13,6 +13,7 @@ from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModul
 from nemo2.hugging_face.api import export_ckpt as export_ckpt
 from nemo2.hugging_face.api import import_ckpt as import_ckpt
 from nemo2.hugging_face.api import load_connector_from_trainer_ckpt as load_connector_from_trainer_ckpt
+from nemo2.llm import fn as fn
 from nemo2.llm import peft as peft
 from nemo2.llm.api import finetune as finetune
 from nemo2.llm.api import generate as generate

@@ -23,6 +23,7 @@ from torch import Tensor
 from nemo2.backend import get_backend
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
+from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
 from nemo2.config.machine_settings import adjust_to, announce
 from nemo2.errors import ConfigError
@@ -33,6 +34,7 @@ from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.forms import with_model
 from nemo2.parallel.loss import MaskedTokenLossReduction
+from nemo2.parallel.module_functions import FNMixin
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -268,8 +270,16 @@ def _uncompiled(function: Any) -> Any:
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 
+def _of_the_data(data: Any) -> Any:
+    """The sequence length, where the data module has it."""
+    return data.seq_length if hasattr(data, "seq_length") else NOT_HERE
+
+
+register_elsewhere("nemo2.models.gpt:GPTConfig", "data", seq_length=_of_the_data)
+
+
 @configurable
-class GPTModel(pl.LightningModule):
+class GPTModel(FNMixin, pl.LightningModule):
     """A GPT as Lightning and ``MegatronStrategy`` see it.
 
     The Megatron model is built in ``configure_model``, once the process groups exist; until then the object is cheap.

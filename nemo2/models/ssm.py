@@ -18,11 +18,30 @@ from megatron.core.activations import squared_relu
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.backend.extras import has, have_te
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
+from nemo2.models.gpt_step import gpt_forward_step
 from nemo2.models.walker import pattern_problems
+
+ssm_forward_step = gpt_forward_step
+"""NeMo's name of the same step: a hybrid takes the arguments of a GPT model, and its mask is None too."""
+_TOKENIZER = (
+    "NeMo 2.0's converter of weights reads it; here a tokenizer is the model's and the data's (data.tokenizer)."
+)
+register_gone(
+    "nemo2.models.ssm:SSMConfig",
+    tokenizer_library=_TOKENIZER,
+    tokenizer_name=_TOKENIZER,
+    tokenizer_model_path=_TOKENIZER,
+    vocab_file=_TOKENIZER,
+    mapping_type="NeMo 2.0's converter of weights reads it; nemo2 import reads the layers from hybrid_override_pattern.",
+    get_attention_mask_from_fusion="NeMo 2.0 takes it and does nothing with it; hybrids are always causal. Leave it out.",
+    pre_process="the pipeline stage decides; give it to configure_model(pre_process=...).",
+    post_process="the pipeline stage decides; give it to configure_model(post_process=...).",
+)
 
 
 def default_stack_spec(config: "SSMConfig") -> ModuleSpec:

@@ -12,9 +12,11 @@ from typing import Any
 
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, is_being_made, recapture, unknown_name
+from nemo2.config.dtypes import read_dtype
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
+from nemo2.strategies.megatron_config import strictness_of
 
 _KEPT_AS: Mapping[str, str] = {
     "ckpt_load_optimizer": "form.load_optimizer",
@@ -66,11 +68,12 @@ class LiveSettings:
                 f"strategy.{name}={value!r}: the strategy is connected to its model, which was laid out by "
                 f"{name}={getattr(self, name)!r}. Set it before the trainer runs, or give it to {type(self).__name__}(...)."
             )
+        value = read_dtype(type(self), name, value)
         if name in _SIZES:
             self._resize(name, value)
         elif name in _WRITABLE:
             owner, attribute = _place(self, name)
-            owner.__dict__[attribute] = value
+            owner.__dict__[attribute] = strictness_of(value) if name == "ckpt_load_strictness" else value
         else:
             raise ConfigError(
                 f"strategy.{name}={value!r}: it is read when the strategy is made. Give it to {type(self).__name__}(...)."

@@ -1,16 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of `MegatronStrategy`: their resolution and their refusals."""
 
-from typing import Any
+from typing import Any, Optional, Union
+
+from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from nemo2.config.adjust import adjust
+from nemo2.config.aliases import register_gone
 from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 
 MAIN_PARAMETERS_TWICE = (
     "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer's state holds the main parameters "
     "already. Set one of them to False."
 )
+
+_OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer say whether optimizer state takes part in checkpoints"
+_PRECISION = "dtypes are the precision's: nl.Trainer(plugins=nl.MegatronMixedPrecision({})); leave it out here"
+register_gone(
+    "nemo2.strategy:MegatronStrategy",
+    store_optimizer_states=f"NeMo 2.0 takes it and does nothing with it; {_OPTIMIZER_STATE}. Leave it out.",
+    ckpt_include_optimizer=f"NeMo 2.0 takes it and does nothing with it; {_OPTIMIZER_STATE}.",
+    enable_nemo_ckpt_io="NeMo 2.0 takes it and does nothing with it; checkpoint_io is the writer. Leave it out.",
+    always_save_context="it is of nl.ModelCheckpoint(always_save_context=...).",
+    ckpt_type="it is save_ckpt_format now, 'torch_dist'.",
+    no_ddp_communication_hook="Megatron-Core's buffers have no such hooks. Leave it out.",
+    plugins="they are the trainer's: nl.Trainer(plugins=...).",
+    params_dtype=_PRECISION.format("params_dtype=...") + ".",
+    autocast_dtype=_PRECISION.format("autocast_dtype=...") + ".",
+    precision=_PRECISION.format("precision=...") + ".",
+)
+
+
+def strictness_of(asked: Optional[Union[str, bool]]) -> Optional[str]:
+    """The name of Megatron-Core's ``StrictHandling`` that ``ckpt_load_strictness`` asks for; None: Megatron-Core's default.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    if asked is None or asked is True:
+        return None
+    if asked is False:
+        return StrictHandling.LOG_ALL.value
+    known = [item.value for item in StrictHandling]
+    if asked not in known:
+        raise ConfigError(
+            f"strategy.ckpt_load_strictness={asked!r}: must be one of {', '.join(known)}, or None{did_you_mean(asked, known)}"
+        )
+    return asked
 
 
 def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:

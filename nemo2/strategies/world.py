@@ -34,7 +34,7 @@ class WorldStrategy(DDPStrategy):
     use_te_rng_tracker: bool = False
     _captures: bool = False
     """Whether steps are captured in CUDA graphs."""
-    _make_groups: bool = True
+    _init_model_parallel: bool = True
     _groups: dict[str, Any]
     """Further arguments of Megatron-Core's ``initialize_model_parallel``."""
 
@@ -54,7 +54,7 @@ class WorldStrategy(DDPStrategy):
         backend.install()
         backend.set_device(self.local_rank)
         super().setup_environment()
-        if self._make_groups:
+        if self._init_model_parallel:
             if getattr(self, "_grouped", self.layout) != self.layout:
                 destroy_model_parallel()
             initialize_model_parallel(self.layout, timeout=self._timeout, **self._groups)

@@ -8,7 +8,8 @@ import fiddle as fdl
 import pytest
 import torch
 
-from nemo2 import llm, recipes
+from nemo2 import ModelCheckpoint, llm, recipes
+from nemo2.callbacks import TimingCallback
 from nemo2.config import who_set
 from nemo2.errors import ConfigError
 from nemo2.recipes import llama3_8b, llama32_1b
@@ -35,6 +36,32 @@ def test_trainer_takes_the_facts_unless_told_otherwise() -> None:
     assert (strategy.virtual_pipeline_model_parallel_size, strategy.context_parallel_size) == (2, 1)
     assert (strategy.sequence_parallel, strategy.pipeline_dtype) == (True, torch.bfloat16)
     assert (asked.num_nodes, asked.devices, asked.max_steps, asked.callbacks) == (3, 16, 7, [])
+
+
+def test_nemos_own_arguments_of_some_factories() -> None:
+    assert llm.mixtral_8x7b.trainer(expert_parallelism=2).strategy.expert_model_parallel_size == 2
+    with pytest.raises(ConfigError, match="two names of one size"):
+        llm.mixtral_8x7b.trainer(expert_parallelism=2, expert_model_parallelism=2)
+    experts = llm.llama4_e16.trainer(expert_tensor_parallelism=2, expert_model_parallelism=8).strategy
+    assert (experts.expert_tensor_parallel_size, experts.expert_model_parallel_size) == (2, 8)
+    hybrid = llm.nemotronh_8b.trainer(dir="/there", save_top_k=3, ckpt_async_save=True, val_check_interval=7)
+    saves = hybrid.callbacks[-1]
+    assert hybrid.strategy.ckpt_async_save is True
+    assert (saves.dirpath, saves.save_top_k, saves.every_n_train_steps) == ("/there", 3, 7)
+    assert isinstance(saves, ModelCheckpoint) and not any(
+        isinstance(one, ModelCheckpoint) for one in llm.nemotronh_8b.trainer().callbacks
+    )
+    assert llm.gemma3_1b.model(seq_length=512).config.seq_length == 512
+    assert llm.starcoder_15b.starcoder_trainer(precision="16-mixed").plugins.precision == "16-mixed"
+    with pytest.raises(ConfigError, match="precision='bf61': one of 'bf16-mixed'"):
+        llm.starcoder_15b.starcoder_trainer(precision="bf61")
+
+
+def test_a_trainer_alone_is_timed_where_nemos_is() -> None:
+    timed = {name for name in recipes.names() if getattr(recipes, name).trainer().callbacks}
+    long, hybrids = {"llama3_70b_64k", "mixtral_8x7b_16k", "mixtral_8x7b_64k"}, ("nemotronh", "nemotron_nano")
+    assert timed == long | {name for name in recipes.names() if name.startswith(hybrids)}
+    assert all(isinstance(getattr(recipes, name).trainer().callbacks[0], TimingCallback) for name in timed)
 
 
 def test_what_is_asked_for_is_returned_even_where_it_cannot_run() -> None:

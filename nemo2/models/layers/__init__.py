@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transformer layers in plain PyTorch: what runs where Transformer Engine cannot."""
 
-from nemo2.models.layers.activation import openai_gelu, quick_gelu, squared_relu
+from megatron.core.activations import squared_relu
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
+from megatron.core.transformer.utils import openai_gelu
+
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.experts import TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA

@@ -1,25 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations of feed-forward layers beyond those in torch, and their gated form as `TransformerConfig` describes it."""
+"""The gated form of activations, as `TransformerConfig` describes it."""
 
-import torch
-import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)^2 (Primer, arXiv:2109.08668); Nemotron's activation."""
-    return F.relu(x).square()
-
-
-def openai_gelu(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation (Hendrycks & Gimpel, arXiv:1606.08415, section 2); Gemma's and GPT-2's activation."""
-    return F.gelu(x, approximate="tanh")
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), GELU by a logistic approximation (arXiv:1606.08415, section 2); gpt-oss' activation."""
-    return x * torch.sigmoid(1.702 * x)
 
 
 def activate(x: Tensor, config: TransformerConfig) -> Tensor:

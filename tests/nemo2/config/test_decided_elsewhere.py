@@ -9,10 +9,11 @@ from typing import Any
 
 import fiddle as fdl
 import pytest
+import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from nemo2.config import Config, flatten
-from nemo2.recipes import llama3_8b, llama_tiny
+from nemo2.recipes import llama3_8b, llama3_8b_16k, llama_tiny
 from nemo2.recipes.precision import mixed_precision
 from nemo2.settle import Machine, settle
 from support import small_runs
@@ -54,6 +55,23 @@ def test_copies_follow_their_own_precision_and_what_is_set_stays() -> None:
     assert flatten(recipe) == before, "reading sets nothing"
     recipe.strategy.ddp.grad_reduce_in_fp32 = False
     assert kept.grad_reduce_in_fp32 is False
+
+
+@pytest.mark.parametrize(("plugin", "dtype"), [("bf16_mixed", torch.bfloat16), ("fp16_mixed", torch.float16)])
+def test_unset_dtypes_and_lengths_read_as_what_runs_and_an_explicit_none_is_unset(plugin: str, dtype: Any) -> None:
+    recipe = llama3_8b_16k.pretrain_recipe()
+    recipe.trainer.plugins = getattr(mixed_precision, plugin)()
+    assert recipe.trainer.strategy.__arguments__["pipeline_dtype"] is None, "the recipe's factory says so"
+    for name in ("params_dtype", "pipeline_dtype", "autocast_dtype"):
+        recipe.trainer.plugins.__arguments__.pop(name, None)
+    settled = settle(recipe, Machine(model="h100", transformer_engine="2.8"))
+    assert recipe.trainer.strategy.pipeline_dtype is recipe.trainer.plugins.pipeline_dtype is dtype
+    assert recipe.trainer.plugins.params_dtype is settled.objects["model.config"].params_dtype is dtype
+    assert recipe.model.config.seq_length == recipe.data.seq_length == 16_384
+    recipe.data.seq_length = 4096
+    assert recipe.model.config.seq_length == 4096 and "seq_length" not in recipe.model.config.__arguments__
+    recipe.trainer.strategy.pipeline_dtype = torch.float32
+    assert recipe.trainer.strategy.pipeline_dtype is torch.float32
 
 
 @pytest.mark.parametrize("plugins", [None, []])

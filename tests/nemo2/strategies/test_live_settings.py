@@ -52,6 +52,15 @@ def test_what_is_set_before_the_run_is_part_of_it_and_of_its_config() -> None:
     assert strategy.layout.cp == strategy.context_parallel_size == 1
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(False, "log_all"), (True, None), (None, None), ("log_all", "log_all")])
+def test_strictness_is_judged_where_it_is_set_and_false_is_nemos_for_logging(asked: Any, kept: Any) -> None:
+    later = nl.MegatronStrategy()
+    later.ckpt_load_strictness = asked
+    assert later.form.strictness == nl.MegatronStrategy(ckpt_load_strictness=asked).form.strictness == kept
+    with pytest.raises(ConfigError, match="ckpt_load_strictness='log_al': must be one of .*did you mean 'log_all'"):
+        later.ckpt_load_strictness = "log_al"
+
+
 def test_a_name_that_means_nothing_and_one_that_is_too_late_are_refused() -> None:
     strategy = nl.MegatronStrategy()
     with pytest.raises(UnknownNameError, match="MegatronStrategy has no parameter 'sequence_paralel'; did you mean"):

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dtypes by their names: ``"bf16"``, ``"bfloat16"`` and ``"torch.bfloat16"`` where a parameter asks for a ``torch.dtype``.
+
+Scripts and files name dtypes as text. Text that stayed text would be unequal to the dtype it names. torch is imported
+when there is a text to read.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from nemo2.errors import ConfigError
+
+DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "double": "float64",
+}
+
+
+def named_dtype(name: str) -> Any:
+    """The ``torch.dtype`` of this name; None where it is none."""
+    torch = importlib.import_module("torch")
+    short = name.removeprefix("torch.")
+    found = getattr(torch, DTYPE_NAMES.get(short, short), None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def read_dtype(target: Callable[..., Any], name: str, value: Any) -> Any:
+    """``value`` for the parameter ``name`` of ``target``: text as the dtype that it names, where the parameter asks for a dtype.
+
+    Raises:
+        ConfigError: the text names none.
+    """
+    if not isinstance(value, str) or name not in _dtype_parameters(target):
+        return value
+    found = named_dtype(value)
+    if found is None:
+        owner = getattr(target, "__qualname__", str(target))
+        raise ConfigError(f"{name}={value!r} of {owner} names no dtype: write torch.bfloat16, or 'bf16'.")
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtype_parameters(target: Callable[..., Any]) -> frozenset[str]:
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return frozenset()
+    return frozenset(parameter.name for parameter in parameters if _is_dtype(parameter.annotation))
+
+
+def _is_dtype(annotation: Any) -> bool:
+    """Whether an annotation asks for a ``torch.dtype``, and text isn't one of the other things that it asks for."""
+    if isinstance(annotation, str):
+        return re.fullmatch(r"(Optional\[)?torch\.dtype(\]| \| None)?", annotation) is not None
+    choices = typing.get_args(annotation) or (annotation,)
+    named = {f"{getattr(one, '__module__', '')}.{getattr(one, '__qualname__', '')}" for one in choices}
+    return "torch.dtype" in named and str not in choices

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo's ``llm.fn``: functions over modules, and the activations that model configurations name, which are Megatron-Core's."""
+
+from nemo2.models.layers import openai_gelu, quick_gelu, squared_relu
+from nemo2.parallel.module_functions import FNMixin, forall, map, walk
+
+__all__ = ["FNMixin", "forall", "map", "openai_gelu", "quick_gelu", "squared_relu", "walk"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions over the modules of a model by NeMo 2.0's names (``llm.fn``): `map`, `walk`, `forall`, and `FNMixin` for models.
+
+`nemo2.parallel.transform` is what trains a changed model under its own names, on any layout; these are for scripts that change
+a module by themselves.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from torch import nn
+
+from nemo2.errors import ConfigError
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def map(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kwargs: Any) -> _Module:
+    """``module`` after ``func(module)`` of it and of its children; the children's children are left alone.
+
+    Args:
+        func: Returns the module that takes the place of its argument. Of the keywords ``i`` (number among its siblings),
+            ``name``, ``prefix`` (dotted path of the parent) and those of ``kwargs``, it gets those that it has.
+        leaf_only: Call it only with modules that have no children.
+
+    Raises:
+        ConfigError: ``func`` returned something else than a module.
+    """
+    return _mapped(module, func, leaf_only, depth=1, kwargs=kwargs, seen={})
+
+
+def walk(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kwargs: Any) -> _Module:
+    """`map`, over all modules below: a parent first, then the children of what it became. A module in two places is seen once."""
+    return _mapped(module, func, leaf_only, depth=None, kwargs=kwargs, seen={})
+
+
+def forall(module: nn.Module, func: Callable[[nn.Module], Any], recurse: bool = False) -> bool:
+    """Whether ``func`` holds for ``module``; with ``recurse`` for each module below it too."""
+    return all(bool(func(one)) for one in (module.modules() if recurse else [module]))
+
+
+class FNMixin:
+    """The functions as methods of a model, over the model as a whole."""
+
+    def map(self, func: Callable[..., Any], leaf_only: bool = False) -> Self:
+        return map(self, func, leaf_only=leaf_only)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+    def walk(self, func: Callable[..., Any], leaf_only: bool = False) -> Self:
+        return walk(self, func, leaf_only=leaf_only)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+    def forall(self, func: Callable[[nn.Module], Any], recurse: bool = False) -> bool:
+        return forall(self, func, recurse=recurse)  # pyright: ignore[reportArgumentType]
+
+    def freeze(self) -> None:
+        """No parameter is trained. Before the model is wrapped for training: gradient buffers have no holes."""
+        self.requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def unfreeze(self) -> None:
+        self.requires_grad_(True)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _mapped(
+    module: Any, func: Callable[..., Any], leaf_only: bool, *, depth: Any, kwargs: dict[str, Any], seen: dict[int, Any]
+) -> Any:
+    if id(module) in seen:
+        return seen[id(module)]
+    made = module
+    if not (leaf_only and module._modules):
+        made = func(module, **_accepted(func, kwargs))
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"{_called(func)} returned {type(made).__name__}: it must return the module, changed or not."
+            )
+    seen[id(module)] = seen[id(made)] = made
+    if depth == 0:
+        return made
+    path = ".".join(filter(None, [kwargs.get("prefix"), kwargs.get("name")]))
+    others = {key: value for key, value in kwargs.items() if key not in ("i", "name", "prefix")}
+    for i, (name, child) in enumerate(list(made._modules.items())):
+        if child is not None:
+            inside = others | {"i": i, "name": name, "prefix": path}
+            made._modules[name] = _mapped(
+                child, func, leaf_only, depth=None if depth is None else depth - 1, kwargs=inside, seen=seen
+            )
+    return made
+
+
+def _accepted(func: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(func).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return kwargs
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in kwargs.items() if name in names}
+
+
+def _called(func: Callable[..., Any]) -> str:
+    return getattr(func, "__qualname__", type(func).__name__)
