@@ -44,7 +44,7 @@ def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, s
         original(self, name, value)
 
     setattr(__setattr__, _GUARD, True)
-    cls.__setattr__ = __setattr__
+    cls.__setattr__ = __setattr__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _means_nothing(obj: Any, name: str) -> bool:
