@@ -147,7 +147,25 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.mcore_optimizer.reload_model_params()
 
     def sharded_state_dict(self, model_state: dict[str, Any], *, is_loading: bool = False, **options: Any) -> Any:
+        if not is_loading:
+            self._make_state()
         return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
+
+    def _make_state(self) -> None:
+        """Have parameters that were never updated, as none is before the first step, the state that their first update begins
+        with: a checkpoint without it can't be loaded, and the distributed optimizer can't write one."""
+        for part in getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer]):
+            inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
+            if inner is None or make is None:
+                continue
+            make(inner, part.config)
+            if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # counts with each parameter
+                for state in inner.state.values():
+                    state.setdefault("step", torch.tensor(0.0))
+            elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: with each group
+                for group in inner.param_groups:
+                    if group["params"]:
+                        group.setdefault("step", 0)
 
     def state_dict(self) -> dict[str, Any]:
         return self.mcore_optimizer.state_dict()
