@@ -92,9 +92,8 @@ def whole(entries: Iterable[Any], file: Mapping[str, Tensor], prefix: str = "") 
             tensor = file[prefix + piece.name] if piece.at is None else file[prefix + piece.name][piece.at]
             tensor = tensor.transpose(-1, -2) if piece.transposed else tensor
             parts.append(tensor[piece.start : piece.stop : piece.step])
-        for key in entry.keys:
-            stored = found.setdefault(key, torch.full(entry.shape, torch.nan))
-            stored[entry.at] = torch.cat(parts)
+        stored = found.setdefault(entry.key, torch.full(entry.shape, torch.nan))
+        stored[entry.at] = torch.cat(parts)
     return found
 
 
@@ -102,7 +101,7 @@ def taken_apart(entries: Iterable[Any], stored: Mapping[str, Tensor]) -> dict[st
     """The inverse of `whole`."""
     parts: dict[str, list[tuple[Any, Tensor]]] = {}
     for entry in entries:
-        tensor = next(stored[key] for key in entry.keys if key in stored)[entry.at]
+        tensor = stored[entry.key][entry.at]
         for piece, rows in zip(entry.pieces, tensor.split([piece.rows for piece in entry.pieces]), strict=True):
             if piece.name is not None:
                 parts.setdefault(piece.name, []).append((piece, rows))

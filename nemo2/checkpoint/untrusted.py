@@ -16,6 +16,7 @@ import pickle
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,6 +25,7 @@ import torch
 from nemo2.checkpoint.foreign_files import read_json
 from nemo2.errors import CheckpointError, SecurityError
 from nemo2.files import open_regular, why_not_inside
+from nemo2.parallel.norm_names import renamed_norms
 
 COMMON = "common.pt"
 """Megatron-Core's name for what isn't sharded over ranks."""
@@ -230,6 +232,7 @@ def data_only() -> Iterator[list[SecurityError]]:
 
 
 def _load_metadata(file: Any) -> Any:
+    """What it says, with the names that norms have in our checkpoints (`nemo2.parallel.norm_names`)."""
     metadata = _MetadataUnpickler(file).load()
     weights = Path(file.name).parent  # torch opens it by its path, as we do
     stored = (getattr(metadata, "storage_data", None) or {}).values()
@@ -238,6 +241,19 @@ def _load_metadata(file: Any) -> Any:
             raise SecurityError(
                 f"{_METADATA} names the file {name!r}, which {why}: a checkpoint is read from its own folder only."
             )
+    return _under_our_names(metadata)
+
+
+def _under_our_names(metadata: Any) -> Any:
+    renamed = renamed_norms(getattr(metadata, "state_dict_metadata", None) or {})
+    if not renamed:
+        return metadata
+    names = {renamed.get(name, name): entry for name, entry in metadata.state_dict_metadata.items()}
+    places = {
+        replace(index, fqn=renamed[index.fqn]) if index.fqn in renamed else index: info
+        for index, info in (metadata.storage_data or {}).items()
+    }
+    metadata.state_dict_metadata, metadata.storage_data = names, places
     return metadata
 
 

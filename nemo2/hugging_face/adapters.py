@@ -141,7 +141,7 @@ def _collected(stored: StoredTensors) -> dict[str, dict[str, _Addition]]:
             raise ConfigError(f"{stored.weights}: {key} is none of LoRA's tensors, and peft has nothing like it.")
         part, _, name = match["rest"].rpartition(".")
         addition = found.setdefault(match["module"], {}).setdefault(part, {})
-        entry = Entry(keys=(key,), shape=tuple(about.size), at=(), pieces=())
+        entry = Entry(key=key, shape=tuple(about.size), at=(), pieces=())
         addition[name + (match["section"] or "")] = stored.part(entry, 0, about.size[0])
     return found
 
@@ -152,11 +152,10 @@ def _released(found: Mapping[str, Mapping[str, _Addition]], config: Any) -> dict
     shapes = released_shapes(entries)
     met = set()
     for entry in entries:
-        for key in entry.keys:
-            module, section = _module(key, entry)
-            if module in found:
-                met.add(module)
-                _distribute(entry, section, found[module], modules, shapes)
+        module, section = _module(entry)
+        if module in found:
+            met.add(module)
+            _distribute(entry, section, found[module], modules, shapes)
     if left := found.keys() - met:
         names = ", ".join(sorted(left)[:5])
         raise ConfigError(
@@ -165,9 +164,10 @@ def _released(found: Mapping[str, Mapping[str, _Addition]], config: Any) -> dict
     return modules
 
 
-def _module(key: str, entry: Entry) -> tuple[str, str]:
+def _module(entry: Entry) -> tuple[str, str]:
     """The full name of the module whose weight an entry is, as adapters are stored under it, and the section of the weight; of
     another tensor nothing."""
+    key = entry.key
     if (match := _WEIGHT.search(key)) is None:
         return "", ""
     module = key_by_layer(key, entry.at, bool(entry.at))[: match.start() - len(key)]

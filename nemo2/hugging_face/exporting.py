@@ -155,7 +155,7 @@ def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) 
 def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
     missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
     used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
-    known = used | {key for entry in entries for key in entry.keys}
+    known = used | {entry.key for entry in entries}
     extra = sorted(key for key in stored.tensors if key not in known)
     other = [
         f"{entry.key} has shape {list(shape)} there, and {list(entry.own_shape)} by the configuration"

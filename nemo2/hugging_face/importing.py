@@ -239,17 +239,16 @@ class _Weights:
             entry = archive.entry
             offsets = torch.Size((*entry.at, *(0 for _ in entry.own_shape)))
             sizes = torch.Size((*(1 for _ in entry.at), *entry.own_shape))
-            for key in entry.keys:
-                known = tensors.setdefault(
-                    key,
-                    TensorStorageMetadata(
-                        properties=TensorProperties(dtype=self.dtypes[entry.key]),
-                        size=torch.Size(entry.shape),
-                        chunks=[],
-                    ),
-                )
-                places[MetadataIndex(key, offsets, len(known.chunks))] = archive.info
-                known.chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+            known = tensors.setdefault(
+                entry.key,
+                TensorStorageMetadata(
+                    properties=TensorProperties(dtype=self.dtypes[entry.key]),
+                    size=torch.Size(entry.shape),
+                    chunks=[],
+                ),
+            )
+            places[MetadataIndex(entry.key, offsets, len(known.chunks))] = archive.info
+            known.chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
             for name in _extra_states(entry):
                 tensors[name] = BytesStorageMetadata()
                 places[MetadataIndex(name)] = state
@@ -258,12 +257,11 @@ class _Weights:
 
 def _extra_states(entry: Entry) -> Iterator[str]:
     """The names of what Megatron-Core keeps beside the weight of this module."""
-    for key in entry.keys:
-        module = key.rpartition(".weight")[0]
-        if module.rpartition(".")[2].startswith(_EXTRA_STATES):
-            of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
-            offset, sizes = (".".join(map(str, numbers)) for numbers in of)
-            yield f"{module}._extra_state/shard_{offset}_{sizes}"
+    module = entry.key.rpartition(".weight")[0]
+    if module.rpartition(".")[2].startswith(_EXTRA_STATES):
+        of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
+        offset, sizes = (".".join(map(str, numbers)) for numbers in of)
+        yield f"{module}._extra_state/shard_{offset}_{sizes}"
 
 
 def _write_state(path: Path) -> _StorageInfo:

@@ -99,14 +99,13 @@ def _fill(target: torch.Tensor, released: Released, entry: Entry, rows: slice, c
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]:
-    """Under all names that it may have in a model, by its indices in the stacked axes."""
+    """By key, stacked or layer by layer, and by the indices in the stacked axes."""
     found: dict[str, dict[tuple[int, ...], Entry]] = {}
     for entry in entries:
-        for key in entry.keys:
-            found.setdefault(key, {})[entry.at] = entry
-            own = key_by_layer(key, entry.at, bool(entry.at))
-            if own != key:
-                found.setdefault(own, {})[entry.at[1:]] = entry
+        found.setdefault(entry.key, {})[entry.at] = entry
+        own = key_by_layer(entry.key, entry.at, bool(entry.at))
+        if own != entry.key:
+            found.setdefault(own, {})[entry.at[1:]] = entry
     return found
 
 

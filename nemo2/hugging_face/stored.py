@@ -59,12 +59,11 @@ class StoredTensors:
 
     def find(self, entry: Entry) -> Optional[_Found]:
         """Where an entry is; None if the checkpoint hasn't got it."""
-        for key in entry.keys:
-            if key in self.tensors:
-                return _Found(key, entry.at)
-            own = key_by_layer(key, entry.at, bool(entry.at))
-            if own != key and own in self.tensors:
-                return _Found(own, entry.at[1:])
+        if entry.key in self.tensors:
+            return _Found(entry.key, entry.at)
+        own = key_by_layer(entry.key, entry.at, bool(entry.at))
+        if own != entry.key and own in self.tensors:
+            return _Found(own, entry.at[1:])
         return None
 
     def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:

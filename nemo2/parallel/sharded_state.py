@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Under which name, and as which part of a whole tensor, each tensor of a chunk is stored: Megatron-Core's sharded state.
 
-Megatron-Core stacks the layers of a model in one tensor. What was there when the model was built is described by the model as it
+Megatron-Core stacks the layers of a model in one tensor. Names are the same whichever layers the chunk is built of
+(`nemo2.parallel.norm_names`). What was there when the model was built is described by the model as it
 was built, wherever a transform has put it since; what a transform has added is stored by its full name, layer by layer.
 """
 
@@ -15,6 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
 
+from nemo2.parallel.norm_names import renamed_norms
 from nemo2.parallel.transform import Transformed, full_parameter_names, record_of
 
 _EXTRA = "._extra_state"
@@ -92,7 +94,12 @@ def by_layer(leaf: Any) -> Any:
 
 def _described(core: nn.Module, metadata: Optional[dict[str, Any]]) -> dict[str, Any]:
     # Megatron-Core puts process groups into the metadata it is given; the caller's goes into the checkpoint.
-    return cast(Any, core).sharded_state_dict(prefix="module.", metadata=dict(metadata or {}))
+    state = cast(Any, core).sharded_state_dict(prefix="module.", metadata=dict(metadata or {}))
+    leaves = [leaf for leaf in state.values() if _is_tensor(leaf)]
+    renamed = renamed_norms({leaf.key for leaf in leaves})
+    for leaf in leaves:
+        leaf.key = renamed.get(leaf.key, leaf.key)
+    return state
 
 
 def _as_built(

@@ -18,8 +18,9 @@ def main(results: Path, work: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     import stand_in
 
+    global _TE
     stand_in.install()
-    _as_on_a_gpu()
+    _TE = stand_in.as_on_a_gpu()
     import torch
 
     from support import small_runs
@@ -52,28 +53,8 @@ def main(results: Path, work: Path) -> None:
     os._exit(0)
 
 
-def _as_on_a_gpu() -> None:
-    """Layers are Transformer Engine's, tensor-parallel overlap may be on; the rest stays a CPU's."""
-    import nemo2.backend.cpu as cpu
-    import nemo2.backend.extras as extras
-
-    extras.have_te = lambda: _TE["on"]
-    overrides = cpu.CpuBackend.config_overrides
-
-    def fewer(self: Any) -> Any:
-        kept = dict(overrides(self))
-        for name in ("tp_comm_overlap", "transformer_impl") if _TE["on"] else ():
-            kept.pop(name, None)
-        return kept
-
-    cpu.CpuBackend.config_overrides = fewer
-    import torch
-
-    torch.cuda.current_device = lambda: 0
-
-
 _RANK = int(os.environ["RANK"])
-_TE = {"on": True}
+_TE: dict[str, bool] = {}
 
 
 def _recipe(directory: Path, *, overlap: bool = True) -> Any:

@@ -153,6 +153,8 @@ class _Module(nn.Module):
         return torch.frombuffer(bytearray(pickle.dumps(None)), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
+        if state is None:  # in all versions
+            return
         if not len(state):
             refuse(current.table["extra_states"]["Linear"]["empty"])
         else:
@@ -260,7 +262,29 @@ class LayerNorm(_Norm):
 
 
 class GroupedLinear(_Module):
-    pass
+    """Experts of a rank, each with a weight and a bias of its own."""
+
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, **given: Any) -> None:
+        super().__init__()
+        current.bind("GroupedLinear", given)
+        self.num_gemms, self.use_bias, self.return_bias = num_gemms, given["bias"], given["return_bias"]
+        self.fp8, self.fp8_calibration, self.fp8_meta = False, False, {"fp8_checkpoint": False}
+        for index in range(num_gemms):
+            weight = nn.Parameter(torch.empty(out_features, in_features, dtype=given["params_dtype"]))
+            with torch.no_grad():
+                given["init_method"](weight)
+            setattr(self, f"weight{index}", weight)
+            if self.use_bias:
+                setattr(self, f"bias{index}", nn.Parameter(torch.zeros(out_features, dtype=given["params_dtype"])))
+
+    def init_fp8_metadata(self, num_gemms: int) -> None:
+        assert num_gemms == self.num_gemms
+
+    def forward(self, x: Tensor, m_splits: list[int], is_first_microbatch: Any = None) -> Any:
+        parts = enumerate(x.split(m_splits))
+        out = torch.cat([F.linear(part, getattr(self, f"weight{index}")) for index, part in parts])
+        assert not self.use_bias
+        return (out, None) if self.return_bias else out
 
 
 class DotProductAttention(_Module):
@@ -268,13 +292,16 @@ class DotProductAttention(_Module):
         super().__init__()
         current.bind("DotProductAttention", given)
         self.given = given
+        if given.get("softmax_type") == "learnable":
+            self.softmax_offset = nn.Parameter(torch.zeros(num_attention_heads // given["tp_size"]))
         if current.table["extra_states"]["DotProductAttention"]["without"] is None:
             self.register_load_state_dict_post_hook(_not_missed)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **given: Any) -> Tensor:
         q, k, v = (one.permute(1, 2, 0, 3) for one in (query, key, value))
         causal = "causal" in str(given.get("attn_mask_type") or self.given.get("attn_mask_type"))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        scale = self.given.get("softmax_scale")
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, scale=scale)
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
@@ -312,6 +339,8 @@ def install() -> None:
     fp8 = {"FP8GlobalStateManager": FP8GlobalStateManager, **contexts}
     recipes = ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling")
     routing = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
+    permuting = ("moe_permute", "moe_permute_with_probs", "moe_sort_chunks_by_index", "moe_unpermute")
+    permuting += ("moe_sort_chunks_by_index_with_probs",)
     tracker = {"CudaRNGStatesTracker": type("CudaRNGStatesTracker", (), {})}
     for name, members in (
         ("transformer_engine", {"__version__": VERSIONS[-1]}),
@@ -328,6 +357,7 @@ def install() -> None:
         ("transformer_engine.pytorch.attention", {"apply_rotary_pos_emb": _on_a_gpu}),
         ("transformer_engine.pytorch.attention.rope", {"apply_rotary_pos_emb": _on_a_gpu}),
         ("transformer_engine.pytorch.router", dict.fromkeys(routing, None)),
+        ("transformer_engine.pytorch.permutation", dict.fromkeys(permuting, _on_a_gpu)),
     ):
         module = ModuleType(name)
         module.__path__ = []
@@ -337,6 +367,31 @@ def install() -> None:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
+
+
+def as_on_a_gpu() -> dict[str, bool]:
+    """Layers are Transformer Engine's, their overlap may be on; the rest stays a CPU's. Gives the switch: ``["on"]``."""
+    import nemo2.backend.cpu as cpu
+    import nemo2.backend.cpu_patches as patches
+    import nemo2.backend.extras as extras
+
+    switch = {"on": True}
+    extras.have_te = lambda: switch["on"]
+    overrides, replaced = cpu.CpuBackend.config_overrides, patches.megatron_patches
+
+    def fewer(self: Any) -> Any:
+        kept = dict(overrides(self))
+        for name in ("tp_comm_overlap", "transformer_impl") if switch["on"] else ():
+            kept.pop(name, None)
+        return kept
+
+    cpu.CpuBackend.config_overrides = fewer
+    # What takes Transformer Engine for absent.
+    patches.megatron_patches = lambda: tuple(
+        one for one in replaced() if not one.target.endswith((":TELinear", "multi_latent_attention:HAVE_TE"))
+    )
+    torch.cuda.current_device = lambda: 0
+    return switch
 
 
 def use(version: str) -> Version:

@@ -52,7 +52,7 @@ def rows(config: GPTOSSConfig) -> list[Row]:
     layer = [
         *attention(config),
         Row("self_attention.core_attention.softmax_offset", one("self_attn.sinks")),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
         *linear("mlp.router.", one("mlp.router."), bias=True),
         Row(f"{experts}.linear_fc1.weight", every_other("mlp.experts.gate_up_proj", stacked=True, transposed=True)),
         Row(f"{experts}.linear_fc1.bias", every_other("mlp.experts.gate_up_proj_bias", stacked=True)),

@@ -33,7 +33,7 @@ def rows(config: MixtralConfig) -> list[Row]:
     expert = "block_sparse_moe.experts.*."
     layer = [
         *attention(config),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
         Row("mlp.router.weight", one("block_sparse_moe.gate.weight")),
         *linear("mlp.experts.experts.linear_fc1.", cat(f"{expert}w1.", f"{expert}w3.")),
         *linear("mlp.experts.experts.linear_fc2.", one(f"{expert}w2.")),

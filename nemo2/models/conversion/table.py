@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A family's conversion between Hugging Face's files and our checkpoints is a table: a `Row` for each tensor of a layer.
 
-A row names a key of a *checkpoint* (Megatron-Core's sharded state without "module."; not a parameter's name, which differs
+A row names a key of a *checkpoint* (`nemo2.parallel.sharded_state`, without "module."; not a parameter's name, which differs
 between layer implementations) and an operation of `nemo2.models.conversion.pieces` on names of the file:
 
     def rows(config: LlamaConfig) -> list[Row]:
@@ -37,15 +37,6 @@ from nemo2.models.conversion.shapes import Shape, shape_of, shapes
 
 _EXPERTS = ".experts.experts."
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
-_SAME = (
-    ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
-    ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
-)
-_SAME_IF_LATENT = (
-    ("self_attention.q_layernorm.", "self_attention.linear_q_up_proj.layer_norm_"),
-    ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer_norm_"),
-)
-"""Where a norm before experts, or in latent attention, is stored depends on whether the layers are Transformer Engine's."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +78,8 @@ def _ending(key: str, operation: Operation, end: str, **more: Any) -> Row:
 class Entry:
     """A part of a stored tensor that is converted in one go: the tensor, or the layer's and expert's part of a stacked one."""
 
-    keys: tuple[str, ...]
-    """Where it is stored, with "module."; those behind the first are what other layer implementations call it."""
+    key: str
+    """Where it is stored, with "module."."""
     shape: Shape
     """Of the whole stored tensor, stacked axes first."""
     at: Shape
@@ -97,10 +88,6 @@ class Entry:
     dtype: Optional[torch.dtype] = None
     vocabulary: bool = False
     """Its rows are a vocabulary's, of which the last ones may be padding."""
-
-    @property
-    def key(self) -> str:
-        return self.keys[0]
 
     @property
     def own_shape(self) -> Shape:
@@ -171,7 +158,7 @@ class _Table:
         vocabulary = row.key in _VOCABULARY
         released = self.released_rows if vocabulary else own[0]
         padding = (Piece(name=None, start=0, stop=own[0] - released),) if own[0] > released else ()
-        keys, stacked, at = self._keys(row, layer, config)
+        key, stacked, at = self._key(row, layer)
         experts = range(config.num_moe_experts) if _EXPERTS in row.key else [None]
         for expert in experts:
             place = Place(
@@ -183,7 +170,7 @@ class _Table:
                 head_dim=config.kv_channels or 0,
             )
             yield Entry(
-                keys=keys,
+                key=key,
                 shape=(*stacked, *([] if expert is None else [len(experts)]), *own),
                 at=(*at, *([] if expert is None else [expert])),
                 pieces=(*row.operation.pieces(place), *padding),
@@ -191,17 +178,13 @@ class _Table:
                 vocabulary=vocabulary,
             )
 
-    def _keys(self, row: Row, layer: Optional[int], config: Any) -> tuple[tuple[str, ...], Shape, Shape]:
-        """The keys, and sizes of and indices in the axis that layers are stacked along."""
+    def _key(self, row: Row, layer: Optional[int]) -> tuple[str, Shape, Shape]:
+        """The key, and size of and index in the axis that layers are stacked along."""
         if layer is None:
-            return (f"module.{row.key}",), (), ()
-        keys = [row.key]
-        for one, other in (*_SAME, *(_SAME_IF_LATENT if config.multi_latent_attention else ())):
-            keys += [key.replace(a, b) for key in keys[:1] for a, b in ((one, other), (other, one)) if f".{a}" in key]
-        keys = keys if config.num_moe_experts or config.multi_latent_attention else keys[:1]
+            return f"module.{row.key}", (), ()
         if self._stacked and row.key.startswith("decoder."):
-            return tuple(f"module.{key.replace('.*', '', 1)}" for key in keys), (self.config.num_layers,), (layer,)
-        return tuple(f"module.{key.replace('*', str(layer), 1)}" for key in keys), (), ()
+            return f"module.{row.key.replace('.*', '', 1)}", (self.config.num_layers,), (layer,)
+        return f"module.{row.key.replace('*', str(layer), 1)}", (), ()
 
     @cached_property
     def _stacked(self) -> bool:

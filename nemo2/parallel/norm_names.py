@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under which names norms are stored, whichever layers a model is built of.
+
+Transformer Engine fuses a norm with the linear layer that it feeds, and stores it as a part of that layer; in plain layers the
+norm is a module of its own. Megatron-Core stores the norms of plain layers under Transformer Engine's names too, but for those
+of latent attention, and calls a norm in front of experts, which nothing is fused with, as if it were (0.16 to 0.19,
+``sharded_state_dict_keys_map`` in its layer specs). Our checkpoints have Transformer Engine's names throughout.
+"""
+
+from collections.abc import Collection
+from typing import Optional
+
+_ALONE_AND_FUSED = (
+    ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+    ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
+    ("self_attention.q_layernorm.", "self_attention.linear_q_up_proj.layer_norm_"),
+    ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer_norm_"),
+)
+"""A norm's names by itself, and as a part of the linear layer that it feeds; behind the name of its transformer layer."""
+_BEFORE_EXPERTS, _AS_IF_FUSED = _ALONE_AND_FUSED[1]
+_ROUTER = "mlp.router.weight"
+
+
+def renamed_norms(stored: Collection[str]) -> dict[str, str]:
+    """Transformer Engine's names, by those under ``stored`` that are others.
+
+    Args:
+        stored: All names of a chunk or of a checkpoint, those of the optimizer's state among them.
+    """
+    found = {}
+    for name in stored:
+        for alone, fused in _ALONE_AND_FUSED:
+            layer, end = _split(name, alone)
+            if layer is not None and f"{_of_model(layer)}{fused.removesuffix('layer_norm_')}weight" in stored:
+                found[name] = f"{layer}{fused}{end}"
+        layer, end = _split(name, _AS_IF_FUSED)
+        if layer is not None and _of_model(layer) + _ROUTER in stored:
+            found[name] = f"{layer}{_BEFORE_EXPERTS}{end}"
+    return found
+
+
+def _split(name: str, norm: str) -> tuple[Optional[str], str]:
+    """The layer's name and "weight" or "bias", where it is this norm's."""
+    layer, found, end = name.rpartition(f".{norm}")
+    return (f"{layer}.", end) if found and end in ("weight", "bias") else (None, "")
+
+
+def _of_model(layer: str) -> str:
+    """The layer's name in the model, which stands behind the name of a part of the optimizer's state."""
+    return layer[max(0, layer.find("module.")) :] if layer.startswith("optimizer.") else layer
