@@ -13,6 +13,8 @@ from nemo2.recipes import gemma3_1b as gemma3_1b
 from nemo2.recipes import gemma_2b as gemma_2b
 from nemo2.recipes import gemma_7b as gemma_7b
 from nemo2.recipes import gpt3_175b as gpt3_175b
+from nemo2.recipes import gpt_oss_20b as gpt_oss_20b
+from nemo2.recipes import gpt_oss_120b as gpt_oss_120b
 from nemo2.recipes import llama2_7b as llama2_7b
 from nemo2.recipes import llama3_8b as llama3_8b
 from nemo2.recipes import llama3_8b_16k as llama3_8b_16k
@@ -28,8 +30,10 @@ from nemo2.recipes import llama31_70b as llama31_70b
 from nemo2.recipes import llama31_405b as llama31_405b
 from nemo2.recipes import llama31_nemotron_70b as llama31_nemotron_70b
 from nemo2.recipes import llama31_nemotron_nano_8b as llama31_nemotron_nano_8b
+from nemo2.recipes import llama31_nemotron_ultra_253b as llama31_nemotron_ultra_253b
 from nemo2.recipes import llama32_1b as llama32_1b
 from nemo2.recipes import llama32_3b as llama32_3b
+from nemo2.recipes import llama33_nemotron_super_49b as llama33_nemotron_super_49b
 from nemo2.recipes import llama_tiny as llama_tiny
 from nemo2.recipes import mamba2_1_3b as mamba2_1_3b
 from nemo2.recipes import mamba2_2_7b as mamba2_2_7b
@@ -101,14 +105,18 @@ __all__ = [
     "gemma_2b",
     "gemma_7b",
     "gpt3_175b",
+    "gpt_oss_120b",
+    "gpt_oss_20b",
     "llama2_7b",
     "llama31_405b",
     "llama31_70b",
     "llama31_8b",
     "llama31_nemotron_70b",
     "llama31_nemotron_nano_8b",
+    "llama31_nemotron_ultra_253b",
     "llama32_1b",
     "llama32_3b",
+    "llama33_nemotron_super_49b",
     "llama3_70b",
     "llama3_70b_16k",
     "llama3_70b_64k",

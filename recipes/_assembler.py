@@ -9,8 +9,9 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional, Self
 
@@ -89,19 +90,15 @@ class PretrainRecipe:
     """Edits the built recipe for ``performance_mode=True``; None where there is no such mode."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_stated_at", _caller())
-        world = self.nodes * self.gpus_per_node
-        replicas = self.layout.data_parallel_size(world)
-        if self.global_batch_size % (self.micro_batch_size * replicas):
-            raise ConfigError(
-                f"{self.name}: global_batch_size={self.global_batch_size} must be a multiple of micro_batch_size * "
-                f"data-parallel size = {self.micro_batch_size} * {replicas} = {self.micro_batch_size * replicas}."
-            )
-        if self.layout.cp > 1 and self.seq_length % (2 * self.layout.cp):
-            raise ConfigError(
-                f"{self.name}: seq_length={self.seq_length} must be a multiple of 2 * context_parallel_size = "
-                f"{2 * self.layout.cp}."
-            )
+        object.__setattr__(self, "_stated_at", caller())
+        refuse_what_does_not_divide(
+            self.name,
+            layout=self.layout,
+            world=self.nodes * self.gpus_per_node,
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+            seq_length=self.seq_length,
+        )
 
     def but(self, **changes: Any) -> Self:
         """This recipe with some facts replaced; a mapping is replaced as a whole.
@@ -334,14 +331,8 @@ class PretrainRecipe:
             recipe = self.performance(recipe)
         return recipe
 
-    @contextmanager
-    def _as_stated(self) -> Iterator[None]:
-        """Fields set inside are recorded as set in the file that states the facts, not here."""
-        from fiddle import history
-
-        file, line = self._stated_at  # pyright: ignore[reportAttributeAccessIssue]
-        with history.custom_location(lambda: history.Location(file, line, self.name)):
-            yield
+    def _as_stated(self) -> AbstractContextManager[None]:
+        return as_stated(self._stated_at, self.name)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"}
@@ -379,14 +370,47 @@ def _set(node: Any, values: Mapping[str, Any]) -> None:
         setattr(node, name, value)
 
 
-def _caller() -> tuple[str, int]:
-    """File and line of whoever states the facts: the first frame outside this module and dataclasses."""
+def refuse_what_does_not_divide(
+    name: str, *, layout: Layout, world: int, global_batch_size: int, micro_batch_size: int, seq_length: int
+) -> None:
+    """Refuse sizes of a recipe that contradict each other.
+
+    Raises:
+        ConfigError: the layout does not divide the ranks of the world, the global batch cannot be split into micro-batches, or
+            context parallelism cannot split the sequence.
+    """
+    replicas = layout.data_parallel_size(world)
+    if global_batch_size % (micro_batch_size * replicas):
+        raise ConfigError(
+            f"{name}: global_batch_size={global_batch_size} must be a multiple of micro_batch_size * data-parallel size = "
+            f"{micro_batch_size} * {replicas} = {micro_batch_size * replicas}."
+        )
+    if layout.cp > 1 and seq_length % (2 * layout.cp):
+        raise ConfigError(
+            f"{name}: seq_length={seq_length} must be a multiple of 2 * context_parallel_size = {2 * layout.cp}."
+        )
+
+
+@contextmanager
+def as_stated(stated_at: tuple[str, int], name: str) -> Iterator[None]:
+    """Fields set inside are recorded as set in the file and line that state the facts of the recipe ``name``, not here."""
+    from fiddle import history
+
+    with history.custom_location(lambda: history.Location(*stated_at, name)):
+        yield
+
+
+def caller() -> tuple[str, int]:
+    """File and line of whoever states the facts: the first frame outside of this folder's machinery and dataclasses."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_code.co_filename in (__file__, dataclasses.__file__) or frame.f_code.co_filename == "<string>"
+        frame.f_code.co_filename in (*_MACHINERY, dataclasses.__file__) or frame.f_code.co_filename == "<string>"
     ):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+_MACHINERY = [str(Path(__file__).with_name(name)) for name in ("_assembler.py", "_finetuning.py", "_vocabularies.py")]
 
 
 def _or(given: Any, stated: Any) -> Any:

@@ -10,13 +10,22 @@ from functools import partial
 from typing import Any
 
 from nemo2.recipes._assembler import Layout, PretrainRecipe
+from nemo2.recipes._finetuning import FinetuneRecipe, On
 from nemo2.recipes._performance import overlap
-from nemo2.recipes._vocabularies import HybridRecipe, KeywordRecipe
+from nemo2.recipes._vocabularies import HybridFinetune, HybridRecipe, KeywordRecipe
 
 __all__ = [
+    "ATTENTION",
     "AVERAGED",
+    "LATENT",
+    "PADDED",
+    "RANK_16",
+    "RANK_8",
     "SHARDED",
+    "FinetuneRecipe",
+    "HybridFinetune",
     "Layout",
+    "On",
     "baichuan2",
     "chatglm",
     "deepseek",
@@ -24,6 +33,7 @@ __all__ = [
     "gemma2",
     "gemma3",
     "gpt3",
+    "gpt_oss",
     "llama2",
     "llama3",
     "llama31",
@@ -138,6 +148,13 @@ deepseek = partial(
     model_class="nemo2.models.deepseek:DeepSeekModel",
     **{**LONG, "seq_length": 4096, "trainer_settings": {"num_sanity_val_steps": 0}},
 )
+gpt_oss = partial(
+    PretrainRecipe,
+    family="GPT-OSS",
+    model_class="nemo2.models.gpt_oss:GPTOSSModel",
+    vocabulary=201_088,
+    **{**LONG, "seq_length": 4096},
+)
 phi3 = partial(
     KeywordRecipe,
     family="Phi-3",
@@ -194,3 +211,27 @@ mamba2 = partial(
 nvidia_mamba2 = partial(mamba2, vocabulary=256_000, tokenizer_name=None, layout=Layout(tp=8))
 nemotronh = partial(_hybrid, family="Nemotron-H", vocabulary=131_072, timed=True, **BRIEF)
 nemotron_nano = partial(nemotronh, family="Nemotron Nano v2")
+
+# --------------------------------------------------------------------------------------------------------- fine-tuning
+
+ATTENTION: dict[str, Any] = {"target_modules": ["linear_qkv", "linear_proj"]}
+"""Low-rank additions beside attention's layers and not beside experts."""
+LATENT: dict[str, Any] = {
+    "target_modules": [
+        "linear_q_down_proj",
+        "linear_q_up_proj",
+        "linear_kv_down_proj",
+        "linear_kv_up_proj",
+        "linear_proj",
+    ]
+}
+"""The same of latent attention."""
+PADDED: dict[str, Any] = {
+    "frozen_model": {"cross_entropy_loss_fusion": False},
+    "frozen_optimizer": {"use_distributed_optimizer": False},
+    "packed_dataset": {"pad_to_max_length": True},
+}
+"""The loss and the optimizer of LoRA and DoRA, and packed batches, of NeMo 2.0's newer recipes."""
+RANK_8: dict[str, Any] = {**PADDED, "peft": {"dim": 8, "alpha": 16}, "packed_length": 4096}
+RANK_16: dict[str, Any] = {**RANK_8, "peft": {"dim": 16, "alpha": 32}}
+"""As above, with smaller additions than `nemo2.peft.LoRA`'s own, and longer packed rows."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes from outside this package: files a user names, folders in ``$NEMO2_RECIPES``, and installed packages.
 
-A file is a recipe as the ones here are: it states a ``RECIPE``, or defines ``pretrain_recipe()``, or both. A package
+A file is a recipe as the ones here are: it states a ``RECIPE``, or defines ``pretrain_recipe()``, or both; for fine-tuning
+``FINETUNE`` or ``finetune_recipe()``. A package
 announces its recipes under the entry-point group ``nemo2.recipes``, as a module (``mine = "my_package.mine"``) or as one
 name in it (``mine = "my_package.recipes:MINE"``); a file takes the same suffix (``recipes.py:MINE``).
 
@@ -27,6 +28,7 @@ from nemo2.errors import ConfigError
 from nemo2.launch.import_path import add_own_folder
 from nemo2.names import did_you_mean
 from nemo2.recipes._assembler import PretrainRecipe
+from nemo2.recipes._finetuning import FinetuneRecipe
 from nemo2.recipes._shipped import names
 
 ENTRY_POINTS = "nemo2.recipes"
@@ -66,20 +68,36 @@ class OwnRecipe:
         Raises:
             ConfigError: the user's function fails, or returns something else.
         """
+        return self._recipe("pretrain_recipe", args, kwargs)
+
+    def finetune_recipe(self, *args: Any, **kwargs: Any) -> Any:
+        """The configured run of fine-tuning. Raises as `pretrain_recipe`."""
+        return self._recipe("finetune_recipe", args, kwargs)
+
+    @property
+    def FINETUNE(self) -> Optional[FinetuneRecipe]:
+        """Facts of its fine-tuning; None where it states none."""
+        facts = getattr(self.home, "FINETUNE", None)
+        return facts if isinstance(facts, FinetuneRecipe) else None
+
+    def _recipe(self, name: str, args: Any, kwargs: Any) -> Any:
         from nemo2.config import Partial
 
-        recipe = self._call("pretrain_recipe", args, kwargs)
+        recipe = self._call(name, args, kwargs)
         if not isinstance(recipe, Partial):
+            entry = name.removesuffix("_recipe")
             raise ConfigError(
-                f"{self.origin}: pretrain_recipe() returned {type(recipe).__name__}, and a recipe is a "
-                "nemo2.Partial of llm.pretrain: return one, as the function of a shipped recipe does."
+                f"{self.origin}: {name}() returned {type(recipe).__name__}, and a recipe is a nemo2.Partial of llm.{entry}: "
+                "return one, as the function of a shipped recipe does."
             )
         return recipe
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Any:
-        function = getattr(self.home, name, None) or getattr(self.RECIPE, name, None)
+        holders = (self.home, self.RECIPE, self.FINETUNE)
+        function = next((found for holder in holders if (found := getattr(holder, name, None)) is not None), None)
         if function is None:
-            raise ConfigError(f"{self.origin} defines no {name}() and no RECIPE that has one.")
+            facts = "FINETUNE" if name == "finetune_recipe" else "RECIPE"
+            raise ConfigError(f"{self.origin} defines no {name}() and no {facts} that has one.")
         try:
             return function(*args, **kwargs)
         except ConfigError:
@@ -182,7 +200,8 @@ def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecip
     facts = getattr(home, "RECIPE", None)
     if facts is not None and not isinstance(facts, PretrainRecipe):
         raise ConfigError(f"{origin}: RECIPE is a {type(facts).__name__}, and must be a PretrainRecipe.")
-    if facts is None and not callable(getattr(home, "pretrain_recipe", None)):
+    known = ("pretrain_recipe", "finetune_recipe")
+    if facts is None and not any(callable(getattr(home, function, None)) for function in known):
         raise ConfigError(
             f"{origin} is no recipe: it has neither RECIPE, a PretrainRecipe, nor a function pretrain_recipe()."
         )

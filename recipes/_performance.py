@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings that ``performance_mode`` adds to a built recipe."""
 
+from functools import partial
 from typing import Any, Optional
 
 DEFERRED = {"overlap_param_gather_with_optimizer_step": False, "defer_embedding_wgrad_compute": True}
@@ -29,6 +30,57 @@ def overlap_and_collect(recipe: Any, **settings: Any) -> Any:
     recipe.trainer.plugins.grad_reduce_in_fp32 = False
     recipe.optim.config.use_precision_aware_optimizer = False
     return recipe
+
+
+def finetuned(
+    recipe: Any,
+    peft_scheme: str,
+    *,
+    gc_interval: int = 100,
+    overlap_lora: bool = True,
+    targets: Optional[list[str]] = None,
+    **overlap_full: Any,
+) -> Any:
+    """Fine-tuning: garbage is collected on all ranks at once, gradients are reduced in 16 bits beside the passes, and LoRA is put
+    beside ``targets`` (None: ``linear_qkv``) only. Edits ``recipe``.
+
+    Source: NeMo 2.0's ``finetune_performance_optimizations``.
+
+    Args:
+        overlap_lora: Whether LoRA's few gradients are so too.
+        overlap_full: Arguments of the overlap where all parameters are trained.
+    """
+    from nemo2.callbacks.garbage_collection import GarbageCollectionCallback
+
+    full = peft_scheme == "none"
+    if full:
+        recipe.trainer.strategy.ddp = _overlapped_gradients()
+    else:
+        recipe.peft.target_modules = targets or ["linear_qkv"]
+    if full or overlap_lora:
+        overlap(recipe, **(overlap_full if full else {}))
+        recipe.trainer.plugins.grad_reduce_in_fp32 = False
+    return _add(recipe, GarbageCollectionCallback, gc_interval_train=gc_interval, gc_interval_val=gc_interval)
+
+
+finetuned_in_stages = partial(
+    finetuned, tp_comm_overlap=True, wgrad_deferral_limit=22, defer_embedding_wgrad_compute=True
+)
+"""`finetuned` of a pipeline with tensor parallelism."""
+
+
+def packed_only(recipe: Any, peft_scheme: str) -> Any:
+    """A performance mode of fine-tuning that packs samples, which the recipe has done, and nothing else."""
+    return recipe
+
+
+def _overlapped_gradients() -> Any:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    from nemo2.config import Config
+
+    settings = ("check_for_nan_in_grad", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective")
+    return Config(DistributedDataParallelConfig, **dict.fromkeys(settings, True))
 
 
 def drop_tokens(recipe: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo 2.0's other ways to call ``pretrain_recipe``; which one a family speaks is a fact of its table.
+"""NeMo 2.0's other ways to call ``pretrain_recipe`` and ``finetune_recipe``; which one a family speaks is a fact of its table.
 
 Most families take ``num_nodes, num_gpus_per_node, performance_mode`` (`PretrainRecipe`). Qwen, Gemma 2, Nemotron and
 StarCoder take every size by keyword, Mamba and Nemotron-H abbreviate them. All say the same recipe.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.recipes._assembler import AS_STATED, PretrainRecipe
+from nemo2.recipes._finetuning import FinetuneRecipe, On, known_scheme
 
 if TYPE_CHECKING:
     from nemo2.config import Config, Partial
@@ -184,3 +185,126 @@ class HybridRecipe(PretrainRecipe):
             data={"seq_length": seq_length, "global_batch_size": gbs, "micro_batch_size": mbs, **tokenizer},
             checkpoint={"save_top_k": save_top_k},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridFinetune(FinetuneRecipe):
+    """Fine-tuning of a Mamba or hybrid model: machines, layout, batch and trainer are those of its pre-training."""
+
+    of: HybridRecipe
+
+    def __post_init__(self) -> None:
+        run = self.of
+        of_pretraining = {
+            "lora": On(
+                **vars(run.layout),
+                nodes=run.nodes,
+                gpus_per_node=run.gpus_per_node,
+                packed_batch_size=run.global_batch_size,
+            ),
+            "global_batch_size": run.global_batch_size,
+            "seq_length": run.seq_length,
+            "packed_length": run.seq_length,
+        }
+        for fact, value in of_pretraining.items():
+            object.__setattr__(self, fact, value)
+        super().__post_init__()
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return ("none", "lora", "dora")
+
+    @property
+    def precision(self) -> str:
+        return self.of.precision
+
+    def finetune_recipe(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        dir: Optional[str] = None,
+        name: str = "default",
+        resume_path: Optional[str] = None,
+        tokenizer_model: Optional[str] = None,
+        vocab_file: Optional[str] = None,
+        num_nodes: int = AS_STATED,
+        num_gpus_per_node: int = AS_STATED,
+        tensor_parallelism: int = AS_STATED,
+        sequence_parallelism: bool = AS_STATED,
+        pipeline_parallelism: int = AS_STATED,
+        seq_length: int = AS_STATED,
+        max_steps: int = AS_STATED,
+        val_check_interval: int = AS_STATED,
+        limit_test_batches: int = AS_STATED,
+        limit_val_batches: int = AS_STATED,
+        log_every_n_steps: int = AS_STATED,
+        save_top_k: int = AS_STATED,
+        ckpt_async_save: bool = AS_STATED,
+        gbs: int = AS_STATED,
+        mbs: int = AS_STATED,
+        tensor_model_parallel_size: int = AS_STATED,
+        pipeline_model_parallel_size: int = AS_STATED,
+        performance_mode: bool = False,
+        peft_scheme: Optional[str] = "none",
+        fn: Optional[Callable[..., Any]] = None,
+    ) -> "Partial[Any]":
+        """`HybridRecipe.pretrain_recipe` on SQuAD, from the weights of ``resume_path`` (None: the release's).
+
+        Args:
+            peft_scheme: As in `FinetuneRecipe.finetune_recipe`.
+            tensor_model_parallel_size, pipeline_model_parallel_size: Second names of ``tensor_parallelism`` and
+                ``pipeline_parallelism``.
+
+        Without ``tokenizer_model`` or ``vocab_file`` the tokenizer is that of the weights.
+
+        Raises:
+            ConfigError: another scheme, both tokenizers are given, or ``performance_mode`` of a recipe that has none.
+        """
+        from nemo2.config import Config, Partial
+        from nemo2.data.finetuning.published import SquadDataModule
+        from nemo2.llm.api import finetune
+        from nemo2.recipes.finetune_default import nemo_resume
+        from nemo2.recipes.optim.adam import distributed_fused_adam_with_cosine_annealing
+
+        scheme = known_scheme(peft_scheme, self.schemes)
+        parts: Any = self.of.pretrain_recipe(
+            dir=dir,
+            name=name,
+            tokenizer_model=tokenizer_model,
+            vocab_file=vocab_file,
+            num_nodes=num_nodes,
+            num_gpus_per_node=num_gpus_per_node,
+            tensor_parallelism=_first(tensor_parallelism, tensor_model_parallel_size),
+            sequence_parallelism=sequence_parallelism,
+            pipeline_parallelism=_first(pipeline_parallelism, pipeline_model_parallel_size),
+            max_steps=max_steps,
+            val_check_interval=val_check_interval,
+            limit_test_batches=limit_test_batches,
+            limit_val_batches=limit_val_batches,
+            log_every_n_steps=log_every_n_steps,
+            save_top_k=save_top_k,
+            ckpt_async_save=ckpt_async_save,
+            seq_length=seq_length,
+            gbs=gbs,
+            mbs=mbs,
+            performance_mode=performance_mode,
+        )
+        model: Any = self.model()
+        if tokenizer_model is not None or vocab_file is not None:
+            model.tokenizer = self.of.tokenizer(tokenizer_model, vocab_file)
+        sizes = {name: getattr(parts.data, name) for name in ("seq_length", "global_batch_size", "micro_batch_size")}
+        recipe: Any = Partial(
+            fn or finetune,
+            model=model,
+            trainer=parts.trainer,
+            data=Config(SquadDataModule, **sizes),
+            log=parts.log,
+            optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4, min_lr=0, warmup_steps=50),
+            resume=nemo_resume(resume_path or self.weights),
+            tokenizer="model",
+        )
+        with self._as_stated():
+            self._set_method(recipe, scheme)
+        return recipe
+
+
+def _first(*given: Any) -> Any:
+    return next((value for value in given if value is not AS_STATED), AS_STATED)

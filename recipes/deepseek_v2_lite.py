@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek V2-Lite at 4,096 tokens, for one node of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, deepseek
+from nemo2.recipes._families import LATENT, PADDED, FinetuneRecipe, Layout, On, deepseek
 
 RECIPE = deepseek(
     name="deepseek_v2_lite",
@@ -10,5 +10,13 @@ RECIPE = deepseek(
     layout=Layout(ep=8),
     vocabulary=102_400,
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights="deepseek-ai/DeepSeek-V2-Lite",
+    full=On(tp=4, sp=True),
+    peft={"target_modules": ["linear_q_proj", *LATENT["target_modules"][2:]]},
+    **PADDED,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

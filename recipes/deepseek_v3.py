@@ -6,11 +6,12 @@ Five stages' worth of its 61 layers are uneven: three dense layers in the first,
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Optional
 
 from nemo2.recipes._assembler import AS_STATED
-from nemo2.recipes._families import AVERAGED, Layout, deepseek
-from nemo2.recipes._performance import overlap_and_collect
+from nemo2.recipes._families import AVERAGED, LATENT, PADDED, FinetuneRecipe, Layout, On, deepseek
+from nemo2.recipes._performance import finetuned, overlap_and_collect
 
 
 def pretrain_performance_optimizations(recipe: Any) -> Any:
@@ -21,6 +22,11 @@ def pretrain_performance_optimizations(recipe: Any) -> Any:
         if isinstance(callback, GarbageCollectionCallback):
             callback.gc_interval_train = callback.gc_interval_val = 60
     return overlap_and_collect(recipe)
+
+
+def _ends(first: int, last: int) -> dict[str, int]:
+    """Layers of the first and the last stage."""
+    return {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
 
 
 RECIPE = deepseek(
@@ -35,7 +41,7 @@ RECIPE = deepseek(
         "recompute_modules": ["mla_up_proj", "layernorm"],
     },
     layout=Layout(tp=2, pp=16, ep=64, etp=1, sp=True),
-    strategy={"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 2},
+    strategy=_ends(3, 2),
     nodes=128,
     global_batch_size=4096,
     ddp={**AVERAGED, "grad_reduce_in_fp32": False},
@@ -48,8 +54,19 @@ RECIPE = deepseek(
     performance=pretrain_performance_optimizations,
 )
 _NEXT_TOKEN_ONLY = RECIPE.but(config={k: v for k, v in RECIPE.config.items() if not k.startswith("mtp_")})
+FINETUNE = FinetuneRecipe(
+    of=_NEXT_TOKEN_ONLY,
+    weights="deepseek-ai/DeepSeek-V3-Base",
+    lora=On(tp=8, pp=5, sp=True, nodes=5, strategy=_ends(13, 12)),
+    full=On(pp=8, ep=64, nodes=64, strategy=_ends(6, 7), packed_batch_size=64),
+    peft=LATENT,
+    performance=partial(finetuned, gc_interval=60, targets=LATENT["target_modules"]),
+    packed_when_fast=False,
+    **PADDED,
+)
 
 trainer = RECIPE.trainer
+finetune_recipe = FINETUNE.finetune_recipe
 
 
 def model(use_mtp: bool = False) -> Any:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama 2 7B at 4,096 tokens, for one node of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, llama2
-from nemo2.recipes._performance import overlap
+from functools import partial
+
+from nemo2.recipes._families import RANK_8, FinetuneRecipe, Layout, On, llama2
+from nemo2.recipes._performance import finetuned, overlap
 
 RECIPE = llama2(
     name="llama2_7b",
@@ -12,6 +14,15 @@ RECIPE = llama2(
     seq_length=4096,
     performance=overlap,
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights="meta-llama/Llama-2-7b-hf",
+    full=On(tp=2),
+    fast_full=On(),
+    performance=partial(finetuned, overlap_lora=False),
+    **RANK_8,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

@@ -3,8 +3,9 @@
 
 from functools import partial
 
+from nemo2.recipes import llama3_70b
 from nemo2.recipes._families import Layout, llama31
-from nemo2.recipes._performance import DEFERRED, overlap
+from nemo2.recipes._performance import DEFERRED, finetuned_in_stages, overlap
 
 RECIPE = llama31(
     name="llama31_70b",
@@ -14,6 +15,12 @@ RECIPE = llama31(
     nodes=4,
     performance=partial(overlap, tp_comm_overlap=True, align_param_gather=True, wgrad_deferral_limit=50, **DEFERRED),
 )
+FINETUNE = llama3_70b.FINETUNE.but(
+    of=RECIPE,
+    weights="meta-llama/Llama-3.1-70B",
+    performance=partial(finetuned_in_stages, overlap_lora=False),
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

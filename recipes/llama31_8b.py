@@ -3,6 +3,7 @@
 
 from functools import partial
 
+from nemo2.recipes import llama2_7b
 from nemo2.recipes._families import Layout, llama31
 from nemo2.recipes._performance import overlap
 
@@ -13,6 +14,8 @@ RECIPE = llama31(
     layout=Layout(cp=2),
     performance=partial(overlap, align_param_gather=True, overlap_param_gather_with_optimizer_step=False),
 )
+FINETUNE = llama2_7b.FINETUNE.but(of=RECIPE, weights="meta-llama/Llama-3.1-8B")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

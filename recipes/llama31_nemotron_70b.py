@@ -12,6 +12,8 @@ RECIPE = llama_nemotron(
     nodes=4,
     performance=llama31_70b.RECIPE.performance,
 )
+FINETUNE = llama31_70b.FINETUNE.but(of=RECIPE, weights="nvidia/Llama-3.1-Nemotron-70B-Instruct-HF")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

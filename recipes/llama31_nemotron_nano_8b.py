@@ -11,6 +11,8 @@ RECIPE = llama_nemotron(
     layout=Layout(cp=2),
     performance=llama31_8b.RECIPE.performance,
 )
+FINETUNE = llama31_8b.FINETUNE.but(of=RECIPE, weights="nvidia/Llama-3.1-Nemotron-Nano-8B-v1")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

@@ -3,8 +3,8 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, llama3
-from nemo2.recipes._performance import DEFERRED, overlap_and_collect
+from nemo2.recipes._families import RANK_16, FinetuneRecipe, Layout, On, llama3
+from nemo2.recipes._performance import DEFERRED, finetuned_in_stages, overlap_and_collect
 
 RECIPE = llama3(
     name="llama3_70b",
@@ -14,6 +14,17 @@ RECIPE = llama3(
     nodes=4,
     performance=partial(overlap_and_collect, tp_comm_overlap=True, wgrad_deferral_limit=22, **DEFERRED),
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights="meta-llama/Meta-Llama-3-70B",
+    lora=On(tp=8),
+    full=On(tp=8, pp=4, nodes=4),
+    fast_lora=On(tp=2, pp=4, vp=5, sp=True),
+    fast_full=On(tp=4, pp=4, vp=5, sp=True, nodes=4),
+    performance=finetuned_in_stages,
+    **RANK_16,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama 3 8B at 8,192 tokens, for one node of 8 x 80 GB."""
 
-from nemo2.recipes._families import SHARDED, Layout, llama3
-from nemo2.recipes._performance import overlap_and_collect
+from nemo2.recipes._families import RANK_8, SHARDED, FinetuneRecipe, Layout, On, llama3
+from nemo2.recipes._performance import finetuned, overlap_and_collect
 
 RECIPE = llama3(
     name="llama3_8b",
@@ -12,6 +12,10 @@ RECIPE = llama3(
     ddp=SHARDED,
     performance=overlap_and_collect,
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE, weights="meta-llama/Meta-Llama-3-8B", full=On(tp=2), fast_full=On(), performance=finetuned, **RANK_8
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

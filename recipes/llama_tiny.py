@@ -5,6 +5,7 @@ Ours; the path is that of the large recipes, only the sizes differ.
 """
 
 from nemo2.recipes._assembler import Layout, PretrainRecipe
+from nemo2.recipes._finetuning import FinetuneRecipe, On
 
 # Small, so that the frequent tokens are seen often within half a million of them.
 VOCAB_SIZE = 2048
@@ -44,4 +45,14 @@ RECIPE = PretrainRecipe(
     checkpoint={"every_n_train_steps": 100, "train_time_interval": None, "save_top_k": 2},
 )
 
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights=None,
+    lora=On(gpus_per_node=2),
+    global_batch_size=16,
+    seq_length=128,
+    packed_length=128,
+)
+
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

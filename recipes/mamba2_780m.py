@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mamba 2 780M at 4,096 tokens, for one node of 8 x 80 GB."""
 
-from nemo2.recipes._families import mamba2
+from nemo2.recipes._families import HybridFinetune, mamba2
 
 RECIPE = mamba2(name="mamba2_780m", config_class="BaseMambaConfig780M", parameters=0.780e9)
+FINETUNE = HybridFinetune(of=RECIPE, weights=None)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 tokenizer = RECIPE.tokenizer

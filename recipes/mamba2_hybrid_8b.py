@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's Mamba 2 hybrid 8B at 4,096 tokens, for one node of 8 x 80 GB."""
 
-from nemo2.recipes._families import nvidia_mamba2
+from nemo2.recipes._families import HybridFinetune, nvidia_mamba2
 
 RECIPE = nvidia_mamba2(name="mamba2_hybrid_8b", config_class="NVIDIAMambaHybridConfig8B", parameters=8.65e9)
+FINETUNE = HybridFinetune(of=RECIPE, weights=None)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 tokenizer = RECIPE.tokenizer

@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, mistral
+from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, mistral
 from nemo2.recipes._performance import overlap
 
 RECIPE = mistral(
@@ -14,6 +14,8 @@ RECIPE = mistral(
     vocabulary=131_072,
     performance=partial(overlap, tp_comm_overlap=True),
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="mistralai/Mistral-Nemo-Base-2407", peft=ATTENTION)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_recipe_performance = RECIPE.pretrain_recipe_performance

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtral 8x22B at 4,096 tokens, for 16 nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, mixtral
+from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, mixtral
 from nemo2.recipes._performance import experts_by_tensor
 
 RECIPE = mixtral(
@@ -12,6 +12,14 @@ RECIPE = mixtral(
     nodes=16,
     performance=experts_by_tensor,
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights="mistralai/Mixtral-8x22B-v0.1",
+    lora=On(tp=8, ep=8, sp=True, nodes=8),
+    full=On(tp=8, pp=4, vp=14, ep=8, sp=True, nodes=32, packed_batch_size=32),
+    peft=ATTENTION,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, nemotron3
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, nemotron3
 from nemo2.recipes._performance import DEFERRED, overlap_and_collect
 
 RECIPE = nemotron3(
@@ -16,6 +16,8 @@ RECIPE = nemotron3(
     optimizer={"warmup_steps": 500, "min_lr": 1e-5},
     performance=partial(overlap_and_collect, tp_comm_overlap=True, wgrad_deferral_limit=22, **DEFERRED),
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="thhaus/nemotron3-22b-hf", full=On(tp=8))
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

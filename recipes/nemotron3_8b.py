@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, nemotron3
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, nemotron3
 from nemo2.recipes._performance import overlap_and_collect
 
 RECIPE = nemotron3(
@@ -13,6 +13,8 @@ RECIPE = nemotron3(
     layout=Layout(tp=2),
     performance=partial(overlap_and_collect, tp_comm_overlap=True),
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="thhaus/nemotron3-8b", full=On(tp=2))
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

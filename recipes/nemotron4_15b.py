@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, nemotron4
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, nemotron4
 from nemo2.recipes._performance import overlap_and_collect
 
 RECIPE = nemotron4(
@@ -15,6 +15,8 @@ RECIPE = nemotron4(
     optimizer={"warmup_steps": 500, "min_lr": 4.5e-5},
     performance=partial(overlap_and_collect, tp_comm_overlap=True),
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="thhaus/nemotron4-15b-base-hf", full=On(tp=4))
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, nemotron4
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, nemotron4
 from nemo2.recipes._performance import DEFERRED, overlap_and_collect
 
 RECIPE = nemotron4(
@@ -19,6 +19,10 @@ RECIPE = nemotron4(
     optimizer={"warmup_steps": 500, "min_lr": 1e-5},
     performance=partial(overlap_and_collect, tp_comm_overlap=True, wgrad_deferral_limit=22, **DEFERRED),
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE, weights="mgoin/Nemotron-4-340B-Base-hf", lora=On(tp=8, pp=4, nodes=4), full=On(tp=8, pp=12, nodes=12)
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 pretrain_performance_optimizations = RECIPE.performance

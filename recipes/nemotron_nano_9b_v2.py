@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nemotron Nano 9B v2 at 8,192 tokens, for 8 nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, nemotron_nano
+from nemo2.recipes._families import HybridFinetune, Layout, nemotron_nano
 
 RECIPE = nemotron_nano(
     name="nemotron_nano_9b_v2",
@@ -13,6 +13,8 @@ RECIPE = nemotron_nano(
         "nemo2.callbacks:MegatronCommOverlapCallback": {"tp_comm_overlap": True, "tp_comm_bootstrap_backend": "nccl"}
     },
 )
+FINETUNE = HybridFinetune(of=RECIPE, weights="nvidia/NVIDIA-Nemotron-Nano-9B-v2-Base")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 tokenizer = RECIPE.tokenizer

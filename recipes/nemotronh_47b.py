@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import Layout, nemotronh
+from nemo2.recipes._families import HybridFinetune, Layout, nemotronh
 from nemo2.recipes._performance import overlap
 
 RECIPE = nemotronh(
@@ -17,7 +17,9 @@ RECIPE = nemotronh(
     trainer_settings={"val_check_interval": 10, "num_sanity_val_steps": 0, "log_every_n_steps": 1},
     performance=partial(overlap, tp_comm_overlap=True),
 )
+FINETUNE = HybridFinetune(of=RECIPE, weights="nvidia/Nemotron-H-47B-Base-8K")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 tokenizer = RECIPE.tokenizer
 performance_optimizations = RECIPE.performance

@@ -2,6 +2,7 @@
 """Nemotron-H 56B at 8,192 tokens, for 32 nodes of 8 x 80 GB."""
 
 from nemo2.recipes import nemotronh_47b
+from nemo2.recipes._families import HybridFinetune
 
 RECIPE = nemotronh_47b.RECIPE.but(
     name="nemotronh_56b",
@@ -9,7 +10,9 @@ RECIPE = nemotronh_47b.RECIPE.but(
     parameters=56.3e9,
     tokenizer_name="nvidia/Nemotron-H-8B-Base-8K",
 )
+FINETUNE = HybridFinetune(of=RECIPE, weights="nvidia/Nemotron-H-56B-Base-8K")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 tokenizer = RECIPE.tokenizer
 performance_optimizations = RECIPE.performance

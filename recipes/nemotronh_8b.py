@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nemotron-H 8B at 8,192 tokens, for 8 nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, nemotronh
+from nemo2.recipes._families import HybridFinetune, Layout, nemotronh
 
 RECIPE = nemotronh(
     name="nemotronh_8b",
@@ -13,6 +13,8 @@ RECIPE = nemotronh(
         "nemo2.callbacks:MegatronCommOverlapCallback": {"tp_comm_overlap": True, "tp_comm_bootstrap_backend": "nccl"}
     },
 )
+FINETUNE = HybridFinetune(of=RECIPE, weights="nvidia/Nemotron-H-8B-Base-8K")
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
 tokenizer = RECIPE.tokenizer

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 2.5 72B at 4,096 tokens, for 4 nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, qwen25
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, qwen25
 
 RECIPE = qwen25(
     name="qwen25_72b",
@@ -11,5 +11,7 @@ RECIPE = qwen25(
     nodes=4,
     vocabulary=152_064,
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-72B", lora=On(tp=8), full=On(tp=8, pp=4, nodes=4))
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 2.5 7B at 4,096 tokens, for one node of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, qwen25
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, qwen25
 
 RECIPE = qwen25(
     name="qwen25_7b", config_class="Qwen25Config7B", parameters=7.62e9, layout=Layout(tp=2), vocabulary=152_064
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-7B", full=On(tp=2))
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 3 235B-A22B at 4,096 tokens, for 16 nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, qwen3
+from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, qwen3
 
 RECIPE = qwen3(
     name="qwen3_235b_a22b",
@@ -12,5 +12,13 @@ RECIPE = qwen3(
     micro_batch_size=1,
     strategy={"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
 )
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights="Qwen/Qwen3-235B-A22B",
+    lora=On(tp=4, pp=4, ep=4, etp=1, sp=True, nodes=8, strategy=RECIPE.strategy),
+    full=On(tp=4, pp=16, ep=4, etp=1, sp=True, nodes=8, strategy=RECIPE.strategy),
+    peft=ATTENTION,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

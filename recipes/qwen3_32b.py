@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 3 32B at 4,096 tokens, for two nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import Layout, qwen3
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, qwen3
 
 RECIPE = qwen3(
     name="qwen3_32b",
@@ -11,5 +11,7 @@ RECIPE = qwen3(
     nodes=2,
     config={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 )
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen3-32B", lora=On(tp=8, nodes=2), full=On(tp=8, pp=2, nodes=2))
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Gpus, Overrides, RecipeName, configured, on_machine
+from nemo2.cli.sources import FINETUNING, Gpus, Overrides, RecipeName, configured, on_machine
 from nemo2.columns import columns
 
 LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
@@ -42,11 +42,14 @@ def list_recipes(
     origin: Annotated[
         Optional[bool], typer.Option("--own/--shipped", help="Only recipes of your own, or only nemo2's.")
     ] = None,
+    finetune: Annotated[
+        bool, typer.Option("--finetune", help="Those of fine-tuning, each by LoRA and of all parameters.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
 ) -> None:
     """List the recipes with their default size and layout: nemo2's, and your own."""
     limits = parameter_count(min_params, "--min-params"), parameter_count(max_params, "--max-params")
-    rows, problems = _rows(own=origin is not False, shipped=origin is not True)
+    rows, problems = _rows(own=origin is not False, shipped=origin is not True, finetune=finetune)
     found = [
         item
         for item in rows
@@ -104,25 +107,39 @@ def show(
         print(render(recipe, defaults=defaults, who=who))
 
 
-def _rows(*, own: bool, shipped: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """A row for each recipe, and a line for each of the user's that can't be shown."""
     from nemo2 import recipes
     from nemo2.errors import ConfigError
 
-    rows = [row(recipes.get(name).RECIPE) for name in recipes.names()] if shipped else []
+    rows = [one for name in recipes.names() for one in _of_facts(recipes.get(name), finetune)] if shipped else []
     if not own:
         return rows, []
     sources, problems = recipes.own()
     for name, source in sorted(sources.items()):
         try:
             recipe = source.load()
-            facts = recipe.RECIPE
-            item = row_of_tree(recipe.pretrain_recipe()) if facts is None else row(facts)
+            found = _of_facts(recipe, finetune)
+            if not found and not finetune and hasattr(recipe.home, "pretrain_recipe"):
+                found = [row_of_tree(recipe.pretrain_recipe())]
         except ConfigError as error:  # one broken file must not hide the others
             problems.append(f"{name}: {error}")
         else:
-            rows.append({**item, "name": name, "origin": source.origin})
+            rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in found]
     return rows, problems
+
+
+def _of_facts(recipe: Any, finetune: bool) -> list[dict[str, Any]]:
+    """The rows of a module by the facts that it states; none where it states none."""
+    if finetune:
+        facts = getattr(recipe, "FINETUNE", None)
+        return [] if facts is None else [row_of_finetuning(facts, method) for method in ("lora", "full")]
+    return [] if recipe.RECIPE is None else [row(recipe.RECIPE)]
+
+
+def _renamed(item: dict[str, Any], name: str) -> str:
+    method = str(item.get("name", "")).partition(":")[2]
+    return f"{name}:{method}" if method else name
 
 
 def row(recipe: Any) -> dict[str, Any]:
@@ -136,6 +153,19 @@ def row(recipe: Any) -> dict[str, Any]:
         "seq": recipe.seq_length,
         "precision": recipe.precision.rpartition(":")[2],
         "origin": SHIPPED,
+    }
+
+
+def row_of_finetuning(facts: Any, method: str) -> dict[str, Any]:
+    """Fine-tuning as ``nemo2 list --finetune`` shows it; ``method`` is what follows the name on the command line."""
+    on = facts.on(FINETUNING[method])
+    return {
+        **row(facts.of),
+        "name": f"{facts.name}:{method}",
+        "gpus": on.nodes * on.gpus_per_node,
+        "layout": layout_text(on),
+        "seq": facts.seq_length,
+        "precision": facts.precision.rpartition(":")[2],
     }
 
 

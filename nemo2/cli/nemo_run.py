@@ -20,7 +20,7 @@ from nemo2.config import apply_overrides
 from nemo2.config.show import render
 from nemo2.errors import ConfigError
 from nemo2.launch import run
-from nemo2.llm.api import pretrain, train, validate
+from nemo2.llm.api import finetune, pretrain, train, validate
 from nemo2.names import did_you_mean
 
 NAMESPACE = "llm"
@@ -69,15 +69,17 @@ class HonestRunContext(RunContext):
 
 def register() -> None:
     """Tell nemo-run of the entry points and of every recipe. Called once, on import."""
-    for entry in (pretrain, train, validate):
+    for entry in (pretrain, finetune, train, validate):
         nemo_run.cli.entrypoint(entry, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
     for name in recipes.names():
-        nemo_run.cli.factory(_factory(name), target=pretrain, name=name)
+        module = recipes.get(name)
+        nemo_run.cli.factory(_factory(name, module.pretrain_recipe), target=pretrain, name=name)
+        if hasattr(module, "finetune_recipe"):
+            nemo_run.cli.factory(_factory(name, module.finetune_recipe), target=finetune, name=name)
 
 
-def _factory(name: str) -> Callable[..., Any]:
+def _factory(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
     """The recipe's own factory function; a plain function, because nemo-run asks for its module and signature."""
-    make = recipes.get(name).pretrain_recipe
 
     @functools.wraps(make)
     def factory(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 pretrain``, ``validate`` and ``generate``: the commands that run a model."""
+"""``nemo2 pretrain``, ``finetune``, ``validate`` and ``generate``: the commands that run a model."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, configured, name_of_run
+from nemo2.cli.sources import Overrides, RecipeName, changed, configured, finetuned_name, name_of_run, recipe_tree
 
 PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
+FINETUNE_EXAMPLE = "Example: nemo2 finetune llama3_8b --peft dora resume.restore_config.path=hf:///models/Llama-3-8B"
 VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/checkpoints/NAME --devices 2"
 GENERATE_EXAMPLE = "Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40"
 
@@ -33,6 +34,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitt
 
 def register(app: typer.Typer) -> None:
     app.command("pretrain", epilog=PRETRAIN_EXAMPLE)(pretrain)
+    app.command("finetune", epilog=FINETUNE_EXAMPLE)(finetune)
     app.command("validate", epilog=VALIDATE_EXAMPLE)(validate)
     app.command("generate", epilog=GENERATE_EXAMPLE)(generate)
 
@@ -52,6 +54,32 @@ def pretrain(
 ) -> None:
     """Pre-train a recipe, with your changes applied."""
     recipe = _with_log(configured(name, overrides or []), name=run_name or name_of_run(name), directory=directory)
+    if accept_changes:
+        recipe.resume.accept_changes = True
+    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
+
+
+def finetune(
+    name: RecipeName,
+    overrides: Overrides = None,
+    peft: Annotated[
+        Optional[str], typer.Option(help="'lora' (what nothing else means), 'dora', or 'full' for all parameters.")
+    ] = None,
+    packed: Annotated[bool, typer.Option("--packed", help="Let several samples share a row.")] = False,
+    executor: Executor = "local",
+    devices: Devices = None,
+    nodes: Nodes = None,
+    run_name: RunName = None,
+    directory: Directory = None,
+    dryrun: Dryrun = False,
+    detach: Detach = False,
+    accept_changes: AcceptChanges = False,
+    yes: Yes = False,
+) -> None:
+    """Fine-tune the model of a recipe, with your changes applied: resume.restore_config.path names its weights."""
+    name = _with_method(name, peft)
+    made = changed(lambda: recipe_tree(name, **({"packed_sequence": True} if packed else {})), overrides or [])
+    recipe = _with_log(made, name=run_name or name_of_run(name), directory=directory)
     if accept_changes:
         recipe.resume.accept_changes = True
     _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
@@ -144,6 +172,31 @@ def generate(
 def completion_text(completion: Any) -> str:
     """The prompt with what the model added."""
     return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"
+
+
+def _with_method(name: str, peft: Optional[str]) -> str:
+    """``NAME:METHOD``; a recipe in JSON, which says itself how it trains, as it is.
+
+    Raises:
+        ConfigError: an unknown method, or two.
+    """
+    from nemo2.cli.sources import FINETUNING
+    from nemo2.errors import ConfigError
+    from nemo2.names import did_you_mean
+
+    _, named = finetuned_name(name)
+    if peft is not None and peft not in FINETUNING:
+        raise ConfigError(
+            f"--peft {peft}{did_you_mean(peft, list(FINETUNING))} It is one of {', '.join(FINETUNING)}; any other method is set "
+            "as peft=Class(...)."
+        )
+    if named is not None and peft not in (None, named):
+        raise ConfigError(f"{name} says {named}, and --peft says {peft}: say one.")
+    if name_of_run(name) is None:
+        if peft is not None:
+            raise ConfigError(f"--peft {peft}: {name} says itself how it trains.")
+        return name
+    return name if named else f"{name}:{peft or 'lora'}"
 
 
 def _with_log(recipe: Any, *, name: Optional[str], directory: Optional[Path]) -> Any:

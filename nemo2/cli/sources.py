@@ -2,6 +2,7 @@
 """The sources of a recipe on the command line: a name, a file of one's own, a recipe in JSON, a run's directory."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -11,9 +12,15 @@ if TYPE_CHECKING:
     from nemo2.settle.machine import Machine
 
 RECIPE_FILE = "recipe.json"
+FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
+"""What follows a recipe's name and a colon, and the ``peft_scheme`` that it means."""
 _MOST_BYTES = 64 << 20
 RecipeName = Annotated[
-    str, typer.Argument(help="A recipe: a name of `nemo2 list`, a file.py, a recipe.json or a run's directory.")
+    str,
+    typer.Argument(
+        help="A recipe: a name of `nemo2 list`, NAME:lora, :dora or :full to fine-tune it, a file.py, a recipe.json or a run's "
+        "directory."
+    ),
 ]
 Overrides = Annotated[
     Optional[list[str]],
@@ -77,11 +84,16 @@ def spread(recipe: Any, gpus: Optional[str]) -> Any:
 
 
 def configured(name: str, overrides: list[str]) -> Any:
-    """The pre-training recipe that ``name`` stands for with ``overrides`` applied.
+    """The recipe that ``name`` stands for with ``overrides`` applied.
 
     Raises:
         ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
     """
+    return changed(lambda: recipe_tree(name), overrides)
+
+
+def changed(make: Callable[[], Any], overrides: list[str]) -> Any:
+    """The recipe that ``make`` gives with ``overrides`` applied. Raises as `configured`."""
     # Before the recipe is built, which takes seconds: a word that isn't an override at all.
     if strange := [text for text in overrides if "=" not in text]:
         from nemo2.errors import ConfigError
@@ -89,7 +101,7 @@ def configured(name: str, overrides: list[str]) -> Any:
         raise ConfigError(
             f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
         )
-    recipe = recipe_tree(name)
+    recipe = make()
     if overrides:
         from nemo2.config import apply_overrides
 
@@ -97,21 +109,27 @@ def configured(name: str, overrides: list[str]) -> Any:
     return recipe
 
 
-def recipe_tree(source: str) -> Any:
-    """The pre-training recipe that ``source`` stands for, as a tree to edit.
+def recipe_tree(source: str, **finetuning: Any) -> Any:
+    """The recipe that ``source`` stands for, as a tree to edit.
 
-    A name of `nemo2 list`; ``file.py`` or ``file.py:NAME``, which are imported; ``file.json`` or a run's directory, whose
-    JSON is read without running anything from it.
+    A name of `nemo2 list`; ``file.py`` or ``file.py:NAME``, which are imported; both for pre-training, and with ``:lora``,
+    ``:dora`` or ``:full`` behind them for fine-tuning; ``file.json`` or a run's directory, whose JSON is read without running
+    anything from it.
+
+    Args:
+        finetuning: Further arguments of ``finetune_recipe``.
 
     Raises:
         ConfigError: there is none, or it can't be imported or read.
         SecurityError: the JSON names something that recipes don't use.
     """
-    file = _json_file(source)
+    name, method = finetuned_name(source)
+    file = _json_file(name)
     if file is None:
         from nemo2 import recipes
 
-        return recipes.get(source).pretrain_recipe()
+        recipe = recipes.get(name)
+        return recipe.pretrain_recipe() if method is None else _finetuned(recipe, name, method, finetuning)
     from nemo2.config.serialize import from_json
     from nemo2.errors import ConfigError, SecurityError
     from nemo2.files import read_bounded
@@ -130,6 +148,21 @@ def recipe_tree(source: str) -> Any:
         ) from error
 
 
+def finetuned_name(source: str) -> tuple[str, Optional[str]]:
+    """A recipe's name without ``:lora``, ``:dora`` or ``:full``, and which of them it was; None for pre-training."""
+    name, _, method = source.rpartition(":")
+    return (name, method) if name and method in FINETUNING else (source, None)
+
+
+def _finetuned(recipe: Any, name: str, method: str, arguments: dict[str, Any]) -> Any:
+    make = getattr(recipe, "finetune_recipe", None)
+    if make is None:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(f"{name} has no recipe of fine-tuning: `nemo2 list --finetune` lists those that have.")
+    return make(peft_scheme=FINETUNING[method], **arguments)
+
+
 def _refuse_another_start(recipe: Any, file: Path) -> None:
     """Raise where building it would start something else than a run: `generate`, say, writes what it is told where it is told."""
     from nemo2.errors import ConfigError
@@ -142,9 +175,9 @@ def _refuse_another_start(recipe: Any, file: Path) -> None:
 
 def name_of_run(source: str) -> Optional[str]:
     """How a run of this recipe is called unless told otherwise; None keeps the name that it has in JSON."""
-    if _json_file(source) is not None:
+    if _json_file(finetuned_name(source)[0]) is not None:
         return None
-    return Path(source).name.replace(".py:", "_").removesuffix(".py")
+    return Path(source).name.replace(".py", "").replace(":", "_")
 
 
 def _json_file(source: str) -> Optional[Path]:

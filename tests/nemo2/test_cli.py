@@ -19,6 +19,7 @@ COMMANDS = {
     "list": list_show.LIST_EXAMPLE,
     "show": list_show.SHOW_EXAMPLE,
     "pretrain": runs.PRETRAIN_EXAMPLE,
+    "finetune": runs.FINETUNE_EXAMPLE,
     "validate": runs.VALIDATE_EXAMPLE,
     "generate": runs.GENERATE_EXAMPLE,
     "prepare-data": tools.PREPARE_EXAMPLE,
@@ -45,6 +46,16 @@ def test_every_recipe_is_listed_with_its_facts(capsys):
     assert main(["list"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:2] == ["name", "family"] and len(table) == len(rows) + 1
+
+
+def test_recipes_of_fine_tuning_are_listed_by_the_names_that_commands_take(capsys):
+    assert main(["list", "--finetune", "llama31_70b", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {name: row["gpus"] for name, row in rows.items()} == {"llama31_70b:lora": 8, "llama31_70b:full": 32}
+    assert main(["show", "llama31_70b:full", "--flat"]) == 0
+    shown = capsys.readouterr().out
+    assert "trainer.num_nodes=4\n" in shown and "_target_='nemo2.llm.api.finetune'\n" in shown
+    assert main(["check", "llama31_70b:dora", "--gpus", "H100"]) == 0
 
 
 def test_a_pattern_narrows_the_list_and_one_without_a_match_is_an_error(capsys):
@@ -123,6 +134,41 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path
     assert (recipe.log.name, recipe.log.log_dir) == ("mine", str(tmp_path))
     assert (seen["executor"], seen["devices"], seen["nodes"], seen["dryrun"]) == ("local", 2, 1, True)
     assert f"run directory: {tmp_path}" in capsys.readouterr().out
+
+
+def test_finetune_hands_the_method_and_the_changes_to_the_launcher(monkeypatch, tmp_path):
+    from nemo2.launch import RunResult
+    from nemo2.peft import DoRA, LoRA
+
+    seen = []
+
+    def launch(recipe, executor, **settings):
+        seen.append(recipe)
+        return RunResult(status="succeeded", exit_code=0, experiment_id="e", run_dir=tmp_path)
+
+    monkeypatch.setattr("nemo2.launch.launch", launch)
+    assert main(runs.FINETUNE_EXAMPLE.removeprefix("Example: nemo2 ").split()) == 0
+    assert main(["finetune", "llama3_8b", "peft.dim=4", "--packed", "--name", "mine"]) == 0
+    assert main(["finetune", "llama3_8b:full"]) == 0
+    dora, lora, full = seen
+    assert isinstance(dora.peft, DoRA) and dora.resume.restore_config.path == "hf:///models/Llama-3-8B"
+    assert (lora.peft.dim, isinstance(lora.peft, LoRA), lora.log.name) == (4, True, "mine")
+    assert lora.data.packed_sequence_specs.packed_sequence_size == 4096
+    assert (full.log.name, getattr(full, "peft", None)) == ("llama3_8b_full", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["llama3_8b", "--peft", "lore"], "did you mean 'lora'"),
+        (["llama3_8b:full", "--peft", "lora"], "says full, and --peft says lora"),
+        (["llama3_8b_16k"], "llama3_8b_16k has no recipe of fine-tuning"),
+        (["llama3_9b"], "There is no recipe 'llama3_9b'"),
+    ],
+)
+def test_fine_tuning_that_cannot_be_meant(arguments, words, capsys):
+    assert main(["finetune", *arguments, "--dryrun"]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_validate_measures_the_named_checkpoint(monkeypatch, tmp_path):

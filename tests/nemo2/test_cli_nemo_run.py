@@ -23,9 +23,9 @@ def entry_points_of_this_checkout(folder: Path) -> Path:
     return folder
 
 
-def nemo(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+def nemo(*arguments: str, home: Path, task: str = "pretrain") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(NEMO), "llm", "pretrain", "--factory", "llama_tiny", *arguments],
+        [str(NEMO), "llm", task, "--factory", "llama_tiny", *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -46,3 +46,9 @@ def test_nemo_runs_own_command_fails_on_a_typing_error(tmp_path):
     done = nemo("trainer.max_step=7", "--dryrun", "--yes", home=tmp_path)
     assert done.returncode != 0
     assert "max_steps" in done.stdout + done.stderr
+
+
+def test_nemo_runs_own_command_finds_a_recipe_of_fine_tuning_under_the_same_name(tmp_path):
+    done = nemo("peft.dim=4", "--dryrun", "--yes", home=tmp_path, task="finetune")
+    assert done.returncode == 0, done.stderr
+    assert "peft: LoRA" in done.stdout and "dim: 4" in done.stdout

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the facts of fine-tuning to the configured call of ``llm.finetune``, beside `_assembler`, which does it for
+pre-training.
+
+A recipe module states a `FinetuneRecipe` of its ``RECIPE``: the weights to begin with, and layout and nodes of LoRA and of full
+fine-tuning. What all have in common is `nemo2.recipes.finetune_default`.
+"""
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Optional, Self
+
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.parallel.layout import Layout
+from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, refuse_what_does_not_divide
+
+if TYPE_CHECKING:
+    from nemo2.config import Config, Partial
+
+SCHEMES = ("lora", "dora", "none")
+"""Values of ``peft_scheme``; "none" trains all parameters."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class On(Layout):
+    """A layout, and what goes with it in one way of fine-tuning."""
+
+    nodes: int = 1
+    gpus_per_node: int = 8
+    micro_batch_size: int = 1
+    packed_batch_size: int = 8
+    """Rows of the global batch where samples are packed."""
+    strategy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of the strategy."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneRecipe:
+    """Facts of fine-tuning a model: LoRA or DoRA, and all parameters.
+
+    Raises:
+        ConfigError: the facts contradict each other: a layout does not divide its machines, or the global batch cannot be split
+            into micro-batches.
+    """
+
+    of: PretrainRecipe
+    """The model, by its recipe of pre-training."""
+    weights: Optional[str]
+    """Its released weights by their name on Hugging Face's hub; None where there are none that can be imported by name."""
+    lora: On = On()
+    """Of LoRA and DoRA."""
+    full: Optional[On] = None
+    """Of all parameters. None: as `lora`."""
+    peft: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Arguments of the method."""
+    frozen_model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the model config for LoRA and DoRA."""
+    frozen_optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of Megatron-Core's ``OptimizerConfig`` for LoRA and DoRA."""
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the model config in which the release differs from `of`."""
+    vocabulary: Optional[int] = None
+    """Rows of the release's embedding. None: those that `of` states."""
+    global_batch_size: int = 128
+    packed_length: int = 2048
+    """Tokens of a row where samples are packed."""
+    seq_length: int = 2048
+    """Tokens of a sample otherwise."""
+    dataset: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """``dataset_kwargs`` of the data module."""
+    packed_dataset: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What is added to them where samples are packed."""
+    fast_lora: Optional[On] = None
+    fast_full: Optional[On] = None
+    """For ``performance_mode=True``. None: the same as otherwise."""
+    performance: Optional[Callable[[Any, str], Any]] = None
+    """Edits the built recipe for ``performance_mode=True``, told the scheme too; None where there is no such mode."""
+    packed_when_fast: bool = True
+    """Whether ``performance_mode=True`` packs samples."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_stated_at", caller())
+        for scheme, fast, packed in itertools.product(("lora", "none"), (False, True), (False, True)):
+            on = self.on(scheme, performance_mode=fast)
+            refuse_what_does_not_divide(
+                f"{self.of.name}, fine-tuned,",
+                layout=on,
+                world=on.nodes * on.gpus_per_node,
+                global_batch_size=on.packed_batch_size if packed else self.global_batch_size,
+                micro_batch_size=1 if packed else on.micro_batch_size,
+                seq_length=self.packed_length if packed else self.seq_length,
+            )
+
+    def but(self, **changes: Any) -> Self:
+        """These facts with some replaced; a mapping is replaced as a whole.
+
+        Raises:
+            ConfigError: facts that contradict each other.
+        """
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The schemes, the default first."""
+        return SCHEMES
+
+    @property
+    def precision(self) -> str:
+        """The factory of the precision plugin."""
+        return "nemo2.recipes.precision.mixed_precision:bf16_mixed"
+
+    def on(self, scheme: str, *, performance_mode: bool = False) -> On:
+        """Layout and nodes of a scheme."""
+        full = scheme == "none"
+        fast = (self.fast_full if full else self.fast_lora) if performance_mode else None
+        return fast or (self.full or self.lora if full else self.lora)
+
+    def model(self) -> "Config[Any]":
+        """The model as a config, with the release's rows of the embedding; its sequence length follows the data's."""
+        model: Any = self.of.model()
+        with self._as_stated():
+            if rows := self.vocabulary or self.of.vocabulary:
+                model.config.vocab_size = rows
+            _set(model.config, copy.deepcopy(dict(self.config)))
+        return model
+
+    def finetune_recipe(
+        self,
+        dir: Optional[str] = None,
+        name: str = "default",
+        num_nodes: Optional[int] = None,
+        num_gpus_per_node: Optional[int] = None,
+        peft_scheme: Optional[str] = "lora",
+        seq_length: Optional[int] = None,
+        packed_sequence: Optional[bool] = None,
+        performance_mode: bool = False,
+        resume_path: Optional[str] = None,
+        fn: Optional[Callable[..., Any]] = None,
+    ) -> "Partial[Any]":
+        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of ``llm.finetune``.
+
+        What is asked for is returned as asked: ``check`` is what judges a layout.
+
+        Args:
+            dir, name: Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``.
+            num_nodes, num_gpus_per_node: None: what the scheme needs, by the facts.
+            peft_scheme: "lora" or "dora"; "none" or None trains all parameters.
+            seq_length: In tokens, of a sample or a packed row. None: by the facts.
+            packed_sequence: Whether several samples share a row. None: in performance mode.
+            resume_path: The weights, as `nemo2.recipes.finetune_default.nemo_resume` takes them. None: the release's.
+            fn: Replaces ``llm.finetune`` by a function with the same parameters.
+
+        Raises:
+            ConfigError: another scheme, or ``performance_mode`` of a recipe that has none.
+        """
+        from nemo2.recipes.finetune_default import default_finetune_recipe
+
+        scheme = known_scheme(peft_scheme, self.schemes)
+        if performance_mode and self.performance is None:
+            raise ConfigError(
+                f"{self.name} has no performance mode of fine-tuning: leave performance_mode out, and set packed_sequence=True "
+                "to pack samples."
+            )
+        on = self.on(scheme, performance_mode=performance_mode)
+        packed = performance_mode and self.packed_when_fast if packed_sequence is None else packed_sequence
+        recipe: Any = default_finetune_recipe(
+            self.model(),
+            resume_path or self.weights,
+            dir=dir,
+            name=name,
+            num_nodes=num_nodes or on.nodes,
+            num_gpus_per_node=num_gpus_per_node or on.gpus_per_node,
+            packed_sequence=packed,
+        )
+        with self._as_stated():
+            _lay_out(recipe.trainer.strategy, on)
+            self._set_data(recipe.data, on, packed=packed)
+            self._set_method(recipe, scheme)
+        if seq_length is not None:
+            recipe.data.seq_length = seq_length
+            if packed:
+                recipe.data.packed_sequence_specs.packed_sequence_size = seq_length
+        if performance_mode and self.performance is not None:
+            recipe = self.performance(recipe, scheme)
+        return recipe if fn is None else _called(fn, recipe)
+
+    def _set_data(self, data: Any, on: On, *, packed: bool) -> None:
+        data.seq_length = self.seq_length
+        data.global_batch_size, data.micro_batch_size = self.global_batch_size, on.micro_batch_size
+        if packed:
+            data.seq_length = data.packed_sequence_specs.packed_sequence_size = self.packed_length
+            # A packed row is a micro-batch by itself.
+            data.global_batch_size, data.micro_batch_size = on.packed_batch_size, 1
+        if dataset := {**self.dataset, **(self.packed_dataset if packed else {})}:
+            data.dataset_kwargs = dataset
+
+    def _set_method(self, recipe: Any, scheme: str) -> None:
+        from nemo2.recipes.finetune_default import dora, lora
+
+        if scheme == "none":
+            recipe.optim.config.lr = 5e-6
+            return
+        recipe.peft = (lora if scheme == "lora" else dora)()
+        _set(recipe.peft, copy.deepcopy(dict(self.peft)))
+        _set(recipe.model.config, self.frozen_model)
+        _set(recipe.optim.config, self.frozen_optimizer)
+
+    def _as_stated(self) -> AbstractContextManager[None]:
+        return as_stated(self._stated_at, self.name)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def known_scheme(peft_scheme: Optional[str], known: tuple[str, ...] = SCHEMES) -> str:
+    """A scheme by its own name; None is "none".
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    scheme = "none" if peft_scheme is None else str(peft_scheme).lower()
+    if scheme not in known:
+        raise ConfigError(
+            f"Unrecognized peft scheme: {peft_scheme}{did_you_mean(scheme, known)} Known are {', '.join(known)}; any other "
+            "method is set as recipe.peft."
+        )
+    return scheme
+
+
+def _lay_out(strategy: Any, on: On) -> None:
+    strategy.tensor_model_parallel_size, strategy.pipeline_model_parallel_size = on.tp, on.pp
+    strategy.virtual_pipeline_model_parallel_size, strategy.context_parallel_size = on.vp, on.cp
+    strategy.sequence_parallel = on.sp
+    if (on.ep, on.etp) != (1, None):
+        strategy.expert_model_parallel_size, strategy.expert_tensor_parallel_size = on.ep, on.etp
+    _set(strategy, on.strategy)
+
+
+def _called(fn: Callable[..., Any], recipe: Any) -> Any:
+    from nemo2.config import Partial
+
+    return Partial(fn, **{name: getattr(recipe, name) for name in recipe.__arguments__})
+
+
+def _set(node: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(node, name, value)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every recipe of fine-tuning: legal as it ships, travels as text, and says what its golden file says.
+
+After a change that is meant, rewrite the golden files with ``NEMO2_REWRITE_GOLDEN=1 pytest tests/recipes`` and read the
+difference.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+import pytest
+
+from nemo2 import llm, recipes
+from nemo2.checks import find_problems
+from nemo2.config import check_serialisable, flatten, from_json, to_json, who_set
+from nemo2.config.show import format_value
+from nemo2.peft import DoRA
+from nemo2.recipes.finetune_default import default_finetune_recipe, default_finetune_trainer, nemo_resume
+
+GOLDEN = Path(__file__).parent / "golden_finetune"
+NAMES = [name for name in recipes.names() if hasattr(recipes.get(name), "finetune_recipe")]
+PERFORMANCE = [
+    name
+    for name in NAMES
+    if (facts := recipes.get(name).FINETUNE).performance or (hasattr(facts.of, "tokenizer") and facts.of.performance)
+]
+VARIANTS = [(name, scheme, fast) for name in NAMES for scheme in ("lora", "none") for fast in (False, True)]
+VARIANTS = [(name, scheme, fast) for name, scheme, fast in VARIANTS if not fast or name in PERFORMANCE]
+NEMOS = 72
+"""Recipes of NeMo 2.0 that fine-tune a Megatron model; ``llama_tiny`` is ours."""
+
+
+def build(name: str, scheme: str, fast: bool = False, **arguments: Any) -> Any:
+    make = recipes.get(name).finetune_recipe
+    return make(dir="/runs", name="golden", peft_scheme=scheme, performance_mode=fast, **arguments)
+
+
+def file_of(name: str, scheme: str, fast: bool) -> Path:
+    return GOLDEN / f"{name}.{'full' if scheme == 'none' else scheme}{'.performance' if fast else ''}.txt"
+
+
+@pytest.mark.parametrize(("name", "scheme", "fast"), VARIANTS)
+def test_a_recipe_says_what_its_golden_file_says_and_travels_as_text(name: str, scheme: str, fast: bool) -> None:
+    recipe = build(name, scheme, fast)
+    text = "".join(f"{path} = {format_value(value)}\n" for path, value in flatten(recipe).items())
+    if os.environ.get("NEMO2_REWRITE_GOLDEN"):
+        file_of(name, scheme, fast).write_text(text)
+    assert text == file_of(name, scheme, fast).read_text()
+    check_serialisable(recipe)
+    assert from_json(to_json(recipe)) == recipe
+
+
+def test_every_golden_file_belongs_to_a_recipe() -> None:
+    assert set(GOLDEN.iterdir()) == {file_of(*variant) for variant in VARIANTS}
+
+
+def test_every_model_that_nemo_fine_tunes_is_there() -> None:
+    assert len([name for name in NAMES if name != "llama_tiny"]) == NEMOS
+
+
+@pytest.mark.parametrize(("name", "scheme", "fast"), VARIANTS)
+def test_a_recipe_passes_the_check_before_launch_as_it_ships(name: str, scheme: str, fast: bool) -> None:
+    assert find_problems(build(name, scheme, fast)) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dora_is_lora_with_lengths(name: str) -> None:
+    lora, dora = build(name, "lora"), build(name, "DoRA")
+    assert fdl.get_callable(dora.peft) is DoRA
+    fdl.update_callable(lora.peft, DoRA)
+    assert lora == dora
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "qwen2_7b", "mamba2_130m", "nemotronh_8b"])
+def test_another_scheme_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="Unrecognized peft scheme: invalid_scheme"):
+        build(name, "invalid_scheme")
+
+
+def test_the_scheme_decides_the_machines_unless_they_are_named() -> None:
+    facts = recipes.get("qwen2_72b")
+    assert facts.finetune_recipe().trainer.num_nodes == 1
+    assert facts.finetune_recipe(peft_scheme=None).trainer.num_nodes == 4
+    asked = facts.finetune_recipe(num_nodes=3, num_gpus_per_node=5, peft_scheme="none")
+    assert (asked.trainer.num_nodes, asked.trainer.devices) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "length", "batch"),
+    [
+        ("llama3_8b", {}, 4096, 8),
+        ("llama3_8b", {"seq_length": 8192}, 8192, 8),
+        ("qwen3_8b", {}, 2048, 8),
+        ("gemma_7b", {"seq_length": 1024}, 1024, 8),
+        ("llama31_405b", {}, 2048, 6),
+    ],
+)
+def test_packed_rows_are_as_long_as_sequences(name: str, arguments: Any, length: int, batch: int) -> None:
+    recipe = recipes.get(name).finetune_recipe(packed_sequence=True, **arguments)
+    assert recipe.data.seq_length == recipe.data.packed_sequence_specs.packed_sequence_size == length
+    assert (recipe.data.global_batch_size, recipe.data.micro_batch_size) == (batch, 1)
+    assert find_problems(recipe) == []
+
+
+def test_performance_mode_packs_and_may_be_told_not_to() -> None:
+    assert hasattr(build("llama3_8b", "lora", True).data.packed_sequence_specs, "packed_sequence_size")
+    assert build("llama3_8b", "lora", True, packed_sequence=False).data.packed_sequence_specs is None
+    with pytest.raises(ValueError, match="qwen2_7b has no performance mode of fine-tuning"):
+        build("qwen2_7b", "lora", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("meta-llama/Llama-3.2-1B", "nemo://meta-llama/Llama-3.2-1B"),
+        ("hf:///models/llama", "hf:///models/llama"),
+        ("/runs/base", "/runs/base"),
+        ("./base", "./base"),
+    ],
+)
+def test_weights_are_named_as_nemo_names_them_or_by_path(given: str, path: str) -> None:
+    assert nemo_resume(given).restore_config.path == path
+    assert recipes.get("llama3_8b").finetune_recipe(resume_path=given).resume.restore_config.path == path
+
+
+def test_the_default_recipe_takes_any_model() -> None:
+    recipe: Any = default_finetune_recipe(llm.llama32_1b.model(), "meta-llama/Llama-3.2-1B", packed_sequence=True)
+    assert (recipe.data.global_batch_size, recipe.data.packed_sequence_specs.packed_sequence_size) == (8, 2048)
+    assert default_finetune_trainer(tensor_parallelism=4).strategy.tensor_model_parallel_size == 4
+
+
+def test_a_fact_is_set_where_it_is_stated() -> None:
+    recipe = recipes.get("llama3_70b").finetune_recipe()
+    [*_, (file, _, value)] = who_set(recipe.trainer.strategy, "tensor_model_parallel_size")
+    assert (Path(file).name, value) == ("llama3_70b.py", 8)
+
+
+def test_facts_that_contradict_each_other_are_refused() -> None:
+    from nemo2.recipes._finetuning import On
+
+    with pytest.raises(ValueError, match="llama3_8b, fine-tuned,.*global_batch_size=128"):
+        recipes.get("llama3_8b").FINETUNE.but(lora=On(nodes=3))
