@@ -24,7 +24,7 @@ from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import gpt_forward_step
-from nemo2.models.walker import pattern_problems
+from nemo2.models.walker import left_out_layers, pattern_problems, uncut_hybrid_problems
 
 ssm_forward_step = gpt_forward_step
 """NeMo's name of the same step: a hybrid takes the arguments of a GPT model, and its mask is None too."""
@@ -99,12 +99,15 @@ class SSMConfig(GPTConfig):
         """Builds this rank's part of the model; Megatron-Core's process groups must exist.
 
         Raises:
-            ConfigError: the pattern does not fit the number of layers, there are virtual pipeline stages, or the
-                vocabulary does not fit.
+            ConfigError: the pattern does not fit the number of layers, or these the pipeline stages; there are virtual pipeline
+                stages; or the vocabulary does not fit.
         """
         self.adjust_to_this_machine()
         for problem in pattern_problems(self):
             raise ConfigError(problem)
+        for problem in (*uncut_hybrid_problems(self), left_out_layers(self)):
+            if problem is not None:
+                raise ConfigError(problem)
         if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:
             raise ConfigError(
                 "Megatron-Core does not split hybrid models into virtual pipeline stages: set "

@@ -110,6 +110,36 @@ def pattern_problems(config: Any) -> Iterator[str]:
         )
 
 
+def uncut_hybrid_problems(config: Any) -> Iterator[str]:
+    """Settings of the pipeline that Megatron-Core takes no notice of when it shares a hybrid's layers out."""
+    names = (f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
+    for name in (*names, "pipeline_model_parallel_layout"):
+        if value := getattr(config, name, None):
+            yield (
+                f"strategy.{name}={value!r}: Megatron-Core shares a hybrid's layers out without it, and would build other stages "
+                "than were asked for. Unset it, and give num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage."
+            )
+
+
+def left_out_layers(config: Any) -> Optional[str]:
+    """Why the pipeline stages of a hybrid wouldn't have all its layers between them, which Megatron-Core 0.16 builds without a
+    word; None if they have. With ``|`` the pattern says itself where it is cut."""
+    stages = config.pipeline_model_parallel_size
+    ends = [config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage]
+    if stages == 1 or "|" in (config.hybrid_override_pattern or ""):
+        return None
+    given = [size for size in ends if size is not None]
+    between, layers = stages - len(given), config.num_layers - sum(given)
+    if layers >= 0 and (layers % between == 0 if between else layers == 0):
+        return None
+    beside = f" beside the first and last stage's {given}" if given else ""
+    return (
+        f"strategy.pipeline_model_parallel_size={stages}: model.config.num_layers={config.num_layers} leaves {layers} layers for "
+        f"{between} stages{beside}, which can't be shared evenly. Choose a size that divides them, or other sizes of "
+        "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage."
+    )
+
+
 def _parsed(found: Any) -> tuple[str, tuple[str, ...]]:
     return found.main_pattern or "", (found.mtp_pattern or "",) * found.mtp_num_depths
 

@@ -49,6 +49,21 @@ def _hybrid(facts: Facts) -> Iterator[str]:
 
 
 @PIPELINE.rule(
+    "mixers-are-cut-by-number",
+    says="Stages of a hybrid hold equal numbers of layers, but for the first and the last one.",
+    otherwise="Megatron-Core takes no notice, and builds stages that weren't asked for.",
+    recipe="mamba2_2_7b",
+    broken=f"{PP}=4 {SPLIT}=True",
+    mended=f"{PP}=4",
+)
+def _cut_by_number(facts: Facts) -> Iterator[str]:
+    from nemo2.models.walker import uncut_hybrid_problems
+
+    if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1:
+        yield from uncut_hybrid_problems(facts.config if facts.config is not None else facts.model)
+
+
+@PIPELINE.rule(
     "layers-over-stages",
     says="The pipeline size divides the layers, embedding and loss counted where they are accounted for.",
     otherwise="Megatron-Core asserts when the model is built; of a hybrid with Mamba layers it leaves the last layers out.",

@@ -96,6 +96,18 @@ class LocalMLA(upstream.MLASelfAttention):
         return build_module(module, hidden_size=width, config=self.config, eps=self.config.layernorm_epsilon)
 
 
+class MLAOfTransformerEngine(upstream.MLASelfAttention):
+    """Megatron-Core's, with queries projected as they come where they have no latent (`q_lora_rank` None).
+
+    From 0.19 on it norms them once more in front of `linear_q_proj`, behind the norm of the layer's input: parameters that no
+    DeepSeek V2-Lite has, and other logits.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: upstream.MLASelfAttentionSubmodules) -> Any:
+        own: Any = super()
+        return {**own._resolve_qk_norm_config(submodules), "linear_q_proj": submodules.linear_q_proj}
+
+
 class ReplicatedLinear(torch.nn.Module):
     """`y = x W^T`, W `[output_size, input_size]` whole and the same on every tensor-parallel rank.
 

@@ -28,7 +28,7 @@ from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
-from nemo2.models.layers.mla import LocalMLA
+from nemo2.models.layers.mla import LocalMLA, MLAOfTransformerEngine
 from nemo2.models.layers.moe import UPSTREAM_SCALES_RIGHT, LocalMoELayer
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.notices import say_once
@@ -140,7 +140,9 @@ def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
     """Settings that Transformer Engine's layers do not support."""
     from megatron.core.extensions import transformer_engine as te
 
-    table: dict[Any, Any] = {} if UPSTREAM_SCALES_RIGHT else {MoELayer: LocalMoELayer}
+    table: dict[Any, Any] = {MLASelfAttention: MLAOfTransformerEngine}
+    if not UPSTREAM_SCALES_RIGHT:
+        table[MoELayer] = LocalMoELayer
     if getattr(config, "attn_logit_softcapping", None) is not None:
         table[te.TEDotProductAttention] = SDPAttention
     if getattr(config, "post_sublayer_layernorm", False):

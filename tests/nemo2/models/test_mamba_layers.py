@@ -137,3 +137,43 @@ def test_what_cannot_be_built_is_refused_in_words(run_on_ranks: Any) -> None:
     assert "names 2 layers, and model.config.num_layers=1" in pattern
     assert "4 heads in model.config.mamba_num_groups=3 groups" in groups
     assert "context_parallel_size=2" in context
+
+
+def stages_built(sizes: dict[str, Any]) -> list[Any]:
+    """Of each of three pipeline stages how many layers Megatron-Core builds, or why none are."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    from nemo2 import llm
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=3)
+    model_parallel_cuda_manual_seed(1)
+    found = []
+    for layers, options in sizes.items():
+        pattern = "M*-" * 3
+        config = llm.SSMConfig(**SIZES | {"num_layers": int(layers), "hybrid_override_pattern": pattern[: int(layers)]})
+        for name, value in {"pipeline_model_parallel_size": 3, "pipeline_dtype": torch.float32, **options}.items():
+            setattr(config, name, value)
+        try:
+            found.append(len(config.configure_model(None).decoder.layers))
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_pipeline_has_every_layer_of_the_pattern_or_is_refused(run_on_ranks: Any) -> None:
+    """Megatron-Core 0.16 leaves the last ones out where the stages don't divide them, and counts no embedding as one."""
+    first = {"num_layers_in_first_pipeline_stage": 2}
+    counted = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    ranks = run_on_ranks(
+        stages_built,
+        3,
+        {"3": {}, "4": first, "5": {}, "6": first | {"num_layers_in_last_pipeline_stage": 3}, "7": counted},
+    )
+    built = list(zip(*ranks, strict=True))
+    assert built[0] == (1, 1, 1) and built[1] == (2, 1, 1) and built[3] == (2, 1, 3)
+    assert all("num_layers=5 leaves 5 layers for 3 stages, which can't be shared evenly" in told for told in built[2])
+    assert all("strategy.account_for_embedding_in_pipeline_split=True" in told for told in built[4])
