@@ -123,6 +123,7 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
     else:
         _refuse_another_family(folder, hf_config, conversion, config)
     tensors = _named_as_in_table(sources(open_folder(folder), hf_config), conversion, config)
+    tensors = _without_copy_of_embedding(folder, tensors, conversion, config)
     entries = tuple(_entries(folder, conversion, config, tensors))
     wanted = released_shapes(entries)
     _refuse_what_does_not_fit(folder, conversion, wanted, tensors)
@@ -145,7 +146,34 @@ def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, confi
     """By the names without what stands in front of them in this file."""
     first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
     prefix = next((prefix for prefix in conversion.prefixes if prefix + first in tensors), "")
-    return {name.removeprefix(prefix): source for name, source in tensors.items()}
+    return {conversion.name_in_table(name, prefix): source for name, source in tensors.items()}
+
+
+def _without_copy_of_embedding(
+    folder: Path, tensors: dict[str, Source], conversion: Conversion, config: Any
+) -> dict[str, Source]:
+    """Without the output layer, where that is the embedding: some files have it twice.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    output = conversion.output_name(config) if config.share_embeddings_and_output_weights else None
+    embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
+    if output not in tensors or embedding is None or embedding.pieces[0].name not in tensors:
+        return tensors
+    copy, own = tensors[output], tensors[embedding.pieces[0].name]
+    if copy.shape != own.shape or not _equal(copy, own):
+        raise CheckpointError(
+            f"{folder}: {output} isn't {embedding.pieces[0].name}, and config.json says tie_word_embeddings=true, with which it "
+            "would be left out. If the model has an output layer of its own, set tie_word_embeddings to false there."
+        )
+    return {name: source for name, source in tensors.items() if name != output}
+
+
+def _equal(one: Source, other: Source) -> bool:
+    step = max(1, _COMPUTED_BYTES // max(1, one.shape[1] * one.dtype.itemsize))
+    parts = (slice(first, first + step) for first in range(0, one.shape[0], step))
+    return all(torch.equal(one.part(None, rows, _ALL), other.part(None, rows, _ALL)) for rows in parts)
 
 
 def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping[str, Source]) -> Iterator[Entry]:

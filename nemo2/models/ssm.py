@@ -105,7 +105,7 @@ class SSMConfig(GPTConfig):
         self.adjust_to_this_machine()
         for problem in pattern_problems(self):
             raise ConfigError(problem)
-        for problem in (*uncut_hybrid_problems(self), left_out_layers(self)):
+        for problem in (*uncut_hybrid_problems(partial(getattr, self)), left_out_layers(self)):
             if problem is not None:
                 raise ConfigError(problem)
         if self.virtual_pipeline_model_parallel_size is not None or vp_stage is not None:

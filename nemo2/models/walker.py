@@ -6,7 +6,7 @@ has Megatron-Core's default. What the parts weigh is what Megatron-Core builds f
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 from nemo2.errors import ConfigError
@@ -110,11 +110,12 @@ def pattern_problems(config: Any) -> Iterator[str]:
         )
 
 
-def uncut_hybrid_problems(config: Any) -> Iterator[str]:
-    """Settings of the pipeline that Megatron-Core takes no notice of when it shares a hybrid's layers out."""
+def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
+    """Settings of the pipeline that Megatron-Core takes no notice of when it shares a hybrid's layers out. ``setting`` gives the
+    value of the one that it is given the name of."""
     names = (f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
     for name in (*names, "pipeline_model_parallel_layout"):
-        if value := getattr(config, name, None):
+        if value := setting(name):
             yield (
                 f"strategy.{name}={value!r}: Megatron-Core shares a hybrid's layers out without it, and would build other stages "
                 "than were asked for. Unset it, and give num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage."

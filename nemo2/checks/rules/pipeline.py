@@ -60,7 +60,7 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
     from nemo2.models.walker import uncut_hybrid_problems
 
     if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1:
-        yield from uncut_hybrid_problems(facts.config if facts.config is not None else facts.model)
+        yield from uncut_hybrid_problems(facts.of_strategy)
 
 
 @PIPELINE.rule(

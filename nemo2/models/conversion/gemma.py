@@ -22,6 +22,7 @@ from nemo2.models.conversion.settings import (
     said,
     scaled,
     size_of,
+    text_config,
     window_of,
     written,
 )
@@ -96,15 +97,14 @@ def hf_config_2(ours: Gemma2Config) -> dict[str, Any]:
 
 def config_3(hf: Config) -> Gemma3Config:
     """Also of a model for pictures, whose text model has a configuration of its own in config.json."""
-    text = hf.get("text_config")
-    told = hf if text is None else {"architectures": hf.get("architectures"), **text}
+    told = text_config(hf)
     fields = read(told, _FIELDS_3, only=_ONLY | {"model_type": "gemma3_text", "use_bidirectional_attention": False})
     near, far = _rotary(told)
     scalar, period = told.get("query_pre_attn_scalar", 256), told.get("sliding_window_pattern", 6)
     types = told.get("layer_types") or [SLIDING if (n + 1) % period else FULL for n in range(fields["num_layers"])]
     return Gemma3Config(
         **fields,
-        is_vision_language=text is not None,
+        is_vision_language=told is not hf,
         softmax_scale=None if scalar == fields["kv_channels"] else scalar**-0.5,
         rotary_base=(int(near.theta), int(far.theta)),
         rope_scaling_factor=far.scaling.get("factor", 1.0),
@@ -190,4 +190,5 @@ GEMMA3 = Conversion(
     hf_config=hf_config_3,
     ignored=("*vision_tower.*", "*multi_modal_projector.*"),
     prefixes=("", "language_model."),
+    renamed=(("model.language_model.", "model."),),
 )

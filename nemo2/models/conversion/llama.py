@@ -127,5 +127,5 @@ LLAMA = Conversion(
     rows=rows,
     config=config,
     hf_config=hf_config,
-    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight"),  # the latter where it is the embedding
+    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
 )

@@ -17,6 +17,7 @@ from nemo2.models.conversion.settings import (
     rope_of,
     said,
     scaled,
+    text_config,
     without,
     written,
 )
@@ -75,7 +76,7 @@ def _experts() -> list[Row]:
 
 
 def config(hf: Config) -> Llama4Config:
-    told = hf if "text_config" not in hf else {"architectures": hf.get("architectures"), **hf["text_config"]}
+    told = text_config(hf)
     fields = read(told, _FIELDS, only=_ONLY)
     layers = fields["num_layers"]
     rope = rope_of(told, theta=500_000.0, kinds=("default", "llama3"))
@@ -131,6 +132,7 @@ LLAMA4 = Conversion(
     rows=rows,
     config=config,
     hf_config=hf_config,
-    ignored=("vision_model.*", "multi_modal_projector.*"),
+    ignored=("*vision_model.*", "*multi_modal_projector.*"),
     prefixes=("", "language_model."),
+    renamed=(("model.language_model.", "model."),),
 )

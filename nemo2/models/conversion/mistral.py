@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistral 7B, Mistral NeMo and Large."""
+"""Mistral 7B, Mistral NeMo, Large, and the text model of Mistral Small 3.1 (``Mistral3``)."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from nemo2.models.conversion.settings import (
     rope_of,
     said,
     size_of,
+    text_config,
     window_of,
     written,
 )
@@ -23,10 +24,11 @@ _ONLY = {"model_type": "mistral", "hidden_act": "silu"}
 
 
 def config(hf: Config) -> MistralConfig7B:
-    window = window_of(hf.get("sliding_window", 4096))
+    told = text_config(hf)
+    window = window_of(told.get("sliding_window", 4096))
     return MistralConfig7B(
-        **read(hf, _FIELDS, only=_ONLY),
-        rotary_base=rope_of(hf).theta,
+        **read(told, _FIELDS, only=_ONLY),
+        rotary_base=rope_of(told).theta,
         window_size=window,
         cp_comm_type=None if window is None else "a2a",
     )
@@ -38,10 +40,13 @@ def hf_config(ours: MistralConfig7B) -> dict[str, Any]:
 
 
 MISTRAL = Conversion(
-    architectures=("MistralForCausalLM",),
+    architectures=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
     model=MistralModel,
     configs=(MistralConfig7B,),
     rows=rows,
     config=config,
     hf_config=hf_config,
+    ignored=("*vision_tower.*", "*multi_modal_projector.*"),
+    prefixes=("", "language_model."),
+    renamed=(("model.language_model.", "model."),),
 )

@@ -76,6 +76,16 @@ def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> 
     return found
 
 
+def text_config(hf: Config) -> Config:
+    """What config.json says of the text model, which a model for pictures has within."""
+    if "text_config" not in hf:
+        return hf
+    if not isinstance(hf["text_config"], Mapping):
+        raise refusal(hf, "text_config", "it has to be an object, with the fields of the text model")
+    shared = {name: hf[name] for name in ("architectures", "tie_word_embeddings") if name in hf}
+    return {**shared, **hf["text_config"]}
+
+
 def must_be(hf: Config, name: str, *values: Any) -> None:
     """
     Raises:

@@ -115,6 +115,8 @@ class Conversion:
     """Patterns of names in files that aren't read: buffers, towers for pictures. Each with ``*`` for anything."""
     prefixes: tuple[str, ...] = ("",)
     """What may stand in front of all names of a file, such as ``language_model.``; the first one is written."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """How names begin in some files, and in the table; read only."""
 
     def entries(self, config: Any, *, vocab_rows: int, released_rows: Optional[int] = None) -> Iterator[Entry]:
         """All parts of all tensors, in the order of the layers.
@@ -125,6 +127,19 @@ class Conversion:
             released_rows: Of the file's. None: the same.
         """
         yield from _Table(self, config, vocab_rows, vocab_rows if released_rows is None else released_rows)
+
+    def name_in_table(self, name: str, prefix: str) -> str:
+        """Of a tensor of a file with ``prefix`` in front of its names."""
+        for theirs, ours in self.renamed:
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+        return name.removeprefix(prefix)
+
+    def output_name(self, config: Any) -> Optional[str]:
+        """What the output layer is called in files where it isn't the embedding."""
+        untied = copy.copy(config)
+        untied.share_embeddings_and_output_weights = False
+        return next((row.operation.names[0] for row in self.rows(untied) if row.key == "output_layer.weight"), None)
 
     def is_ignored(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)

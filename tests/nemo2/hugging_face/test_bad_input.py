@@ -81,6 +81,18 @@ def test_good_input_is_taken(tmp_path: Path) -> None:
     assert import_weights(write(tmp_path / "hf", shards=3), tmp_path / "target").is_dir()
 
 
+def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
+    """Left out where it is the same. Where it isn't, neither the file nor config.json is believed alone."""
+    from nemo2.hugging_face.importing import import_weights
+
+    tensors = weights()
+    other = write(tmp_path / "other" / "hf", tensors, tie_word_embeddings=True)
+    refused(other, r"lm_head.weight isn't model.embed_tokens.weight, and config.json says tie_word_embeddings=true")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    same = write(tmp_path / "same" / "hf", tensors, tie_word_embeddings=True)
+    assert import_weights(same, tmp_path / "target").is_dir()
+
+
 @pytest.mark.parametrize("bytes_left", [4, 100, -1])
 def test_a_truncated_file(tmp_path: Path, bytes_left: int) -> None:
     source = write(tmp_path / "hf")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The further losses of multi-token prediction over context-parallel ranks; whole models are rows of the parity table."""
+"""The further losses of multi-token prediction: by their formulas, and over context-parallel ranks. Whole models are rows of the
+parity table."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from support.plain_decoder import PlainDecoder
+
+FACTOR = 0.3
 MASK = [1, 1, 0, 1, 1, 0, 0, 1]
 # Two ranks hold one chunk from each end: tokens 0, 1, 6, 7 and tokens 2 to 5.
 SHARES = ([0, 1, 6, 7], [2, 3, 4, 5])
@@ -58,3 +62,92 @@ def test_a_share_without_tokens_has_a_gradient_of_zero_whatever_is_divided_by_th
     losses = torch.ones(4, requires_grad=True)
     (_Weighted.apply(losses, torch.zeros(())) / torch.zeros(())).sum().backward()
     assert losses.grad is not None and torch.equal(losses.grad, torch.zeros(4))
+
+
+def further_losses_and_gradients(depth: int) -> dict[str, Any]:
+    """Of a Llama with further predictions: its losses, and how far its gradients are from those of the formulas."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    from nemo2 import llm
+    from nemo2.backend import get_backend
+
+    get_backend().install()
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(3)
+    sizes = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_query_groups": 2}
+    config = llm.LlamaConfig(
+        **sizes,
+        vocab_size=64,
+        seq_length=16,
+        mtp_num_layers=depth,
+        mtp_loss_scaling_factor=FACTOR,
+        layernorm_epsilon=1e-5,
+    )
+    config.params_dtype = torch.float32
+    chunk = config.configure_model(None, True, True)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in chunk.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    tokens = torch.randint(1, 64, (2, 17), generator=generator)
+    mask = (torch.rand(2, 16, generator=generator) > 0.3).float()
+    ids, labels, places = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.arange(16).expand(2, 16)
+    losses = chunk(ids, places, None, labels=labels, loss_mask=mask)
+    own = (losses * mask).sum() / mask.sum()
+    own.backward()
+    weights = {name: p.detach().double().requires_grad_() for name, p in chunk.named_parameters()}
+    expected = by_the_formulas(weights, config, ids, labels, mask)
+    (expected[0] + FACTOR / depth * sum(expected[1:])).backward()
+    apart = {}
+    for name, parameter in chunk.named_parameters():
+        mine, theirs = parameter.grad, weights[name].grad
+        assert mine is not None and theirs is not None and theirs.norm() > 0, name
+        apart[name] = float((mine - theirs).norm() / theirs.norm())
+    told = MTPLossLoggingHelper.tracker["values"]
+    return {"losses": [float(own), *told.tolist()], "expected": [float(one) for one in expected], "gradients": apart}
+
+
+def by_the_formulas(
+    weights: dict[str, torch.Tensor], config: Any, ids: Any, labels: Any, mask: Any
+) -> list[torch.Tensor]:
+    """The losses of arXiv:2412.19437, equations 21 to 25: of the next token, and of each further one."""
+    model = PlainDecoder({}, config)
+    model.weights = weights  # that autograd knows, and not copies
+    output = weights["output_layer.weight"]
+
+    def cross_entropy(hidden: torch.Tensor, labels: Any, mask: Any) -> torch.Tensor:
+        each = torch.nn.functional.cross_entropy((hidden @ output.T).flatten(0, 1), labels.flatten(), reduction="none")
+        return (each * mask.flatten()).sum() / mask.sum()
+
+    def block(prefix: str, x: torch.Tensor) -> torch.Tensor:
+        layer = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        x = x + model.grouped(layer, model.norm(x, layer["input_layernorm.weight"]), 0)
+        return x + model.feed_forward(layer, "mlp", model.norm(x, layer["pre_mlp_layernorm.weight"]))
+
+    x = weights["embedding.word_embeddings.weight"][ids]
+    for index in range(config.num_layers):
+        x = block(f"decoder.layers.{index}.", x)
+    x = model.norm(x, weights["decoder.final_layernorm.weight"])
+    found = [cross_entropy(x, labels, mask)]
+    for depth in range(config.mtp_num_layers):
+        # Each place looks at the token one further on; the last ones have none, and no loss.
+        ids, labels, mask = (
+            torch.cat([one[:, 1:], torch.zeros_like(one[:, :1])], dim=1) for one in (ids, labels, mask)
+        )
+        prefix = f"mtp.layers.{depth}."
+        ahead = model.norm(weights["embedding.word_embeddings.weight"][ids], weights[f"{prefix}enorm.weight"])
+        both = torch.cat([ahead, model.norm(x, weights[f"{prefix}hnorm.weight"])], dim=-1)
+        x = block(f"{prefix}transformer_layer.", both @ weights[f"{prefix}eh_proj.weight"].T)
+        x = model.norm(x, weights[f"{prefix}final_layernorm.weight"])
+        found.append(cross_entropy(x, labels, mask))
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_further_losses_and_all_gradients_are_those_of_the_formulas(run_on_ranks: Any, depth: int) -> None:
+    [found] = run_on_ranks(further_losses_and_gradients, 1, depth)
+    assert found["losses"] == pytest.approx(found["expected"], rel=1e-5)
+    assert max(found["gradients"].values()) < 1e-4, found["gradients"]
