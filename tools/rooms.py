@@ -167,7 +167,11 @@ ROOMS = (
         "`step_time.py` and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py` reads a recipe, "
         "`search.py` finds layouts, `goodput.py` counts interruptions; `bench/planner` calibrates",
     ),
-    Room("launch", "executors, exit codes, a rank's failure told by the launcher"),
+    Room(
+        "launch",
+        "executors and profiles of clusters (`clusters.py`, `shape.py`), exit codes, a rank's failure as told; `slurm/`: "
+        "a job's script, its lives and their verdicts",
+    ),
     Room("callbacks", "one Lightning callback per file, from the folder `callbacks/`"),
     Room("recipes", "one small module per recipe and what recipes share, from the folder `recipes/`"),
     Room("cli", "the commands, and nemo-run's own (`nemo_run.py`); recipes are found by name, lazily"),

@@ -17,10 +17,12 @@ import typer
 
 from nemo2.cli import (
     check,
+    cluster,
     convert,
     doctor,
     explain,
     inspect,
+    jobs,
     layout,
     list_show,
     plan,
@@ -72,6 +74,8 @@ convert.register(app)
 rehearse.register(app)
 trace.register(app)
 runs.register(app)
+cluster.register(app)
+jobs.register(app)
 tools.register(app)
 
 

@@ -14,9 +14,7 @@ FINETUNE_EXAMPLE = "Example: nemo2 finetune llama3_8b --peft dora resume.restore
 VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/checkpoints/NAME --devices 2"
 GENERATE_EXAMPLE = "Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40"
 
-Executor = Annotated[
-    str, typer.Option("--executor", help="'local', or the name of an executor in $NEMORUN_HOME/executors.py.")
-]
+Executor = Annotated[str, typer.Option("--executor", help="'local', or a cluster's profile (`nemo2 cluster list`).")]
 Devices = Annotated[Optional[int], typer.Option("--devices", min=1, help="Processes per node; sets trainer.devices.")]
 Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")]
 RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; sets log.name.")]
@@ -28,6 +26,9 @@ AcceptChanges = Annotated[
     typer.Option(
         "--accept-changes", help="Go on from a checkpoint that the recipe no longer fits (resume.accept_changes)."
     ),
+]
+Chain = Annotated[
+    int, typer.Option("--chain", min=1, help="Slurm: jobs, each after the one before, that share the run.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
 
@@ -49,6 +50,7 @@ def pretrain(
     directory: Directory = None,
     dryrun: Dryrun = False,
     detach: Detach = False,
+    chain: Chain = 1,
     accept_changes: AcceptChanges = False,
     yes: Yes = False,
 ) -> None:
@@ -56,7 +58,7 @@ def pretrain(
     recipe = _with_log(configured(name, overrides or []), name=run_name or name_of_run(name), directory=directory)
     if accept_changes:
         recipe.resume.accept_changes = True
-    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
+    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain, yes=yes)
 
 
 def finetune(
@@ -224,48 +226,23 @@ def _launch(
     dryrun: bool,
     detach: bool,
     yes: bool,
+    chain: int = 1,
 ) -> None:
     from nemo2.launch import launch
 
-    target = named_executor(executor)
-    if target != "local" and not (yes or dryrun) and sys.stdin.isatty():
+    if executor != "local" and not (yes or dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
-    result = launch(recipe, target, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach)
-    if result.status == "submitted":
+    result = launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain)
+    if result.status == "continued":
+        raise typer.Exit(result.exit_code)
+    if result.jobs and result.status == "submitted":
+        print(
+            f"`nemo2 jobs logs {result.experiment_id}` follows it, `nemo2 jobs cancel {result.experiment_id}` ends it"
+        )
+    elif result.status == "submitted":
         print(f"submitted as {result.experiment_id}; `nemo experiment status {result.experiment_id}` tells how it is")
     elif result.run_dir is not None:
         print(f"run directory: {result.run_dir}")
         report = result.run_dir / "report.html"
         if report.is_file():
             print(f"report: {report}")
-
-
-def named_executor(name: str) -> Any:
-    """The executor a user keeps under ``name`` in nemo-run's ``executors.py``; "local" as it is.
-
-    Raises:
-        ConfigError: there is no such file or name.
-    """
-    if name == "local":
-        return name
-    import nemo_run
-    from nemo_run.config import get_nemorun_home
-
-    from nemo2.errors import ConfigError
-    from nemo2.names import did_you_mean
-
-    file = Path(get_nemorun_home()) / "executors.py"
-    if not file.is_file():
-        raise ConfigError(
-            f"--executor {name}: only 'local' is built in; define a function {name}() that returns a nemo-run executor "
-            f"in {file}."
-        )
-    try:
-        return nemo_run.import_executor(name, str(file))
-    except AttributeError:
-        import ast
-
-        known = ["local"] + [
-            node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        ]
-        raise ConfigError(f"--executor {name}: {file} has no such name{did_you_mean(name, known)}") from None

@@ -2,26 +2,13 @@
 """Why a run failed: the first failure among the ranks, from what they and torchrun left behind."""
 
 import re
-import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 from nemo2.errors import EXIT_PREEMPTED, Preempted, RuntimeFault
+from nemo2.launch.deaths import DECISIVE_SIGNALS, Death, deaths_in, killed_words
 from nemo2.launch.stream import agent_logs, without_rank
 from nemo2.run_dir.faults import HANG, Fault, read_faults
 
-# A rank that ends so was ended from outside or by the machine; the others' errors follow from it. SIGTERM is missing
-# because torchrun sends it to the ranks that are left, SIGABRT because a lost peer can cause it.
-_DECISIVE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-_SIGNAL_ADVICE = {
-    signal.SIGKILL: "the usual reason is that the machine ran out of memory",
-    signal.SIGSEGV: "a crash in native code; the last lines of its log may name it",
-    **dict.fromkeys(
-        (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT),
-        "it was asked to end before its first step or after its last, when there is nothing to save",
-    ),
-}
-_REPORTED = re.compile(r"rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL)
 _ERROR_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(Error|Exception|Fault|Interrupt|Exit)\w*)(: (?P<message>.*))?$")
 _TAIL_LINES = 15
 
@@ -41,14 +28,6 @@ class RankFailure(RuntimeFault):
         self.log_dir = log_dir
 
 
-@dataclass(frozen=True, kw_only=True)
-class Death:
-    """A rank's end as torchrun reports it; a negative ``code`` is a signal."""
-
-    rank: int
-    code: int
-
-
 def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
     """The first failure as an exception, ready to be raised.
 
@@ -60,7 +39,7 @@ def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
     if hang := next((fault for fault in faults if fault.kind == HANG), None):
         return _raised(hang, log_dir)
     for death in deaths:
-        if -death.code in _DECISIVE_SIGNALS:
+        if -death.code in DECISIVE_SIGNALS:
             return _killed(death, log_dir)
     if faults:
         if preempted := next((fault for fault in faults if fault.kind == Preempted.__name__), None):
@@ -84,9 +63,7 @@ def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
 
 
 def _killed(death: Death, log_dir: Path) -> RankFailure:
-    number = signal.Signals(-death.code)
-    advice = f" ({_SIGNAL_ADVICE[number]})" if number in _SIGNAL_ADVICE else ""
-    text = f"rank {death.rank} was killed by {number.name}{advice}; the other ranks were ended"
+    text = killed_words(death)
     details = "\n".join(rank_output(log_dir, death.rank)[-_TAIL_LINES:])
     return RankFailure(
         _with_logs(text, log_dir), rank=death.rank, exit_code=death.code, details=details, log_dir=log_dir
@@ -112,16 +89,7 @@ def _with_logs(text: str, log_dir: Path) -> str:
 def reported_deaths(log_dir: Path) -> list[Death]:
     """Torchrun's failure report, its root cause first; empty if it wrote none."""
     text = "\n".join(line for path in agent_logs(log_dir, "stderr") for line in _lines(path))
-    _, found, report = text.rpartition("Root Cause (first observed failure):")
-    if not found:
-        return []
-    deaths = [Death(rank=int(match["rank"]), code=int(match["code"])) for match in _REPORTED.finditer(report)]
-    _, _, others = text.rpartition("Failures:")
-    for match in _REPORTED.finditer(others):
-        death = Death(rank=int(match["rank"]), code=int(match["code"]))
-        if death not in deaths:
-            deaths.append(death)
-    return deaths
+    return deaths_in(text)
 
 
 def rank_output(log_dir: Path, rank: int | None) -> list[str]:

@@ -23,6 +23,7 @@ from nemo_run.config import get_nemorun_home
 
 from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, RuntimeFault
+from nemo2.launch.clusters import named
 from nemo2.launch.environment import set_variables
 from nemo2.launch.failure import RankFailure, explain_failure
 from nemo2.launch.local import (
@@ -34,16 +35,21 @@ from nemo2.launch.local import (
     stop_processes,
     sweep_staging,
 )
+from nemo2.launch.shape import give_shape
+from nemo2.launch.slurm.follow import CONTINUED, follow, run_directory
+from nemo2.launch.slurm.script import job_script
+from nemo2.launch.slurm.shell import shell_of
+from nemo2.launch.slurm.start import ClusterSettings, prepare, submit
 from nemo2.launch.stream import RunDisplay
 from nemo2.names import safe_name
-from nemo2.run_dir.directory import VERSION_VARIABLE, create_directory, timestamp
+from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
-from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE
+from nemo2.run_dir.logger import RECIPE_VARIABLE
 from nemo2.run_dir.orphans import LAUNCHER_VARIABLE, name_of_this_process
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, world_of
 
-Status = Literal["succeeded", "failed", "cancelled", "submitted", "dryrun"]
+Status = Literal["succeeded", "continued", "failed", "cancelled", "submitted", "dryrun"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
@@ -53,9 +59,9 @@ _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 class RunResult:
     """How a run ended. ``exit_code`` is 0 only for a run that did what it was asked to.
 
-    ``run_dir`` is the run's directory, None if it never got one (or is on a cluster). ``log_dir`` holds the raw output
-    of every rank, ``experiment_id`` is nemo-run's name for the run (``nemo experiment logs <id>``). ``failure`` is set
-    when ``status`` is "failed".
+    "continued" is a run that has saved and waits for the same command. ``run_dir`` is the run's directory, None if it never got
+    one. ``log_dir`` holds the raw output of every rank, ``experiment_id`` is the launch's name, nemo-run's too where it goes
+    through nemo-run (``nemo experiment logs <id>``). ``failure`` is set when ``status`` is "failed". ``jobs`` are Slurm's.
     """
 
     status: Status
@@ -65,6 +71,7 @@ class RunResult:
     run_dir: Path | None = None
     failure: RankFailure | None = None
     seconds: float = 0.0
+    jobs: tuple[str, ...] = ()
 
 
 def launch(
@@ -77,6 +84,7 @@ def launch(
     dryrun: bool = False,
     detach: bool = False,
     env: Mapping[str, str] | None = None,
+    chain: int = 1,
     gpu: str | None = None,
     check: bool = True,
     raise_on_failure: bool = True,
@@ -85,15 +93,18 @@ def launch(
 
     Args:
         recipe: a `run.Partial` such as ``llm.llama3_8b.pretrain_recipe()``; it is not changed.
-        executor: a nemo-run executor; None or "local" is torchrun on this machine.
+        executor: a nemo-run executor, or the name of a profile (`nemo2.launch.clusters`); None or "local" is torchrun on this
+            machine.
         devices: processes per node; sets ``trainer.devices`` and the executor's tasks per node. None takes the
             recipe's.
         nodes: sets ``trainer.num_nodes`` and the executor's nodes. None takes the recipe's.
         name: the run's name; sets ``log.name``. None takes the recipe's.
         dryrun: check everything, print what would be started, start nothing.
         detach: return once the run is submitted, on executors that can (Slurm and other clusters).
-        env: variables for the ranks. Those that look like secrets are handed over without being written to disk, on
-            this machine.
+        env: variables for the ranks. Those that look like secrets are handed over without being written to disk on
+            this machine, and to Slurm in a file of mode 0600.
+        chain: Slurm: this many jobs, each after the one before, for queues with short limits; all go on with one run, and those
+            that it doesn't need are cancelled.
         gpu: the GPUs it will run on ("H100", "B200"), from which launch-time variables follow
             (`nemo2.launch.environment`). None: this machine's, or Hopper's on another executor.
         check: refuse a recipe that cannot work before anything is started.
@@ -105,7 +116,7 @@ def launch(
     Raises:
         ConfigError: the recipe or the arguments are wrong; nothing was started.
         RankFailure: a rank failed; the message has the first error.
-        KeyboardInterrupt: Ctrl-C; the ranks have been ended.
+        KeyboardInterrupt: Ctrl-C; the ranks have been ended. On Slurm they go on.
     """
     if FAULT_DIR_VARIABLE in os.environ:
         raise RuntimeFault(
@@ -114,6 +125,11 @@ def launch(
         )
     recipe = copy.deepcopy(recipe)
     chosen = devices is not None
+    executor, settings = named(executor)
+    if isinstance(chain, bool) or not isinstance(chain, int) or chain < 1:
+        raise ConfigError(f"chain={chain!r} must be a positive whole number of jobs.")
+    if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
+        raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another; leave it out.")
     local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
     machine = machine_of(executor, gpu, local=local)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
@@ -124,6 +140,26 @@ def launch(
     started = time.monotonic()
     title = safe_name(name)
     experiment_id = f"{title}_{time.time_ns()}"
+    if isinstance(executor, nemo_run.SlurmExecutor):
+        executor = executor.clone()
+        told = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
+        result = _on_slurm(
+            recipe,
+            executor,
+            settings or ClusterSettings(),
+            name=title,
+            experiment_id=experiment_id,
+            devices=devices,
+            nodes=nodes,
+            env=env or {},
+            chain=chain,
+            dryrun=dryrun,
+            detach=detach,
+            reasons=told,
+        )
+        if result.failure is not None and raise_on_failure:
+            raise result.failure
+        return result
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     staging.chmod(0o700)  # it holds what the user has set
@@ -182,6 +218,60 @@ def launch(
     state: Status = "cancelled" if status == "CANCELLED" else "failed"
     code = EXIT_PREEMPTED if failure.exit_code == EXIT_PREEMPTED else 1
     return RunResult(status=state, exit_code=code, failure=failure, **result)
+
+
+def _on_slurm(
+    recipe: Any,
+    executor: Any,
+    settings: ClusterSettings,
+    *,
+    name: str,
+    experiment_id: str,
+    devices: int,
+    nodes: int,
+    env: Mapping[str, str],
+    chain: int,
+    dryrun: bool,
+    detach: bool,
+    reasons: tuple[list[str], list[str]],
+) -> RunResult:
+    """Submit a recipe as a job of ours and follow it, or say what it would be. Ctrl-C leaves it to Slurm."""
+    for sentence in reasons[1]:
+        print(f"warning: {sentence}", file=sys.stderr)
+    shape = {"devices": devices, "nodes": nodes}
+    job, secrets = prepare(
+        recipe, executor, settings, name=name, experiment_id=experiment_id, env=env, chain=chain, **shape
+    )
+    if dryrun:
+        print(job_script(job), end="")
+        notes = [f"  {line}" for line in reasons[0]] + [f"  {key}: in a file of mode 0600" for key in sorted(secrets)]
+        if notes:
+            print("\n".join(["", "# because", *(f"# {line}" for line in notes)]))
+        return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+    started = time.monotonic()
+    submission = submit(job, recipe, executor, settings, secrets=secrets, chain=chain)
+    result: dict[str, Any] = {"experiment_id": experiment_id, "log_dir": Path(submission.folder)}
+    result["jobs"] = tuple(submission.jobs)
+    print(f"submitted as job {' '.join(submission.jobs)}; its folder: {submission.folder}", flush=True)
+    if detach:
+        return RunResult(status="submitted", exit_code=0, **result)
+    shell = shell_of(executor.tunnel)
+    try:
+        ending = follow(submission, shell)
+    except KeyboardInterrupt:
+        print(f"\nleft: the run goes on. `scancel {' '.join(submission.jobs)}` ends it, saved.", file=sys.stderr)
+        raise
+    directory = run_directory(shell, submission.folder)
+    result |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}
+    if ending.state == "done":
+        return RunResult(status="succeeded", exit_code=0, **result)
+    if ending.state == CONTINUED:
+        print(ending.message, flush=True)
+        return RunResult(status="continued", exit_code=EXIT_PREEMPTED, **result)
+    message = f"{ending.message.rstrip('.')}. Logs of all ranks: {submission.folder}/lives"
+    failure = RankFailure(message, rank=ending.rank, exit_code=1, details="", log_dir=Path(submission.folder))
+    status: Status = "cancelled" if ending.state == "cancelled" else "failed"
+    return RunResult(status=status, exit_code=1, failure=failure, **result)
 
 
 def run(
@@ -268,32 +358,21 @@ def prepare_executor(
     executor: Any, *, devices: int, nodes: int, staging: Path, env: Mapping[str, str]
 ) -> tuple[Any, dict[str, str]]:
     """A copy of ``executor`` with the shape and variables of this run, and the variables to pass on in memory only."""
-    if isinstance(executor, str):
-        if executor != "local":
-            raise ConfigError(
-                f"executor={executor!r}: only 'local' is known by name; pass a nemo-run executor, for example "
-                "nemo_run.SlurmExecutor(...)."
-            )
-        executor = None
-    executor = nemo_run.LocalExecutor(launcher="torchrun") if executor is None else executor.clone()
-    for field, value in (("ntasks_per_node", devices), ("nodes", nodes)):
-        if hasattr(executor, field):
-            setattr(executor, field, value)
+    local = executor in (None, "local")
+    executor = nemo_run.LocalExecutor(launcher="torchrun") if local else executor.clone()
+    give_shape(executor, devices=devices, nodes=nodes)
     ours = {FAULT_DIR_VARIABLE: str(staging / "faults"), VERSION_VARIABLE: timestamp()}
     if not isinstance(executor, nemo_run.LocalExecutor):
         # Paths of this machine mean nothing to a cluster; the agreed version does.
-        given, secrets = {**executor.env_vars, **env}, {}
-        if type(getattr(executor, "tunnel", None)).__name__ == "LocalTunnel":
-            # sbatch hands the environment of this process on; the script on the disk needn't name them.
-            given, secrets = split_secrets(given)
-        elif written := sorted(split_secrets(given)[1]):
+        given = {**executor.env_vars, **env}
+        if written := sorted(split_secrets(given)[1]):
             print(
                 f"warning: {', '.join(written)} will stand in the job's script, where {type(executor).__name__} writes its "
                 "variables; have the cluster's own store of secrets set them instead.",
                 file=sys.stderr,
             )
         executor.env_vars = {VERSION_VARIABLE: ours[VERSION_VARIABLE], **given}
-        return executor, secrets
+        return executor, {}
     if executor.launcher is None:
         executor.launcher = "torchrun"
     ours |= {RECIPE_VARIABLE: str(staging / "recipe.json"), RUN_DIR_FILE_VARIABLE: str(staging / "run_dir")}

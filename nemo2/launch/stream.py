@@ -83,8 +83,11 @@ class RunDisplay:
 
     def _take(self, stream: str, line: str) -> None:
         rank, text = without_rank(line)
-        if rank != 0:
-            return
+        if rank == 0:
+            self.take(stream, text)
+
+    def take(self, stream: str, text: str) -> None:
+        """A line of rank 0's "stdout" or "stderr"."""
         if stream == "stderr":
             if self._held or text.startswith(_TRACEBACK):
                 self._held.append(text)

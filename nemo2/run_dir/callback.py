@@ -84,7 +84,7 @@ class RunDirectoryCallback(Callback):
             self._report()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        record_fault(exception)
+        record_fault(exception, step=trainer.global_step)
         logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
         if trainer.is_global_zero:
             self._report()

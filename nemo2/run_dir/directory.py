@@ -32,6 +32,9 @@ VERSION_VARIABLE = "NEMO2_RUN_VERSION"
 DECISION_VARIABLE = "NEMO2_RUN_DECISION"
 """Variable with a process's decisions, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
 
+RUN_DIR_FILE_VARIABLE = "NEMO2_RUN_DIR_FILE"
+"""A file that rank 0 writes the run directory's path to, for the launcher, and for a later start of the same launch."""
+
 CHECKPOINTS = "checkpoints"
 
 _stores: list[Any] = []
@@ -88,7 +91,8 @@ def choose_directory(
 
     1. ``explicit_log_dir`` is used as it is; name and version play no part.
     2. ``version``, if given, is the folder's name.
-    3. With ``resume_if_exists``, the version of this name that holds the newest finished checkpoint is continued.
+    3. With ``resume_if_exists``, the version that an earlier start of the same launch had is continued, or else the one of this
+       name that holds the newest finished checkpoint.
     4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, or no version folder without ``use_datetime_version``.
 
     Nothing is created. In a job of several processes this is collective: every rank must call it, with its ``meeting``
@@ -107,7 +111,7 @@ def choose_directory(
     root = base / name
     if version is None:
         # Rank 0 looks and decides; another rank could already see what rank 0 is about to write.
-        found = newest_run(root) if resume_if_exists else None
+        found = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
         fresh = (os.environ.get(VERSION_VARIABLE) or timestamp()) if use_datetime_version else ""
         decision = fresh if found is None else os.path.relpath(found, root)
         if resume_if_exists or (use_datetime_version and VERSION_VARIABLE not in os.environ):
@@ -121,6 +125,15 @@ def choose_directory(
         version=version,
         resumed=bool(finished(directory / CHECKPOINTS)),
     )
+
+
+def _of_an_earlier_start(root: Path) -> Path | None:
+    """A requeued job goes on with its own run, whichever run of that name has got further meanwhile."""
+    try:
+        found = Path(Path(os.environ[RUN_DIR_FILE_VARIABLE]).read_text(encoding="utf-8").strip())
+    except (KeyError, OSError):
+        return None
+    return found if found == root or found.parent == root else None
 
 
 def newest_run(root: Path) -> Path | None:

@@ -13,6 +13,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Optional
 
 from nemo2.errors import Nemo2Error, Preempted
 from nemo2.place import here
@@ -28,6 +29,9 @@ HANG = "Hang"
 """The kind of the fault of a run in which nothing happened any more."""
 
 
+_step: Optional[int] = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One rank's end. ``time`` is in seconds since the epoch; ``kind`` the exception's class name."""
@@ -39,6 +43,8 @@ class Fault:
     traceback: str
     explained: bool
     """Whether the message alone tells what is wrong (our own errors), so that no traceback need be shown."""
+    step: Optional[int] = None
+    """Optimizer steps done; None where no training had begun."""
 
 
 def install_fault_hook() -> bool:
@@ -62,11 +68,16 @@ def install_fault_hook() -> bool:
     return True
 
 
-def record_fault(error: BaseException) -> None:
+def record_fault(error: BaseException, *, step: Optional[int] = None) -> None:
     """Write ``error`` to the fault directory and, in torchrun's own form, to torchrun's error file.
 
     Never raises: it runs while something else is already failing.
+
+    Args:
+        step: Optimizer steps done. None: what an earlier call for this process said.
     """
+    global _step
+    _step = _step if step is None else step
     if isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, Preempted):
         return
     fault = Fault(
@@ -76,6 +87,7 @@ def record_fault(error: BaseException) -> None:
         message=error.message if isinstance(error, Preempted) else words_of(error),
         traceback="".join(traceback.format_exception(error)),
         explained=isinstance(error, Nemo2Error | Preempted),
+        step=_step,
     )
     try:
         if directory := os.environ.get(FAULT_DIR_VARIABLE):

@@ -63,7 +63,7 @@ class HangWatchdog(pl.Callback):
         self._rank = trainer.global_rank
         self._file = open(stacks_file(directory, self._rank), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
         # On this machine's disk: a shared file system isn't written to after each step of each rank.
-        self._life = LifeSign(directory, self._rank) if launched else None
+        self._life = LifeSign(directory, self._rank) if launched and trainer.num_nodes == 1 else None
         self._progress(trainer)
         self._over.clear()
         threading.Thread(target=self._watch, args=(directory,), daemon=True, name="hang").start()

@@ -14,7 +14,14 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.run_dir.callback import RunDirectoryCallback
-from nemo2.run_dir.directory import RunDirectory, choose_directory, create_directory, meeting_of, writing_to
+from nemo2.run_dir.directory import (
+    RUN_DIR_FILE_VARIABLE,
+    RunDirectory,
+    choose_directory,
+    create_directory,
+    meeting_of,
+    writing_to,
+)
 from nemo2.run_dir.environment import write_environment
 from nemo2.run_dir.log_files import add_log_file, warn_on_console
 from nemo2.run_dir.metrics import JSONLLogger
@@ -23,9 +30,6 @@ from nemo2.run_dir.records import write_text
 RECIPE_FILE = "recipe.json"
 RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
 """A file with the recipe of this run as JSON; set by the launcher, copied into the run directory."""
-
-RUN_DIR_FILE_VARIABLE = "NEMO2_RUN_DIR_FILE"
-"""A file that rank 0 writes the run directory's path to, so that the launcher knows it; set by the launcher."""
 
 logger = logging.getLogger(__name__)
 

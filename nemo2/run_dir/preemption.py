@@ -99,7 +99,7 @@ class PreemptionCallback(pl.Callback):
         )
         if trainer.is_global_zero:
             _log.warning("%s", error.message)
-        record_fault(error)
+        record_fault(error, step=trainer.global_step)
         raise error
 
     def _agreed(self) -> Optional[int]:

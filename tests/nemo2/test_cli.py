@@ -11,7 +11,6 @@ from nemo2 import recipes
 from nemo2.cli import list_show, preview, runs, tools
 from nemo2.cli.app import main
 from nemo2.cli.list_show import layout_text, matches, short_count
-from nemo2.cli.runs import named_executor
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.parallel.layout import Layout
 
@@ -196,17 +195,6 @@ def test_the_exit_code_tells_a_failed_run_from_bad_input(monkeypatch, capsys, er
     monkeypatch.setattr("nemo2.launch.launch", launch)
     assert main(["pretrain", "llama_tiny"]) == code
     assert capsys.readouterr().err == f"error: {error}\n"
-
-
-def test_an_executor_of_the_user_is_found_by_name(monkeypatch, tmp_path):
-    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
-    (tmp_path / "executors.py").write_text(
-        "import nemo_run\ndef four():\n    return nemo_run.LocalExecutor(ntasks_per_node=4)\n"
-    )
-    assert named_executor("local") == "local"
-    assert named_executor("four").nproc_per_node() == 4
-    with pytest.raises(ConfigError, match="'four'"):
-        named_executor("fuor")
 
 
 def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, capsys):

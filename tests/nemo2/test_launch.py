@@ -221,15 +221,11 @@ def test_secrets_are_not_among_the_variables_that_nemo_run_writes_down(tmp_path)
     assert (executor.nproc_per_node(), executor.nnodes()) == (2, 1)
 
 
-def test_sbatch_hands_secrets_on_and_other_clusters_are_warned_of(tmp_path, capsys):
+def test_clusters_that_write_secrets_down_are_warned_of(tmp_path, capsys):
     import nemo_run
 
     given = {"WANDB_API_KEY": "canary", "NCCL_DEBUG": "INFO"}
-    slurm = nemo_run.SlurmExecutor(account="a", env_vars=given, tunnel=nemo_run.LocalTunnel(job_dir=str(tmp_path)))
-    used, secrets = prepare_executor(slurm, devices=2, nodes=1, staging=tmp_path, env={"HF_TOKEN": "canary"})
-    assert secrets == {"WANDB_API_KEY": "canary", "HF_TOKEN": "canary"} and "canary" not in str(used.env_vars)
-    assert used.env_vars["NCCL_DEBUG"] == "INFO" and capsys.readouterr().err == ""
-    far = nemo_run.SlurmExecutor(account="a", tunnel=nemo_run.SSHTunnel(host="h", user="u", job_dir="/jobs"))
+    far = nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/jobs")
     used, secrets = prepare_executor(far, devices=2, nodes=1, staging=tmp_path, env=given)
     assert secrets == {} and used.env_vars["WANDB_API_KEY"] == "canary"
     assert "warning: WANDB_API_KEY will stand in the job's script" in capsys.readouterr().err
@@ -242,11 +238,6 @@ def test_an_executor_that_is_passed_in_is_not_changed(tmp_path):
     used, _ = prepare_executor(mine, devices=2, nodes=1, staging=tmp_path, env={})
     assert used.env_vars["A"] == "b" and used.nproc_per_node() == 2 and used.launcher is not None
     assert mine.env_vars == {"A": "b"} and mine.nproc_per_node() == 1
-
-
-def test_an_executor_by_an_unknown_name_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="executor='slrm': only 'local' is known by name"):
-        prepare_executor("slrm", devices=1, nodes=1, staging=tmp_path, env={})
 
 
 def entry(trainer=None, log=None):

@@ -369,3 +369,24 @@ logging.getLogger("another").warning("of somebody else")
     assert ran.stderr.count("Falling back to step=2.") == 1
     assert bool(own) == ("at step 3" in ran.stderr) == ("of somebody else" in ran.stderr)
     assert (tmp_path / "log.txt").read_text().count("Falling back to step=2.") == 1
+
+
+def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypatch):
+    """Another job of the same name has got further meanwhile."""
+    for name in ("mine", "other"):
+        (tmp_path / "run" / name / "checkpoints").mkdir(parents=True)
+    said = tmp_path / "run_dir"
+    monkeypatch.setenv("NEMO2_RUN_DIR_FILE", str(said))
+    monkeypatch.setattr("nemo2.run_dir.directory.newest_run", lambda root: root / "other")
+    given = {"name": "run", "log_dir": str(tmp_path), "explicit_log_dir": None, "use_datetime_version": True}
+
+    def chosen(**changes):
+        settings = {"version": None, "resume_if_exists": True, **given, **changes}
+        return choose_directory(**settings).log_dir.name
+
+    assert chosen() == "other", "the first start"
+    said.write_text(f"{tmp_path}/run/mine")
+    assert chosen() == "mine"
+    assert chosen(version="asked") == "asked"
+    said.write_text("/elsewhere/mine")
+    assert chosen() == "other"

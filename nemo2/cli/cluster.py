@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 cluster``: profiles of clusters, and whether they work."""
+
+import json
+import re
+from typing import Annotated, Any, Optional
+
+import typer
+
+Name = Annotated[str, typer.Argument(help="A profile's name.")]
+Settings = Annotated[
+    Optional[list[str]], typer.Argument(metavar="KEY=VALUE...", help="Fields; values are TOML or text.")
+]
+
+cluster = typer.Typer(no_args_is_help=True, help="Profiles of clusters: add, list, show, test.")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(cluster, name="cluster", epilog="Example: nemo2 cluster test mycluster")
+
+
+@cluster.command(
+    "add", epilog="Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs"
+)
+def add(name: Name, settings: Settings = None) -> None:
+    """Write a profile into ~/.config/nemo2/clusters.toml; refused where one of that name is."""
+    from nemo2.errors import ConfigError
+    from nemo2.launch.clusters import Profile, built, profiles, user_file
+    from nemo2.names import safe_name
+
+    safe_name(name, field="cluster")
+    if name in profiles():
+        raise ConfigError(f"{name} is there already, in {profiles()[name].file}: edit it, or take another name.")
+    values: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9_.]+", key):
+            raise ConfigError(f"{setting!r}: must be KEY=VALUE, for example partition=batch or ssh.host=login.")
+        _put(values, key.split("."), _value(text))
+    file = user_file()
+    built(Profile(name, file, values))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "a", encoding="utf-8") as out:
+        out.write(
+            f"\n[clusters.{json.dumps(name)}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
+        )
+    print(f"{name}: written to {file}; `nemo2 cluster test {name}` tries it")
+
+
+@cluster.command("list", epilog="Example: nemo2 cluster list")
+def list_clusters() -> None:
+    """The profiles that there are."""
+    from nemo2.columns import columns
+    from nemo2.launch.clusters import profiles, user_file
+
+    known = profiles()
+    if not known:
+        print(f"no profiles: `nemo2 cluster add NAME kind=slurm ...` writes one to {user_file()}")
+        return
+    rows = [[one.name, str(one.values.get("kind")), str(one.file)] for one in known.values()]
+    print("\n".join(columns(rows, head=["name", "kind", "file"])))
+
+
+@cluster.command("show", epilog="Example: nemo2 cluster show mycluster")
+def show(name: Name) -> None:
+    """A profile, and the executor that it makes."""
+    from nemo2.launch.clusters import built
+
+    profile = _profile(name)
+    print(f"# {profile.file}\n[clusters.{json.dumps(name)}]")
+    for key, value in profile.values.items():
+        print(f"{key} = {_toml(value)}")
+    executor, _ = built(profile)
+    print(f"# makes a nemo_run.{type(executor).__name__}")
+
+
+@cluster.command("test", epilog="Example: nemo2 cluster test mycluster --nodes 2")
+def test(
+    name: Name,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes that add up a number.")] = 2,
+    wait: Annotated[float, typer.Option("--wait", min=1, help="Seconds that the job may wait in the queue.")] = 600.0,
+) -> None:
+    """Run a job of seconds, and say what is wrong."""
+    from nemo2.launch.clusters import built
+    from nemo2.launch.slurm.probing import settled, test_cluster
+
+    executor, settings = built(_profile(name))
+    stops = False
+    for finding in test_cluster(settled(executor), settings, nodes=nodes, wait_seconds=wait):
+        stops |= finding.stops
+        print(f"{'error' if finding.stops else 'note'}: {finding.message}", flush=True)
+    print(f"{name}: runs will fail" if stops else f"{name}: {nodes} nodes add up; runs can start")
+    raise typer.Exit(1 if stops else 0)
+
+
+def _profile(name: str) -> Any:
+    from nemo2.errors import ConfigError
+    from nemo2.launch.clusters import profiles
+    from nemo2.names import did_you_mean
+
+    known = profiles()
+    if name not in known:
+        raise ConfigError(f"no profile {name!r}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+    values[path[-1]] = value
+
+
+def _value(text: str) -> Any:
+    """A number, truth or list as TOML has it; anything else is text."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)

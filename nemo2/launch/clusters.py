@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles of clusters, in TOML: ``~/.config/nemo2/clusters.toml``, and ``nemo2.toml`` of a project, whose profiles win.
+
+```toml
+[clusters.mycluster]
+kind = "slurm"                  # see KINDS
+account = "research"            # nemo-run's own names for everything that its executor has
+partition = "batch"
+time = "3-00:00:00"             # left out: the partition's limit
+gpus_per_node = 8
+starter = "torchrun"            # or "srun": a task per rank
+container_image = "nvcr.io/nvidia/pytorch:25.06-py3"
+setup_lines = "source /shared/venv/bin/activate"
+env = { NCCL_DEBUG = "WARN" }
+ssh = { host = "login", user = "me", identity = "~/.ssh/id_ed25519" }     # left out: sbatch is on this machine
+job_dir = "/shared/me/jobs"     # needed over ssh
+python = "python3"              # this and the following: `nemo2.launch.slurm.start.ClusterSettings`
+runs = "/shared/me/runs"
+code = "tree"
+```
+"""
+
+import ast
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import nemo_run
+from nemo_run.config import get_nemorun_home
+
+from nemo2.errors import ConfigError
+from nemo2.launch.slurm.start import ClusterSettings
+from nemo2.names import did_you_mean, safe_name
+
+KINDS = {
+    "local": "LocalExecutor",
+    "slurm": "SlurmExecutor",
+    "docker": "DockerExecutor",
+    "kubeflow": "KubeflowExecutor",
+    "skypilot": "SkypilotExecutor",
+    "skypilot_jobs": "SkypilotJobsExecutor",
+    "dgxcloud": "DGXCloudExecutor",
+    "lepton": "LeptonExecutor",
+}
+"""Kinds of profiles, and nemo-run's executors for them."""
+PROJECT_FILE = "nemo2.toml"
+_TABLE = "clusters"
+_STARTERS = {"torchrun": "torchrun", "srun": None}
+_OURS = ("kind", "starter", "env", "ssh", "job_dir")
+_SET_BY_US = ("nodes", "num_nodes", "ntasks_per_node", "nprocs_per_node", "env_vars", "launcher", "tunnel", "packager")
+
+
+class Profile(NamedTuple):
+    """A profile as it stands in its file."""
+
+    name: str
+    file: Path
+    values: Mapping[str, Any]
+
+
+def user_file() -> Path:
+    """Where ``nemo2 cluster add`` writes."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "nemo2" / "clusters.toml"
+
+
+def project_file() -> Optional[Path]:
+    """The nearest ``nemo2.toml`` at or above the working directory."""
+    here = Path.cwd()
+    return next((file for folder in (here, *here.parents) if (file := folder / PROJECT_FILE).is_file()), None)
+
+
+def profiles() -> dict[str, Profile]:
+    """All of them by name.
+
+    Raises:
+        ConfigError: a file is no TOML, or not of this form.
+    """
+    found: dict[str, Profile] = {}
+    for file in (user_file(), project_file()):
+        if file is None or not file.is_file():
+            continue
+        try:
+            tables = tomllib.loads(file.read_text(encoding="utf-8")).get(_TABLE, {})
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file} can't be read: {error}.") from error
+        for name, values in tables.items():
+            if not isinstance(values, dict):
+                raise ConfigError(f"{file}: [{_TABLE}] {name}={values!r} must be a table, [{_TABLE}.{name}].")
+            found[name] = Profile(safe_name(name, field=f"{file}: [{_TABLE}]"), file, values)
+    return found
+
+
+def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
+    """The executor of a name with its settings; anything but a name as it is, without.
+
+    A name is "local", a profile, or a function in nemo-run's ``executors.py``.
+
+    Raises:
+        ConfigError: nobody knows the name, or its profile is wrong.
+    """
+    if executor is None or executor == "local" or not isinstance(executor, str):
+        return executor, None
+    known = profiles()
+    if executor in known:
+        return built(known[executor])
+    file = Path(get_nemorun_home()) / "executors.py"
+    functions: list[str] = []
+    if file.is_file():
+        functions = [
+            one.name for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef | ast.ClassDef)
+        ]
+        if executor in functions:
+            return nemo_run.import_executor(executor, str(file)), None
+    raise ConfigError(
+        f"executor={executor!r}: no profile of that name in {user_file()} or {PROJECT_FILE} (`nemo2 cluster add {executor}` "
+        f"writes one), and no function in {file}{did_you_mean(executor, ['local', *known, *functions])}"
+    )
+
+
+def built(profile: Profile) -> tuple[Any, ClusterSettings]:
+    """nemo-run's executor for a profile, and what the profile says beyond it.
+
+    Raises:
+        ConfigError: naming the file, the field and what it may be.
+    """
+    where = f"{profile.file}: [{_TABLE}.{profile.name}]"
+    kind = profile.values.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(f"{where} kind={kind!r}{did_you_mean(str(kind), KINDS)}")
+    made: Any = getattr(nemo_run, KINDS[kind])
+    ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else set()
+    theirs = {one.name for one in fields(made) if one.init} - set(_SET_BY_US)
+    known = {*_OURS, *ours, *theirs}
+    for key in profile.values:
+        if key not in known:
+            raise ConfigError(f"{where} {key!r} is no field of kind {kind!r}{did_you_mean(key, sorted(known))}")
+    values = {key: value for key, value in profile.values.items() if key in theirs and key not in _OURS}
+    values["env_vars"] = {key: str(value) for key, value in profile.values.get("env", {}).items()}
+    if kind == "slurm":
+        values = {"account": "", "time": "", **values, **_of_slurm(profile, where)}
+    else:
+        values.setdefault("launcher", "torchrun")
+    try:
+        executor = made(**values)
+        settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in ours})
+    except ConfigError as error:
+        raise ConfigError(f"{where} {error}") from error
+    except (TypeError, ValueError, AssertionError, ImportError) as error:
+        raise ConfigError(f"{where} {KINDS[kind]} refuses it: {error}") from error
+    return executor, settings
+
+
+def _of_slurm(profile: Profile, where: str) -> dict[str, Any]:
+    starter = profile.values.get("starter", "torchrun")
+    if starter not in _STARTERS:
+        raise ConfigError(f"{where} starter={starter!r}: must be 'torchrun' or 'srun'.")
+    job_dir, ssh = profile.values.get("job_dir", ""), profile.values.get("ssh")
+    if ssh is None:
+        return {"launcher": _STARTERS[starter], "tunnel": nemo_run.LocalTunnel(job_dir=job_dir)}
+    if not isinstance(ssh, dict) or not {"host", "user"} <= ssh.keys() <= {"host", "user", "port", "identity"}:
+        raise ConfigError(f"{where} ssh={ssh!r}: must be a table with host and user, and may have port and identity.")
+    if not job_dir:
+        raise ConfigError(f"{where} job_dir is missing: over ssh, name a directory that all nodes see.")
+    identity = ssh.get("identity")
+    ssh = {**ssh, **({"identity": str(Path(identity).expanduser())} if identity else {})}
+    return {"launcher": _STARTERS[starter], "tunnel": nemo_run.SSHTunnel(job_dir=job_dir, **ssh)}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes and ranks per node on each kind of nemo-run's executors (0.11), which name them differently; the outcome is read back.
+
+| executor | nodes | ranks per node |
+|---|---|---|
+| LocalExecutor, SlurmExecutor | nodes | ntasks_per_node |
+| DockerExecutor | 1, always | ntasks_per_node |
+| KubeflowExecutor | num_nodes | nprocs_per_node |
+| SkypilotExecutor, SkypilotJobsExecutor | num_nodes | gpus_per_node |
+| DGXCloudExecutor, LeptonExecutor | nodes | gpus_per_node where it is set, else nprocs_per_node |
+| KubeRayExecutor | starts Ray clusters, no ranks | |
+"""
+
+from typing import Any
+
+from nemo2.errors import ConfigError
+
+_NODES = ("nodes", "num_nodes")
+
+
+def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
+    """Set the shape on ``executor``, in place.
+
+    Raises:
+        ConfigError: this kind of executor can't carry it.
+    """
+    kind = type(executor).__name__
+    if kind == "KubeRayExecutor":
+        raise ConfigError(
+            "KubeRayExecutor starts clusters of Ray, no ranks; use KubeflowExecutor, or an executor of Slurm or SkyPilot."
+        )
+    for field in _NODES:
+        if hasattr(executor, field):
+            setattr(executor, field, nodes)
+    if hasattr(executor, "ntasks_per_node"):
+        executor.ntasks_per_node = devices
+    if hasattr(executor, "nprocs_per_node"):
+        executor.nprocs_per_node = devices
+    has_gpus = bool(getattr(executor, "gpus_per_node", None))
+    counts_gpus = has_gpus and kind in ("DGXCloudExecutor", "LeptonExecutor", "KubeflowExecutor")
+    if counts_gpus or kind.startswith("Skypilot"):
+        executor.gpus_per_node = devices
+    carried = executor.nnodes(), executor.nproc_per_node()
+    if carried != (nodes, devices):
+        one_node = " It starts containers on one machine: set trainer.num_nodes=1." if kind == "DockerExecutor" else ""
+        raise ConfigError(
+            f"{kind} would start {carried[0]} nodes of {carried[1]} ranks, and the run has {nodes} of {devices} "
+            f"(trainer.num_nodes, trainer.devices).{one_node}"
+        )

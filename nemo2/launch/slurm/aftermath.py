@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a life of a job: is the run done, to be continued, or failed for a reason that another start doesn't mend?
+
+Run by the job's script, on its node; prints one word, ``done``, ``again``, ``failed`` or ``cancelled``, and writes it with its
+reason into ``state.json``, where a launcher that follows the run reads it. Imports nothing heavy.
+
+- Ranks that saved and stopped because they were asked to: again.
+- An error of the settings, the data or the checkpoint: failed. The next start would meet it, too.
+- Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same step, or
+  `STALLED` lives in a row came no further than one before them.
+- Ranks that never began to run: failed.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.errors import Preempted
+from nemo2.launch.deaths import deaths_in, killed_by
+from nemo2.launch.slurm.script import LIVES, STATE
+from nemo2.run_dir.faults import HANG, Fault, read_faults
+from nemo2.run_dir.records import read_metrics, write_text
+
+STALLED = 3
+RUN_DIR = "run_dir"
+"""In the job's folder: a file with the path of the run directory."""
+_MENDED_BY_A_START = (HANG, "RuntimeFault")
+_ENDED_BY_SLURM = ("CANCELLED",)
+
+
+def judge(folder: Path, *, life: int, code: int, state: str = "RUNNING") -> dict[str, Any]:
+    """How a life ended: ``verdict``, ``message``, ``step`` (None where no step was begun), ``rank`` where one is to blame.
+
+    Args:
+        folder: The job's.
+        life: Its number.
+        code: The exit code of srun.
+        state: Slurm's word for the job now.
+    """
+    faults = read_faults(folder / LIVES / str(life) / "faults")
+    if code == 0:
+        return _told("done", "trained to the end", faults, folder)
+    stopped = next((fault for fault in faults if fault.kind == Preempted.__name__), None)
+    if state.startswith(_ENDED_BY_SLURM):
+        return _told("cancelled", stopped.message if stopped else "cancelled", faults, folder)
+    if stopped is not None:
+        return _told("again", stopped.message, faults, folder)
+    message, rank = _first_words(folder / LIVES / str(life), faults, code)
+    told = _told("again", message, faults, folder, rank=rank)
+    if not any((folder / LIVES / str(life)).glob("rank-*.out")):
+        return {**told, "verdict": "failed"}
+    if faults and faults[0].explained and faults[0].kind not in _MENDED_BY_A_START:
+        return {**told, "verdict": "failed"}
+    earlier = [one for one in history(folder) if one.get("failed")]
+    if any(one.get("step") == told["step"] for one in earlier):
+        at = "before its first step" if told["step"] is None else f"at step {told['step']}"
+        return {**told, "verdict": "failed", "message": f"{message} It failed {at} before: no further start."}
+    if _stalled([*earlier, told]):
+        return {**told, "verdict": "failed", "message": f"{message} {STALLED} starts in a row came no further."}
+    return {**told, "failed": True}
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The verdicts so far, oldest first."""
+    try:
+        return json.loads((folder / STATE).read_text(encoding="utf-8"))["lives"]
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def record(folder: Path, life: int, told: dict[str, Any]) -> None:
+    state = {"again": "continued"}.get(told["verdict"], told["verdict"])
+    lives = [*history(folder), {"life": life, "at": round(time.time(), 1), **told}]
+    write_text(folder / STATE, json.dumps({"state": state, "lives": lives}, indent=1) + "\n")
+
+
+def _stalled(failures: list[dict[str, Any]]) -> bool:
+    """Whether the last of them came no further than the one before them."""
+    steps = [-1 if one["step"] is None else one["step"] for one in failures]
+    return len(steps) > STALLED and max(steps[-STALLED:]) <= max(steps[:-STALLED])
+
+
+def _told(
+    verdict: str, message: str, faults: list[Fault], folder: Path, *, rank: Optional[int] = None
+) -> dict[str, Any]:
+    steps = [fault.step for fault in faults if fault.step is not None]
+    return {"verdict": verdict, "message": message, "step": max(steps) if steps else _last_step(folder), "rank": rank}
+
+
+def _last_step(folder: Path) -> Optional[int]:
+    """The steps that the run directory tells of; None without any."""
+    try:
+        directory = (folder / RUN_DIR).read_text(encoding="utf-8").strip()
+        return max(record["step"] + 1 for record in read_metrics(directory) if "step" in record)
+    except (OSError, ValueError):
+        return None
+
+
+def _first_words(life: Path, faults: list[Fault], code: int) -> tuple[str, Optional[int]]:
+    """The first failure among the ranks in a sentence, and whose it was."""
+    output = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(life.glob("task-*.out"))]
+    if not faults or faults[0].kind != HANG:
+        for death in deaths_in("\n".join(output)):
+            if words := killed_by(death):
+                return words, death.rank
+    if faults:
+        fault = faults[0]
+        return (
+            fault.message if fault.kind == HANG else f"rank {fault.rank} failed first: {fault.kind}: {fault.message}"
+        ), fault.rank
+    lines = [line for text in output for line in text.splitlines() if line.strip()]
+    last = f"; its last words: {' / '.join(lines[-3:])}" if lines else ""
+    return f"the ranks ended with exit code {code} and no error of their own{last}.", None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Judge a life of a job.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--life", type=int, required=True)
+    parser.add_argument("--code", type=int, required=True)
+    parser.add_argument("--state", default="RUNNING")
+    given = parser.parse_args()
+    told = judge(given.folder, life=given.life, code=given.code, state=given.state)
+    record(given.folder, given.life, told)
+    print(told["message"])
+    print(told["verdict"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A submitted run, followed from here: rank 0 as it speaks, each life's end, and the end of all.
+
+Leaving is safe: the run belongs to Slurm, and this only looks.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple, Optional
+
+from nemo2.errors import RuntimeFault
+from nemo2.launch.slurm import queue
+from nemo2.launch.slurm.aftermath import RUN_DIR
+from nemo2.launch.slurm.script import LIVES, STATE
+from nemo2.launch.slurm.shell import RemoteLines, Shell
+from nemo2.launch.slurm.start import Submission
+from nemo2.launch.stream import RunDisplay
+
+ENDED = ("done", "failed", "cancelled")
+CONTINUED = "continued"
+"""Saved, and nobody goes on: no requeueing, and no further link of a chain."""
+_GONE_LOOKS = 3
+"""Looks in a row without the job before it counts as ended: a requeue passes through states that squeue doesn't list."""
+
+
+class Ending(NamedTuple):
+    """``state`` is one of `ENDED`, or `CONTINUED`."""
+
+    state: str
+    message: str = ""
+    rank: Optional[int] = None
+
+
+def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[float] = None) -> Ending:
+    """Show a run until it has ended for good.
+
+    Args:
+        interval_seconds: Between looks. None: 1, or 5 over SSH.
+    """
+    pause = interval_seconds or (1.0 if shell.local else 5.0)
+    display = RunDisplay(Path(submission.folder))
+    shown = _Shown(shell, submission, display)
+    gone = 0
+    ending: Optional[Ending] = None
+    try:
+        while ending is None:
+            told = read_state(shell, submission.folder)
+            shown.update(told)
+            if told.get("state") in ENDED:
+                last = told["lives"][-1]
+                ending = Ending(told["state"], last.get("message", ""), last.get("rank"))
+                break
+            try:
+                words = [queue.state(shell, job) for job in submission.jobs]
+            except RuntimeFault as error:
+                shown.say(f"{error}; looking again")
+                time.sleep(10 * pause)
+                continue
+            shown.queue(words)
+            gone = 0 if any(map(queue.lives, words)) else gone + 1
+            if gone >= _GONE_LOOKS:
+                ending = _ended_by_slurm(shell, submission, words, told)
+            time.sleep(pause)
+        return ending
+    finally:
+        display.close(succeeded=ending is not None and ending.state == "done")
+
+
+def read_state(shell: Shell, folder: str) -> dict[str, Any]:
+    """What the lives so far have written down; {} before the first has ended."""
+    _, text, _ = shell.run(f"cat {quote(folder)}/{STATE} 2>/dev/null")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+def run_directory(shell: Shell, folder: str) -> Optional[str]:
+    _, text, _ = shell.run(f"cat {quote(folder)}/{RUN_DIR} 2>/dev/null")
+    return text.strip() or None
+
+
+def last_life(shell: Shell, folder: str) -> Optional[int]:
+    _, names, _ = shell.run(f"ls {quote(folder)}/{LIVES} 2>/dev/null")
+    numbers = [int(name) for name in names.split() if name.isdecimal()]
+    return max(numbers, default=None)
+
+
+class _Shown:
+    """What has been shown already."""
+
+    def __init__(self, shell: Shell, submission: Submission, display: RunDisplay) -> None:
+        self._shell, self._submission, self._display = shell, submission, display
+        self._life: Optional[int] = None
+        self._streams: dict[str, RemoteLines] = {}
+        self._told = 0
+        self._queued: list[str] = []
+
+    def update(self, state: dict[str, Any]) -> None:
+        self._lines()
+        newest = last_life(self._shell, self._submission.folder)
+        if newest is not None and newest != self._life:
+            self._life = newest
+            life = f"{self._submission.folder}/{LIVES}/{newest}/rank-00000"
+            self._streams = {
+                "stdout": RemoteLines(self._shell, f"{life}.out"),
+                "stderr": RemoteLines(self._shell, f"{life}.err"),
+            }
+            self._lines()
+        for told in state.get("lives", [])[self._told :]:
+            self._told += 1
+            if told["verdict"] == "again":
+                self.say(f"{told['message']} The job goes on by itself.")
+
+    def queue(self, words: list[str]) -> None:
+        if words != self._queued:
+            self._queued = words
+            told = ", ".join(f"job {job} is {word}" for job, word in zip(self._submission.jobs, words, strict=True))
+            self.say(told)
+
+    def say(self, text: str) -> None:
+        self._display.take("stdout", text)
+        sys.stdout.flush()
+
+    def _lines(self) -> None:
+        for stream, lines in self._streams.items():
+            for line in lines.read():
+                self._display.take(stream, line)
+
+
+def _ended_by_slurm(shell: Shell, submission: Submission, words: list[str], told: dict[str, Any]) -> Ending:
+    """The job ended before its script could judge: cancelled while it waited, out of time, a node lost for good."""
+    word = next((word for word in reversed(words) if word != "COMPLETED"), "COMPLETED")
+    if word.startswith("CANCELLED"):
+        return Ending("cancelled", f"job {submission.jobs[-1]} was cancelled")
+    if told.get("state") == CONTINUED:
+        return Ending(CONTINUED, told["lives"][-1]["message"])
+    _, tail, _ = shell.run(f"tail -qn 5 {quote(submission.folder)}/job-*.out 2>/dev/null")
+    last = " / ".join(line for line in tail.splitlines() if line.strip())
+    return Ending(
+        "failed", f"Slurm ended job {submission.jobs[-1]}: {word}{f'; its last words: {last}' if last else ''}."
+    )

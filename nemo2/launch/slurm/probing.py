@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 cluster test``: a job of seconds on two nodes, and what is wrong with the cluster or the profile, each with a fix.
+
+The job's script is that of a run, with `probe` in the place of training: what works here works there.
+"""
+
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple
+
+import nemo_run
+
+from nemo2.errors import ConfigError, Nemo2Error
+from nemo2.launch.slurm import probe, queue
+from nemo2.launch.slurm.script import SCRIPT, Job, job_script
+from nemo2.launch.slurm.shell import Shell, shell_of
+from nemo2.launch.slurm.start import ClusterSettings, job_of
+
+LEAST_FREE_GB = 1.0
+MOST_SECONDS_APART = 5.0
+_PROBE_TIME = "5"
+
+
+class Finding(NamedTuple):
+    """``stops`` is whether runs fail with it, as opposed to losing some convenience."""
+
+    message: str
+    stops: bool = True
+
+
+def test_cluster(
+    executor: Any, settings: ClusterSettings, *, nodes: int = 2, wait_seconds: float = 600.0
+) -> Iterator[Finding]:
+    """What is wrong; nothing where all is well. Takes as long as the queue, and some seconds.
+
+    Args:
+        wait_seconds: How long the job may wait in the queue.
+    """
+    shell = shell_of(executor.tunnel)
+    try:
+        yield from _before(shell)
+        job = job_of(
+            executor, settings, name="nemo2-test", experiment_id=f"test_{time.time_ns()}", devices=1, nodes=nodes
+        )
+        job = replace(job, time=_PROBE_TIME, requeue=False, grace_seconds=0, program="probe.py")
+        token = secrets.token_hex(8)
+        number = _submit(shell, job, token)
+        try:
+            word = _wait(shell, number, wait_seconds)
+        finally:
+            queue.cancel(shell, [number]) if queue.lives(queue.state(shell, number)) else None
+    except Nemo2Error as error:
+        yield Finding(str(error))
+        return
+    if word in queue.WAITING:
+        _, why, _ = shell.run(f"squeue --noheader --format=%r --jobs={number}")
+        yield Finding(
+            f"the job waited {wait_seconds:.0f} s in the queue ({why.strip() or word}); `--wait` waits longer."
+        )
+        return
+    _, text, _ = shell.run(f"cat {quote(job.folder)}/lives/*/task-*.out {quote(job.folder)}/job-*.out 2>/dev/null")
+    found = list(judge(text, nodes=nodes, token=token, python=job.python, folder=job.folder, word=word))
+    yield from found
+    if not any(one.stops for one in found):
+        shell.run(f"rm -rf {quote(job.folder)}")
+
+
+def _before(shell: Shell) -> Iterator[Finding]:
+    code, _, err = shell.run("command -v sbatch squeue scontrol >/dev/null && scontrol ping")
+    if code != 0:
+        words = " ".join(err.split())
+        raise ConfigError(
+            f"Slurm's commands don't answer there ({words or 'not on the PATH'}): log in where sbatch works."
+        )
+    code, _, err = shell.run("sacct --noheader --jobs=1")
+    if code != 0:
+        words = " ".join(err.split())
+        yield Finding(
+            f"no accounting ({words}): states come from squeue and scontrol, and are forgotten some minutes after a job's end "
+            "(MinJobAge). Runs are not touched by it.",
+            stops=False,
+        )
+
+
+def _submit(shell: Shell, job: Job, token: str) -> str:
+    with tempfile.TemporaryDirectory() as temporary:
+        staged = Path(temporary) / "job"
+        staged.mkdir(mode=0o700)
+        (staged / "token").write_text(token, encoding="utf-8")
+        (staged / SCRIPT).write_text(job_script(job), encoding="utf-8")
+        shutil.copy2(probe.__file__, staged / "probe.py")
+        shell.place(staged, job.folder)
+    return queue.submit(shell, f"{job.folder}/{SCRIPT}")
+
+
+def _wait(shell: Shell, number: str, wait_seconds: float) -> str:
+    """Slurm's last word for the job, or what it waits as."""
+    queued, running = time.monotonic() + wait_seconds, None
+    while True:
+        word = queue.state(shell, number)
+        if word in queue.RUNNING and running is None:
+            running = time.monotonic() + 400.0
+        if not queue.lives(word):
+            return word
+        if time.monotonic() > (running or queued):
+            return word
+        time.sleep(1.0 if shell.local else 5.0)
+
+
+def judge(text: str, *, nodes: int, token: str, python: str, folder: str, word: str = "COMPLETED") -> Iterator[Finding]:
+    """What the output of a test's tasks tells."""
+    told: dict[int, dict[str, Any]] = {}
+    for line in text.splitlines():
+        _, mark, record = line.partition("probe {")
+        if mark:
+            data = json.loads("{" + record)
+            told.setdefault(data["rank"], {}).update(data)
+    if len(told) < nodes:
+        yield _silent(text, told, nodes=nodes, python=python, folder=folder, word=word)
+        if not told:
+            return
+    hosts = {rank: data["host"] for rank, data in told.items()}
+    for rank, data in sorted(told.items()):
+        host = hosts[rank]
+        if data["token"] != token:
+            seen = "another folder under this name" if data["sees_folder"] else "nothing there"
+            yield Finding(
+                f"{host} sees {seen}: {folder} is not shared. Set job_dir and runs to a file system that all nodes mount."
+            )
+        if data["free_gb"] is not None and data["free_gb"] < LEAST_FREE_GB:
+            yield Finding(
+                f"{host}: {data['free_gb']} GB are free at {folder}. Make room, or set job_dir and runs elsewhere."
+            )
+        if any(address.startswith("127.") for address in data["addresses"]):
+            yield Finding(
+                f"{host}: its own name resolves to {', '.join(data['addresses'])} (a line of /etc/hosts). nemo2 goes by Slurm's "
+                "address and picks gloo's interface, but other programs won't: have the line removed.",
+                stops=False,
+            )
+        if data["versions"]["nemo2"] is None:
+            yield Finding(
+                f"{host}: {python} has no nemo2. Install it there, or name another python, set-up lines or container_image."
+            )
+    yield from _differences(told, hosts)
+    if sums := [data.get("error") or data.get("sum") for data in told.values() if data.get("sum") != len(told)]:
+        yield Finding(
+            f"the ranks can't add up one number over {len(told)} nodes: {sums[0]}. A firewall between nodes, or the wrong "
+            "network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME in env)?"
+        )
+
+
+def _differences(told: dict[int, dict[str, Any]], hosts: dict[int, str]) -> Iterator[Finding]:
+    first, *others = sorted(told)
+    for rank in others:
+        for package, version in [*told[rank]["versions"].items(), ("python", told[rank]["python"])]:
+            at_first = told[first]["python"] if package == "python" else told[first]["versions"][package]
+            missing = package == "nemo2" and None in (version, at_first)  # told already
+            if version != at_first and not missing:
+                yield Finding(
+                    f"{package} is {version} on {hosts[rank]} and {at_first} on {hosts[first]}: have one environment on a shared "
+                    "file system, or one image."
+                )
+        apart = told[rank]["time"] - told[first]["time"]
+        if abs(apart) > MOST_SECONDS_APART + _START_SECONDS:
+            yield Finding(
+                f"the clock of {hosts[rank]} is {apart:+.0f} s off that of {hosts[first]}: Slurm's credentials expire, and "
+                "files look new or old. Ask for NTP."
+            )
+
+
+_START_SECONDS = 20.0
+"""Tasks of one step start this much apart on a loaded machine."""
+
+
+def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: str, folder: str, word: str) -> Finding:
+    lowered = text.lower()
+    last = " / ".join(line.strip() for line in text.splitlines() if line.strip() and "probe {" not in line)[-400:]
+    if "no such file or directory" in lowered and python in text:
+        why = f"{python} isn't there: set python, set-up lines or container_image"
+    elif "unrecognized option '--container" in lowered or "unrecognized option: --container" in lowered:
+        why = "this Slurm has no pyxis, which brings containers: leave container_image out, or ask for it"
+    elif "pyxis" in lowered or "enroot" in lowered:
+        why = "the container's image can't be had: check container_image and the credentials of its registry"
+    elif "no space left" in lowered:
+        why = f"the disk of {folder} is full"
+    elif "no such file or directory" in lowered or "can't open" in lowered:
+        why = f"{folder} is not seen there: set job_dir and runs to a file system that all nodes mount"
+    elif not text.strip():
+        why = f"nothing was written to {folder}: it isn't shared, or its disk is full"
+    else:
+        why = "see its last words"
+    said = f"; last words: {last}" if last else ""
+    return Finding(f"{nodes - len(told)} of {nodes} nodes said nothing (job {word}): {why}{said}.")
+
+
+def settled(executor: Any) -> Any:
+    """The executor, if it is Slurm's.
+
+    Raises:
+        ConfigError: it isn't: other kinds are tested by their own tools.
+    """
+    if not isinstance(executor, nemo_run.SlurmExecutor):
+        raise ConfigError(
+            f"{type(executor).__name__} is tested by the tools of its engine; `nemo2 pretrain NAME --executor ... -n` shows "
+            "its request."
+        )
+    return executor

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's queue: submitting, and what became of a job, with accounting or without.
+
+``squeue`` and ``scontrol`` answer from the controller's memory for some minutes after a job's end (MinJobAge); ``sacct`` always,
+where there is accounting. nemo-run 0.11 asks sacct alone, and gives jobs up where it can't answer.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Optional
+
+from nemo2.errors import ConfigError
+from nemo2.launch.slurm.shell import Shell, output
+
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+_HELP = {
+    "invalid partition": "check partition; `sinfo -s` lists them",
+    "invalid account": "check account and partition; `sacctmgr show assoc user=$USER` lists those that are yours",
+    "time limit": "lower time, or choose another partition; `sinfo -o '%P %l'` tells their limits",
+    "node count": "lower nodes, or choose another partition; `sinfo -o '%P %D'` tells their sizes",
+    "invalid qos": "check qos",
+    "container-image": "the cluster has no pyxis, which brings --container-image to Slurm: leave container_image out",
+    "gres": "the partition has no such GPUs: check gpus_per_node; `sinfo -o '%P %G'` tells them",
+}
+
+
+def submit(shell: Shell, script: str, *, after: Optional[str] = None) -> str:
+    """The number of the job that ``sbatch`` made of a script there.
+
+    Args:
+        after: Start after the end of this job, however it ends.
+
+    Raises:
+        ConfigError: Slurm refuses it, in its words and with what to look at.
+    """
+    dependency = f"--dependency=afterany:{after} " if after else ""
+    code, out, err = shell.run(f"sbatch --parsable {dependency}{shlex.quote(script)}")
+    number = re.match(r"\d+", out.strip())
+    if code != 0 or number is None:
+        words = " ".join((err or out).split()) or f"exit code {code}"
+        advice = next((help for sign, help in _HELP.items() if sign in words.lower()), "see the script")
+        raise ConfigError(f"sbatch refuses the job: {words} ({advice}). The script: {script}")
+    return number[0]
+
+
+def state(shell: Shell, job: str) -> str:
+    """Slurm's word for a job, "UNKNOWN" where nobody remembers it.
+
+    Raises:
+        RuntimeFault: Slurm's controller doesn't answer.
+    """
+    code, out, err = shell.run(f"squeue --noheader --states=all --format=%T --jobs={shlex.quote(job)}")
+    if code == 0 and out.strip():
+        return out.split()[0]
+    if code != 0 and "invalid job id" not in err.lower():
+        output(shell, "scontrol ping")  # a controller that is down is no answer
+    code, out, _ = shell.run(f"sacct --noheader --parsable2 --allocations --format=State --jobs={shlex.quote(job)}")
+    return out.split()[0] if code == 0 and out.strip() else "UNKNOWN"
+
+
+def lives(word: str) -> bool:
+    """Whether a job of this state is waiting or running."""
+    return word in WAITING or word in RUNNING
+
+
+def cancel(shell: Shell, jobs: Sequence[str]) -> None:
+    """End jobs, also those that wait. Their ranks are asked to save first."""
+    if jobs:
+        output(shell, "scancel " + " ".join(map(shlex.quote, jobs)))

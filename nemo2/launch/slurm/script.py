@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batch script of a run: what a person can read, paste into sbatch, and find again in the job's folder.
+
+nemo-run 0.11 writes one of its own. Ours is another because of what that one does: variables unquoted into a file of mode 0644,
+rendezvous always at port 29500 of whatever ``hostname --ip-address`` prints, no word of requeueing, ten minutes of time.
+
+A life is one start of the script. Slurm starts it again after a requeue, and a chain of jobs starts it once each; all lives go on
+with one run in one run directory, until `aftermath` says that it is done or has failed for good.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Optional
+
+from nemo2.errors import ConfigError
+
+Starter = Literal["torchrun", "srun"]
+
+SECRETS = "secrets.sh"
+"""In the job's folder, mode 0600: variables whose names look like secrets."""
+SCRIPT = "job.sh"
+LIVES = "lives"
+STATE = "state.json"
+
+_ENTRY = "nemo2.launch.rank"
+_AFTERMATH = "nemo2.launch.slurm.aftermath"
+_MOST_GRACE = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that the script of one run says."""
+
+    name: str
+    folder: str
+    """The job's own, on a file system that all nodes see."""
+    nodes: int
+    devices: int
+    """Ranks per node."""
+    starter: Starter = "torchrun"
+    time: str = ""
+    """Slurm's time limit; "" leaves it to the partition."""
+    directives: Mapping[str, Optional[str]] = field(default_factory=dict)
+    """Further options of sbatch by name, without dashes; None for those that take no value."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    setup_lines: str = ""
+    """Bash of the user's, run before anything else of the job."""
+    python: str = "python3"
+    workdir: str = ""
+    """Where ranks start; "" is the folder."""
+    srun_args: tuple[str, ...] = ()
+    container_image: str = ""
+    container_mounts: tuple[str, ...] = ()
+    grace_seconds: int = 120
+    """How long before the end of its time a run is asked to save. 0: never."""
+    requeue: bool = True
+    """Whether the job goes back to the queue by itself; False in a chain, whose next link goes on."""
+    program: str = f"-m {_ENTRY}"
+    """What Python runs on every rank, with the folder as its argument: ``-m MODULE``, or a file in the folder."""
+
+
+def job_script(job: Job) -> str:
+    """The text of the script.
+
+    Raises:
+        ConfigError: a value that a line of ``#SBATCH`` can't hold.
+    """
+    return "\n".join([*_head(job), *_body(job)]) + "\n"
+
+
+def _head(job: Job) -> list[str]:
+    options: dict[str, Optional[str]] = {
+        "job-name": job.name,
+        "nodes": str(job.nodes),
+        "ntasks-per-node": str(job.devices if job.starter == "srun" else 1),
+        **({"time": job.time} if job.time else {}),
+        "output": f"{job.folder}/job-%j.out".replace("%", "%%").replace("%%j", "%j"),
+        "open-mode": "append",
+        **({"requeue": None} if job.requeue else {"no-requeue": None}),
+        **({"signal": f"TERM@{min(job.grace_seconds, _MOST_GRACE)}"} if job.grace_seconds else {}),
+        **job.directives,
+    }
+    return ["#!/bin/bash", *(_directive(name, value) for name, value in options.items())]
+
+
+def _directive(name: str, value: Optional[str]) -> str:
+    if value is None:
+        return f"#SBATCH --{name}"
+    if any(character in value for character in '\n\r"\\'):
+        raise ConfigError(
+            f"--{name}={value!r}: a line of #SBATCH can't hold line breaks, double quotes or backslashes; take them out."
+        )
+    plain = all(character.isalnum() or character in "_-./:@,=%+[]" for character in value)
+    return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{value}"'
+
+
+def _body(job: Job) -> list[str]:
+    folder = shlex.quote(job.folder)
+    return [
+        "",
+        f"folder={folder}",
+        f"python={shlex.quote(job.python)}",
+        "# The run has ended: nothing is left to do for a further link of a chain, or for a requeue.",
+        f'grep -Eq \'"state": "(done|failed|cancelled)"\' "$folder/{STATE}" 2>/dev/null && exit 0',
+        "",
+        *(["# Set-up of the user's.", job.setup_lines.strip(), ""] if job.setup_lines.strip() else []),
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items())),
+        f'[ -f "$folder/{SECRETS}" ] && . "$folder/{SECRETS}"',
+        "export PYTHONUNBUFFERED=1",
+        "unset PYTHONDONTWRITEBYTECODE",
+        "",
+        "# Each start of this script has a folder of its own: first errors of ranks, their output.",
+        f'mkdir -p "$folder/{LIVES}"',
+        "life=0",
+        f'until mkdir "$folder/{LIVES}/$life" 2>/dev/null; do life=$((life + 1)); [ $life -lt 100000 ] || exit 1; done',
+        f'export NEMO2_LIFE="$folder/{LIVES}/$life"',
+        'export NEMO2_FAULT_DIR="$NEMO2_LIFE/faults"',
+        'echo "$SLURM_JOB_ID" >"$NEMO2_LIFE/job"',
+        "",
+        *_RENDEZVOUS,
+        "",
+        "# srun is waited for in the background: what signals this script is not to end it before the ranks have saved.",
+        "trap : TERM USR1 USR2 HUP INT",
+        *_step(job),
+        "running=$!",
+        'wait "$running"',
+        "code=$?",
+        'while kill -0 "$running" 2>/dev/null; do wait "$running"; code=$?; done',
+        "",
+        *_end(job),
+    ]
+
+
+_RENDEZVOUS = [
+    "# Where rank 0 is met: an address of this node that is not the loopback's, and a port that nothing listens on.",
+    "head=${SLURMD_NODENAME:-$(hostname -s)}",
+    "MASTER_ADDR=$(scontrol show node \"$head\" --oneliner 2>/dev/null | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')",
+    "case $MASTER_ADDR in",
+    "    '' | *[!0-9.]*) MASTER_ADDR=$(getent ahostsv4 \"${MASTER_ADDR:-$head}\" | awk '$1 !~ /^127\\./ {print $1; exit}') ;;",
+    "esac",
+    "[ -n \"$MASTER_ADDR\" ] || MASTER_ADDR=$(hostname -I | tr ' ' '\\n' | grep -v '^127\\.' | head -n 1)",
+    "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+    'while (exec 3<>"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null; do MASTER_PORT=$((MASTER_PORT + 1)); done',
+    "export MASTER_ADDR MASTER_PORT",
+]
+
+
+def _step(job: Job) -> list[str]:
+    """The step with the ranks, in the background. Bash expands nothing of the user's."""
+    tasks = f"--ntasks-per-node={job.devices if job.starter == 'srun' else 1}"
+    words = ["srun", f"--nodes={job.nodes}", tasks, "--kill-on-bad-exit=1", "--cpu-bind=none"]
+    lines = [" ".join([*words, '--output="$NEMO2_LIFE/task-%t.out"', '--error="$NEMO2_LIFE/task-%t.out"']) + " \\"]
+    for option in [*_container(job), *job.srun_args]:
+        lines.append(f"    {option if option.startswith('--container-mounts=') else shlex.quote(option)} \\")
+    if job.starter == "torchrun":
+        command = (
+            'exec "$1" -m torch.distributed.run --nnodes "$2" --nproc-per-node "$3" --node-rank "$SLURM_NODEID" '
+            '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts 0 $4 "$5"'
+        )
+        # Ranks are asked to stop by Slurm itself; torchrun leaves them this long to save.
+        lines.insert(0, f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={max(30, job.grace_seconds)}")
+        # A rank that restarts would meet the dead rank's address in the shared store.
+        lines.insert(1, "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    else:
+        command = (
+            'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE="$3" '
+            'NODE_RANK=$SLURM_NODEID; exec "$1" $4 "$5"'
+        )
+    workdir = shlex.quote(job.workdir or job.folder)
+    command = f"cd {workdir} && {command}"
+    last = f'ranks "$python" {job.nodes} {job.devices} {shlex.quote(job.program)} "$folder" &'
+    return [*lines, f"    bash -c {shlex.quote(command)} {last}"]
+
+
+def _container(job: Job) -> list[str]:
+    if not job.container_image:
+        return []
+    mounts = ",".join(dict.fromkeys([f"{job.folder}:{job.folder}", *job.container_mounts]))
+    return [
+        f"--container-image={job.container_image}",
+        f"--container-mounts={shlex.quote(mounts)}",
+        "--no-container-mount-home",
+    ]
+
+
+def _end(job: Job) -> list[str]:
+    alone = "srun --nodes=1 --ntasks=1 --overlap " + " ".join(
+        option if option.startswith("--container-mounts=") else shlex.quote(option) for option in _container(job)
+    )
+    judge = f'{alone + " " if job.container_image else ""}"$python" -m {_AFTERMATH}'
+    lines = [
+        "# Done, to be continued, or failed: the ranks' own words decide, and what Slurm has decided meanwhile.",
+        "state=$(scontrol show job \"$SLURM_JOB_ID\" --oneliner 2>/dev/null | sed -n 's/.* JobState=\\([A-Z_]*\\).*/\\1/p')",
+        "# While a job is completing, its state doesn't say why; slurmd's own line does, unless a user cancelled it.",
+        'why=$(grep "JOB $SLURM_JOB_ID ON .* CANCELLED AT" "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null | tail -n 1)',
+        'case "$why" in "" | *"DUE TO"*) ;; *) state=CANCELLED ;; esac',
+        f'verdict=$({judge} "$folder" --life "$life" --code "$code" --state "${{state:-RUNNING}}" | tail -n 1)',
+        'echo "life $life: $verdict"',
+        'case "$verdict" in',
+    ]
+    if job.requeue:
+        lines += [
+            "    again)",
+            "        trap - TERM",
+            '        case "$state" in RUNNING | "") scontrol requeue "$SLURM_JOB_ID" && sleep 300 ;; esac',
+            "        exit 143 ;;",
+        ]
+    else:
+        lines += ["    again) exit 143 ;;"]
+    return [
+        *lines,
+        '    done) [ -f "$folder/chain" ] && scancel $(grep -vx "$SLURM_JOB_ID" "$folder/chain") 2>/dev/null; exit 0 ;;',
+        '    *) [ -f "$folder/chain" ] && scancel $(grep -vx "$SLURM_JOB_ID" "$folder/chain") 2>/dev/null; exit 1 ;;',
+        "esac",
+    ]

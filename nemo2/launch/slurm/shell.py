@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands and files where sbatch is: on this machine, or on a login node over nemo-run's SSH tunnel.
+
+Commands are bash whose every word of the user's is quoted by the caller. The tunnel's own shell gets ``bash -c`` and one word.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any, Protocol
+
+from nemo2.errors import ConfigError, RuntimeFault
+
+
+class Shell(Protocol):
+    """Where jobs are submitted."""
+
+    local: bool
+    """Whether this machine's paths mean the same there."""
+
+    def run(self, command: str) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of ``bash -c command``."""
+        ...
+
+    def place(self, source: Path, target: str) -> None:
+        """Copy a folder, its modes included, to a place that doesn't exist yet; what is above it is made."""
+        ...
+
+
+class LocalShell:
+    local = True
+
+    def run(self, command: str) -> tuple[int, str, str]:
+        # Not as text, which would take a bar's carriage return for the end of a line.
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+    def place(self, source: Path, target: str) -> None:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target, symlinks=True)
+
+
+class TunnelShell:
+    """Over ``nemo_run.SSHTunnel``, which keeps one connection open.
+
+    paramiko, below it, takes any host key it doesn't know (nemo-run 0.11): a key that must be checked belongs into known_hosts,
+    where a changed one is then refused.
+    """
+
+    local = False
+
+    def __init__(self, tunnel: Any) -> None:
+        self._tunnel = tunnel
+
+    def run(self, command: str) -> tuple[int, str, str]:
+        with self._told():
+            done = self._tunnel.run(f"bash -c {shlex.quote(command)}", hide=True, warn=True)
+        return done.exited, done.stdout, done.stderr
+
+    def place(self, source: Path, target: str) -> None:
+        parent, quoted = shlex.quote(os.path.dirname(target)), shlex.quote(target)
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "job.tar.gz"
+            with tarfile.open(archive, "w:gz") as tar:
+                tar.add(source, arcname=os.path.basename(target))
+            output(self, f"umask 077 && mkdir -p {parent}")
+            with self._told():
+                self._tunnel.put(str(archive), f"{target}.tar.gz")
+        output(self, f"umask 077 && tar -xzpf {quoted}.tar.gz -C {parent} && rm -f {quoted}.tar.gz")
+
+    @contextlib.contextmanager
+    def _told(self) -> Any:
+        where = f"{self._tunnel.user}@{self._tunnel.host}"
+        try:
+            yield
+        except SystemExit as error:  # nemo-run's answer to a refused login
+            raise ConfigError(f"ssh {where} was refused: check host, user and identity of the tunnel.") from error
+        except (OSError, EOFError) as error:
+            raise RuntimeFault(f"ssh {where} failed: {error}. Jobs that were submitted go on.") from error
+
+
+def shell_of(tunnel: Any) -> Shell:
+    """For an executor's tunnel."""
+    return LocalShell() if tunnel is None or type(tunnel).__name__ == "LocalTunnel" else TunnelShell(tunnel)
+
+
+def output(shell: Shell, command: str) -> str:
+    """What a command printed.
+
+    Raises:
+        RuntimeFault: it failed, with its own words.
+    """
+    code, out, err = shell.run(command)
+    if code != 0:
+        words = " ".join((err or out).split()) or f"exit code {code}"
+        raise RuntimeFault(f"`{command.split()[0]}` failed: {words}")
+    return out
+
+
+class RemoteLines:
+    """New whole lines of a growing file there; the file may not exist yet."""
+
+    def __init__(self, shell: Shell, path: str) -> None:
+        self._shell = shell
+        self._path = path
+        self._position = 0
+
+    def read(self) -> list[str]:
+        _, text, _ = self._shell.run(f"tail -c +{self._position + 1} {shlex.quote(self._path)} 2>/dev/null")
+        whole, end, _ = text.rpartition("\n")
+        self._position += len((whole + end).encode())
+        return [line.rpartition("\r")[2] for line in whole.split("\n")] if end else []

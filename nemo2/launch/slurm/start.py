@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe on Slurm: its job's folder and script, the submission, and the run followed until it is done, failed or left.
+
+The executor is nemo-run's ``SlurmExecutor``, of which the fields are read; its own script is not used (see `script`).
+"""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any, Optional
+
+from nemo_run.config import get_nemorun_home
+
+from nemo2.config.serialize import to_json
+from nemo2.errors import ConfigError
+from nemo2.launch.import_path import OWN_FOLDERS, own_folders, path_variables
+from nemo2.launch.local import split_secrets
+from nemo2.launch.rank import CONFIG, MAIN
+from nemo2.launch.slurm import queue
+from nemo2.launch.slurm.aftermath import RUN_DIR
+from nemo2.launch.slurm.script import SCRIPT, SECRETS, Job, Starter, job_script
+from nemo2.launch.slurm.shell import Shell, shell_of
+from nemo2.launch.slurm.ship import CODES, Code, ship
+from nemo2.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
+from nemo2.run_dir.logger import RECIPE_FILE, RECIPE_VARIABLE
+
+_DIRECTIVES = (
+    "account", "partition", "qos", "mem", "mem_per_gpu", "mem_per_cpu", "comment", "constraint", "exclude", "gres",
+    "gpus_per_node", "gpus_per_task", "cpus_per_task", "cpus_per_gpu", "segment", "network", "signal",
+)  # fmt: skip
+_REFUSED = {
+    "array": "every task of an array would write to one run directory; launch once per value instead",
+    "heterogeneous": "all ranks of a run do the same",
+    "het_group_indices": "all ranks of a run do the same",
+    "dependencies": "set additional_parameters={'dependency': 'afterok:123'} instead",
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NEMO_RUNS_TIME = "00:10:00"
+_MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """What a profile says of a Slurm cluster beyond ``SlurmExecutor``'s fields."""
+
+    python: str = ""
+    """The interpreter of ranks. "": this one's where this machine's paths mean the same there, else ``python3``."""
+    code: Code = "tree"
+    runs: str = ""
+    """Where runs go whose recipe names no absolute directory. "": below the working directory, or over SSH beside jobs."""
+    grace_seconds: Optional[int] = None
+    """How long before the end of its time a run is asked to save. None: from the size of its checkpoint."""
+    requeue: bool = True
+    """Whether Slurm may start the job again: False where the site forbids it; see also chains."""
+
+    def __post_init__(self) -> None:
+        if self.code not in CODES:
+            raise ConfigError(f"code={self.code!r}: must be one of {', '.join(CODES)}.")
+        if self.grace_seconds is not None and self.grace_seconds < 0:
+            raise ConfigError(f"grace_seconds={self.grace_seconds}: must be 0 (never ask) or more seconds.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A run that Slurm has: enough to find it again from another shell."""
+
+    name: str
+    folder: str
+    jobs: list[str]
+    ssh: dict[str, Any] = field(default_factory=dict)
+    """Host, user, port and identity of the tunnel; {} on this machine."""
+
+    def save(self) -> None:
+        place = submissions()
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{Path(self.folder).name}.json").write_text(
+            json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8"
+        )
+
+    def shell(self) -> Shell:
+        if not self.ssh:
+            return shell_of(None)
+        from nemo_run import SSHTunnel
+
+        return shell_of(SSHTunnel(job_dir="", **self.ssh))
+
+
+def submissions() -> Path:
+    """Where this user's submissions are noted."""
+    return Path(get_nemorun_home()) / "nemo2" / "jobs"
+
+
+def prepare(
+    recipe: Any,
+    executor: Any,
+    settings: ClusterSettings,
+    *,
+    name: str,
+    experiment_id: str,
+    devices: int,
+    nodes: int,
+    env: Mapping[str, str],
+    chain: int = 1,
+) -> tuple[Job, dict[str, str]]:
+    """The job of a recipe, and the variables that have no place in its script. Sets the directory of its runs in the recipe.
+
+    Raises:
+        ConfigError: the executor asks for what a run can't have.
+    """
+    refuse_unusable(executor)
+    shell = shell_of(executor.tunnel)
+    folder = f"{_jobs_dir(executor, shell)}/{name}/{experiment_id}"
+    runs = _settle_runs(recipe, settings, shell, folder)
+    given = {**executor.env_vars, **env}
+    for key in given:
+        if not _NAME.match(key):
+            raise ConfigError(f"env: {key!r} is no name of a variable: letters, digits and underscores.")
+    plain, secrets = split_secrets(given)
+    resumes = _resumes(recipe)
+    if not resumes and (settings.requeue or chain > 1):
+        _warn("resume.resume_if_exists is not set, so the job is not started again when it is interrupted.")
+    paths = _import_path(folder, plain, shell, settings)
+    job = job_of(executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes)
+    return replace(
+        job,
+        variables={
+            VERSION_VARIABLE: timestamp(),
+            RECIPE_VARIABLE: f"{folder}/{RECIPE_FILE}",
+            RUN_DIR_FILE_VARIABLE: f"{folder}/{RUN_DIR}",
+            **plain,
+            **paths,
+        },
+        workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{folder}/code",
+        container_mounts=(*_own_mounts(recipe, runs), *executor.container_mounts),
+        grace_seconds=_grace(recipe, settings, nodes=nodes, limit=_seconds(job.time)),
+        requeue=settings.requeue and resumes and chain == 1,
+    ), secrets
+
+
+def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id: str, devices: int, nodes: int) -> Job:
+    """What an executor says of a job, whatever the job is for.
+
+    Raises:
+        ConfigError: as `prepare`.
+    """
+    refuse_unusable(executor)
+    shell = shell_of(executor.tunnel)
+    options = {key: getattr(executor, key, None) for key in _DIRECTIVES}
+    directives: dict[str, Optional[str]] = {
+        key.replace("_", "-"): str(value) for key, value in options.items() if value not in (None, "")
+    }
+    if executor.exclusive:
+        directives["exclusive"] = None if executor.exclusive is True else str(executor.exclusive)
+    for key, value in (executor.additional_parameters or {}).items():
+        directives[key.replace("_", "-")] = None if value is None or value is True else str(value)
+    return Job(
+        name=name,
+        folder=f"{_jobs_dir(executor, shell)}/{name}/{experiment_id}",
+        nodes=nodes,
+        devices=devices,
+        starter=starter_of(executor),
+        time=_time_limit(executor),
+        directives=directives,
+        variables=dict(executor.env_vars),
+        setup_lines=executor.setup_lines or "",
+        python=settings.python or (sys.executable if shell.local and not executor.container_image else "python3"),
+        srun_args=tuple(executor.srun_args or ()),
+        container_image=executor.container_image or "",
+        container_mounts=tuple(executor.container_mounts),
+        requeue=settings.requeue,
+    )
+
+
+def submit(
+    job: Job,
+    recipe: Any,
+    executor: Any,
+    settings: ClusterSettings,
+    *,
+    secrets: Mapping[str, str],
+    chain: int = 1,
+) -> Submission:
+    """Bring the job's folder to where it runs, and hand its script to Slurm, ``chain`` times, each after the one before.
+
+    Raises:
+        ConfigError: Slurm refuses the job, or its code can't be shipped.
+    """
+    shell = shell_of(executor.tunnel)
+    with tempfile.TemporaryDirectory() as temporary:
+        staged = Path(temporary) / "job"
+        staged.mkdir(mode=0o700)
+        _fill(staged, job, recipe, executor, settings, secrets)
+        shell.place(staged, job.folder)
+    jobs: list[str] = []
+    for _ in range(chain):
+        jobs.append(queue.submit(shell, f"{job.folder}/{SCRIPT}", after=jobs[-1] if jobs else None))
+    if chain > 1:
+        lines = " ".join(jobs)
+        shell.run(f"printf '%s\\n' {lines} > {quote(job.folder)}/chain")
+    tunnel = executor.tunnel
+    ssh = {} if shell.local else {key: getattr(tunnel, key) for key in ("host", "user", "port", "identity")}
+    submission = Submission(name=job.name, folder=job.folder, jobs=jobs, ssh=ssh)
+    submission.save()
+    return submission
+
+
+def refuse_unusable(executor: Any) -> None:
+    """Raise ConfigError for fields of ``SlurmExecutor`` that a run of ranks can't have."""
+    for key, why in _REFUSED.items():
+        if getattr(executor, key, None):
+            raise ConfigError(f"SlurmExecutor.{key}={getattr(executor, key)!r} is not for training: {why}.")
+    starter_of(executor)
+
+
+def starter_of(executor: Any) -> Starter:
+    """``launcher="torchrun"`` is a torchrun per node, None a task of srun per rank.
+
+    Raises:
+        ConfigError: another launcher.
+    """
+    launcher = executor.launcher
+    if launcher is None:
+        return "srun"
+    if launcher == "torchrun" or type(launcher).__name__ == "Torchrun":
+        return "torchrun"
+    raise ConfigError(
+        f"SlurmExecutor.launcher={launcher!r}: ranks are started by 'torchrun' or, with None, by srun; set one of these."
+    )
+
+
+def _resumes(recipe: Any) -> bool:
+    return bool(getattr(getattr(recipe, "resume", None), "resume_if_exists", False))
+
+
+def _fill(
+    staged: Path, job: Job, recipe: Any, executor: Any, settings: ClusterSettings, secrets: Mapping[str, str]
+) -> None:
+    from nemo_run.core.packaging.git import GitArchivePackager
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    text = to_json(recipe)
+    (staged / RECIPE_FILE).write_text(text, encoding="utf-8")
+    (staged / CONFIG).write_text(ZlibJSONSerializer().serialize(recipe), encoding="utf-8")
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if '"__main__"' in text and main:
+        shutil.copy2(main, staged / MAIN)
+    (staged / SCRIPT).write_text(job_script(job), encoding="utf-8")
+    if secrets:
+        lines = [f"export {name}={quote(value)}" for name, value in sorted(secrets.items())]
+        (staged / SECRETS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (staged / SECRETS).chmod(0o600)
+    packager = executor.packager
+    # nemo-run's default ships the commit without a word, and fails outside a repository: here the profile says.
+    own = packager if packager is not None and packager != GitArchivePackager() else None
+    ship(Path.cwd(), staged / "code", code=settings.code, packager=own)
+    path_variables(staging=staged, given={})  # the hook in the folder `path`
+
+
+def _import_path(folder: str, given: Mapping[str, str], shell: Shell, settings: ClusterSettings) -> dict[str, str]:
+    """As `path_variables` has it on this machine, with the shipped copy in the place of the working directory."""
+    with tempfile.TemporaryDirectory() as unused:
+        here = path_variables(staging=Path(unused), given=given)
+        own = here["PYTHONPATH"].removeprefix(str(Path(unused) / "path")).lstrip(":")
+    cwd = str(Path.cwd())
+    copied = [
+        f"{folder}/code{one.removeprefix(cwd)}"
+        for one in own_folders()
+        if settings.code != "none" and (one == cwd or one.startswith(f"{cwd}/"))
+    ]
+    theirs = [one for one in own_folders() if shell.local and not (settings.code != "none" and one.startswith(cwd))]
+    asked = own if shell.local else given.get("PYTHONPATH", "")
+    return {
+        "PYTHONPATH": ":".join(filter(None, [f"{folder}/path", asked])),
+        "PYTHONSAFEPATH": "1",
+        OWN_FOLDERS: ":".join([*copied, *theirs]),
+    }
+
+
+def _settle_runs(recipe: Any, settings: ClusterSettings, shell: Shell, folder: str) -> str:
+    """An absolute directory for the run, in the recipe: ranks start elsewhere than this process."""
+    log = getattr(recipe, "log", None)
+    if log is None:
+        return ""
+    base = settings.runs or (str(Path.cwd()) if shell.local else str(Path(folder).parent.parent))
+    explicit, given = getattr(log, "explicit_log_dir", None), getattr(log, "log_dir", None)
+    if explicit:
+        log.explicit_log_dir = str(Path(base) / Path(explicit).expanduser())
+        return log.explicit_log_dir
+    log.log_dir = str(Path(base) / Path(given).expanduser()) if given else (settings.runs or f"{base}/{DEFAULT_BASE}")
+    return log.log_dir
+
+
+def _jobs_dir(executor: Any, shell: Shell) -> str:
+    given = getattr(executor.tunnel, "job_dir", "") or ""
+    if given:
+        if not given.startswith("/"):
+            raise ConfigError(
+                f"tunnel.job_dir={given!r}: must be an absolute path on a file system that all nodes see."
+            )
+        return given.rstrip("/")
+    if not shell.local:
+        raise ConfigError("tunnel.job_dir is empty: name a directory there that all nodes see.")
+    return str(Path(get_nemorun_home()) / "experiments")
+
+
+def _own_mounts(recipe: Any, runs: str) -> tuple[str, ...]:
+    """The run's folder, and those that the data's paths lie in."""
+    from fiddle import daglish
+
+    values = [value for value, _ in daglish.iterate(getattr(recipe, "data", None))]
+    paths = [value for value in values if isinstance(value, str) and value.startswith("/")]
+    folders = [runs, *(path if Path(path).is_dir() else str(Path(path).parent) for path in paths)]
+    return tuple(f"{folder}:{folder}" for folder in dict.fromkeys(folders) if folder)
+
+
+def _time_limit(executor: Any) -> str:
+    limit = executor.time or ""
+    if limit == _NEMO_RUNS_TIME:
+        _warn("SlurmExecutor.time is 00:10:00, nemo-run's default: that often the job saves and is queued again.")
+    _seconds(limit)
+    return limit
+
+
+def _seconds(limit: str) -> Optional[int]:
+    """Of Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; None for no limit.
+
+    Raises:
+        ConfigError: another form.
+    """
+    if not limit or limit.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    days, dash, rest = limit.rpartition("-")
+    numbers = rest.split(":")
+    if not all(number.isdecimal() for number in [*numbers, *([days] if dash else [])]) or len(numbers) > 3:
+        raise ConfigError(f"time={limit!r}: Slurm takes MINUTES, HH:MM:SS or D-HH:MM:SS.")
+    units = (3600, 60, 1) if dash or len(numbers) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(int(number) * unit for number, unit in zip(numbers, units, strict=False))
+
+
+def _grace(recipe: Any, settings: ClusterSettings, *, nodes: int, limit: Optional[int]) -> int:
+    """A minute, and the time of writing weights, master weights and two moments (14 bytes a parameter) at half a GB per second
+    and node; at most a quarter of the limit."""
+    seconds = settings.grace_seconds
+    if seconds is None:
+        seconds = _MIN_GRACE + int(14 * _parameters(recipe) / (nodes * _WRITE_BYTES_PER_SECOND))
+    return seconds if limit is None else min(seconds, limit // 4)
+
+
+def _parameters(recipe: Any) -> float:
+    from nemo2.models.walker import shape_of
+
+    try:
+        return float(shape_of(recipe.model.config).parameters)
+    except Exception:  # a model of the user's own: the minute alone
+        return 0.0
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles of clusters: what they make, what is refused, and the shape on each kind of executor."""
+
+import nemo_run
+import pytest
+
+from nemo2.cli.app import main
+from nemo2.errors import ConfigError
+from nemo2.launch.clusters import KINDS, named, profiles, user_file
+from nemo2.launch.shape import give_shape
+
+SLURM = """
+[clusters.mine]
+kind = "slurm"
+account = "research"
+partition = "batch"
+gpus_per_node = 8
+starter = "srun"
+python = "/opt/python"
+grace_seconds = 30
+env = { NCCL_DEBUG = "WARN", N = 3 }
+ssh = { host = "login", user = "me", port = 2222, identity = "~/.ssh/id" }
+job_dir = "/shared/jobs"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "nemo_run"))
+    (tmp_path / "project" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project" / "inside")
+    return tmp_path
+
+
+def write(text, *, project=False):
+    file = user_file() if not project else user_file().parents[2] / "project" / "nemo2.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_a_profile_of_slurm_makes_nemo_runs_executor_and_what_is_ours():
+    write(SLURM)
+    executor, settings = named("mine")
+    assert isinstance(executor, nemo_run.SlurmExecutor) and settings is not None
+    assert (executor.account, executor.partition, executor.gpus_per_node, executor.launcher) == (
+        "research",
+        "batch",
+        8,
+        None,
+    )
+    assert executor.time == "", "not nemo-run's ten minutes"
+    assert executor.env_vars == {"NCCL_DEBUG": "WARN", "N": "3"}
+    assert (executor.tunnel.host, executor.tunnel.port, executor.tunnel.job_dir) == ("login", 2222, "/shared/jobs")
+    assert executor.tunnel.identity.startswith("/")
+    assert (settings.python, settings.grace_seconds, settings.code) == ("/opt/python", 30, "tree")
+
+
+def test_a_projects_profile_wins_over_the_users():
+    write(SLURM)
+    write('[clusters.mine]\nkind = "local"\n[clusters.other]\nkind = "docker"\ncontainer_image = "i"\n', project=True)
+    assert isinstance(named("mine")[0], nemo_run.LocalExecutor)
+    assert sorted(profiles()) == ["mine", "other"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[clusters.mine]\nkind = 'slrum'", "mine. kind='slrum'; did you mean 'slurm'"),
+        (
+            "[clusters.mine]\nkind = 'slurm'\npartiton = 'x'",
+            "'partiton' is no field of kind 'slurm'; did you mean 'partition'",
+        ),
+        ("[clusters.mine]\nkind = 'slurm'\nstarter = 'mpirun'", "starter='mpirun': must be 'torchrun' or 'srun'"),
+        ("[clusters.mine]\nkind = 'slurm'\nnodes = 4", "'nodes' is no field"),
+        ("[clusters.mine]\nkind = 'slurm'\ncode = 'all'", "code='all': must be one of"),
+        ("[clusters.mine]\nkind = 'slurm'\nssh = {host='h', user='u'}", "job_dir is missing"),
+        ("[clusters.mine]\nkind = 'slurm'\nssh = 'h'", "must be a table with host and user"),
+        ("[clusters.mine]\nkind = 'dgxcloud'", "DGXCloudExecutor refuses it: .*base_url"),
+        ("[clusters]\nmine = 3", "must be a table"),
+        ("[clusters.'a b']\nkind = 'local'", "can't name a directory"),
+        ("[clusters", "can't be read"),
+    ],
+)
+def test_a_wrong_profile_is_told_with_file_field_and_fix(text, words):
+    write(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        named("mine")
+    assert "clusters.toml" in str(caught.value)
+
+
+def test_an_unknown_name_gets_the_nearest_and_executors_in_python_stay_possible(home):
+    write(SLURM)
+    (home / "nemo_run").mkdir()
+    (home / "nemo_run" / "executors.py").write_text(
+        "import nemo_run\ndef four():\n    return nemo_run.LocalExecutor(ntasks_per_node=4)\n"
+    )
+    assert named("four")[0].nproc_per_node() == 4
+    with pytest.raises(ConfigError, match="'mien'.*did you mean 'mine'"):
+        named("mien")
+    with pytest.raises(ConfigError, match="did you mean 'four'"):
+        named("fuor")
+    own = nemo_run.LocalExecutor()
+    assert named(own) == (own, None) and named("local") == ("local", None) and named(None) == (None, None)
+
+
+@pytest.fixture
+def kubernetes(monkeypatch):
+    """Kubeflow's executor wants the package and a cluster when it is made."""
+    from nemo_run.core.execution import kubeflow
+
+    monkeypatch.setattr(kubeflow, "_KUBERNETES_AVAILABLE", True)
+    monkeypatch.setattr(kubeflow.KubeflowExecutor, "_load_kube_clients", lambda self: None)
+
+
+def made(kind):
+    if kind == "kubeflow":
+        return nemo_run.KubeflowExecutor(image="i", gpus_per_node=8)
+    if kind in ("skypilot", "skypilot_jobs"):
+        pytest.importorskip("sky", reason="SkyPilot is not installed: its executors can't be made")
+        return getattr(nemo_run, KINDS[kind])(container_image="i", gpus="H100")
+    if kind == "dgxcloud":
+        names = ("base_url", "kube_apiserver_url", "client_id", "client_secret", "project_name")
+        return nemo_run.DGXCloudExecutor(**dict.fromkeys(names, "x"), container_image="i", pvc_nemo_run_dir="/p")
+    if kind == "lepton":
+        return nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/p")
+    return getattr(nemo_run, KINDS[kind])(
+        **{"docker": {"container_image": "i"}, "slurm": {"account": "a"}}.get(kind, {})
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "docker" and not kind.startswith("skypilot")])
+@pytest.mark.parametrize("with_gpus", [False, True])
+def test_the_shape_arrives_on_every_kind(kind, with_gpus, kubernetes):
+    executor = made(kind)
+    if with_gpus and hasattr(executor, "gpus_per_node"):
+        executor.gpus_per_node = 8
+    give_shape(executor, devices=2, nodes=2)
+    assert (executor.nnodes(), executor.nproc_per_node()) == (2, 2)
+
+
+def test_a_kind_that_cant_carry_the_shape_is_refused():
+    give_shape(made("docker"), devices=2, nodes=1)
+    with pytest.raises(
+        ConfigError, match="DockerExecutor would start 1 nodes of 2 ranks, and the run has 2 of 2.*one machine"
+    ):
+        give_shape(made("docker"), devices=2, nodes=2)
+
+    class KubeRayExecutor:
+        pass
+
+    with pytest.raises(ConfigError, match="Ray, no ranks"):
+        give_shape(KubeRayExecutor(), devices=2, nodes=2)
+
+
+def test_the_commands_write_list_and_show_profiles(capsys):
+    command = ["cluster", "add", "new", "kind=slurm", "partition=batch", "gpus_per_node=8", "env.A=a b", 'time="30"']
+    assert main(command) == 0
+    executor, _ = named("new")
+    assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b"}, "30")
+    assert main(command) == 2 and "is there already" in capsys.readouterr().err
+    assert main(["cluster", "list"]) == 0 and "new" in capsys.readouterr().out
+    assert main(["cluster", "show", "new"]) == 0
+    assert 'partition = "batch"' in capsys.readouterr().out
+    assert main(["cluster", "add", "bad", "kind=slurm", "partiton=x"]) == 2
+    assert "did you mean 'partition'" in capsys.readouterr().err and sorted(profiles()) == ["new"]
+    assert main(["cluster", "test", "nwe"]) == 2 and "did you mean 'new'" in capsys.readouterr().err

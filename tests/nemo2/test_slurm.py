@@ -1,0 +1,529 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs on Slurm, on a stand-in for it: commands of its names that run scripts here. `make cluster` runs the real one."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import nemo_run
+import pytest
+
+from nemo2.config import Partial
+from nemo2.errors import ConfigError
+from nemo2.launch import RankFailure, launch
+from nemo2.launch.slurm import probing, queue, ship
+from nemo2.launch.slurm.aftermath import STALLED, history, judge, record
+from nemo2.launch.slurm.script import SCRIPT, Job, job_script
+from nemo2.launch.slurm.shell import LocalShell, RemoteLines
+from nemo2.launch.slurm.start import ClusterSettings, _grace, _seconds, prepare, refuse_unusable
+from nemo2.run_dir.faults import HANG, Fault
+
+ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s\nnew line"
+"""It would run something, were it read as anything but text."""
+
+STAND_INS = {
+    # Each of srun's tasks one after the other: what is tested is what they are told.
+    "srun": """
+        [ -n "$NO_RANKS" ] && exit 1
+        nodes=1 per=1
+        while [ "${1#--}" != "$1" ]; do
+            case $1 in --nodes=*) nodes=${1#*=} ;; --ntasks-per-node=*) per=${1#*=} ;; esac; shift
+        done
+        task=0 code=0
+        while [ $task -lt $((nodes * per)) ]; do
+            SLURM_PROCID=$task SLURM_NTASKS=$((nodes * per)) SLURM_LOCALID=$((task % per)) SLURM_NODEID=$((task / per)) \\
+                SLURM_STEP_ID=0 "$@" >>"$NEMO2_LIFE/task-$task.out" 2>&1 || code=$?
+            task=$((task + 1))
+        done
+        exit $code""",
+    "scontrol": """
+        echo "$*" >>"$STAND_IN/scontrol.asked"
+        case "$1 $2" in
+            "show job") echo "JobId=7 JobName=x JobState=${STATE:-RUNNING} Reason=None" ;;
+            "show node") echo "NodeName=n NodeAddr=10.1.2.3 NodeHostName=n" ;;
+            requeue*) (sleep 0.3; sh "$STAND_IN/start" "$(cat "$STAND_IN/script")") >/dev/null 2>&1 & kill -TERM $PPID ;;
+        esac""",
+    "sbatch": """
+        for script; do :; done
+        [ -n "$REFUSES" ] && { echo "sbatch: error: Batch job submission failed: $REFUSES" >&2; exit 1; }
+        echo "$*" >>"$STAND_IN/sbatch.asked"
+        echo "$script" >"$STAND_IN/script"
+        [ -n "$HELD" ] || sh "$STAND_IN/start" "$script" >/dev/null 2>&1
+        echo 7""",
+    "start": """
+        SLURM_JOB_ID=7 bash "$1" >>"$STAND_IN/out" 2>&1 & echo $! >"$STAND_IN/pid" """,
+    "squeue": """
+        if kill -0 "$(cat "$STAND_IN/pid")" 2>/dev/null; then echo RUNNING; else exit 0; fi""",
+    "sacct": """
+        echo "sacct: error: Slurm accounting storage is disabled" >&2; exit 1""",
+    "scancel": """
+        echo "$*" >>"$STAND_IN/scancel.asked" """,
+}
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """The folder in which the stand-ins note what they were asked."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in STAND_INS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{textwrap.dedent(text).strip()}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN", str(folder))
+    monkeypatch.setenv("NEMORUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def job(tmp_path, **fields):
+    folder = tmp_path / "a folder; touch ran"
+    folder.mkdir()
+    program = folder / "program.py"
+    program.write_text("import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))")
+    return Job(
+        **{
+            "name": "x",
+            "folder": str(folder),
+            "nodes": 2,
+            "devices": 2,
+            "python": sys.executable,
+            "program": "program.py",
+        }
+        | fields
+    )
+
+
+def run_script(one, **variables):
+    script = Path(one.folder) / SCRIPT
+    script.write_text(job_script(one))
+    env = {**os.environ, "SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "n1", **variables}
+    return subprocess.run(["bash", script], env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def tasks(one):
+    files = sorted(Path(one.folder, "lives", "0").glob("task-*.out"))
+    return [json.loads(file.read_text().splitlines()[-1]) for file in files]
+
+
+def test_tasks_of_srun_know_who_they_are_and_values_arrive_as_they_are(slurm, tmp_path):
+    one = job(tmp_path, starter="srun", variables={"ODD": ODD}, workdir="")
+    assert run_script(one).returncode == 0
+    told = tasks(one)
+    wanted = [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
+    assert [(env["RANK"], env["LOCAL_RANK"]) for env, _ in told] == wanted
+    assert {(env["WORLD_SIZE"], env["MASTER_ADDR"], env["ODD"]) for env, _ in told} == {("4", "10.1.2.3", ODD)}
+    assert all(arguments == [one.folder] for _, arguments in told)
+    assert not list(tmp_path.rglob("ran")), "nothing of it was run"
+
+
+def test_the_port_is_the_jobs_own_and_one_that_is_free(slurm, tmp_path):
+    import socket
+
+    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+    with socket.create_server(("127.0.0.1", 22345)):
+        run_script(one)
+    assert tasks(one)[0][0]["MASTER_PORT"] == "22346"
+
+
+def test_lines_of_sbatch_are_quoted_or_refused():
+    one = Job(name="x", folder="/a b/100%", nodes=1, devices=1, directives={"comment": "two words", "exclusive": None})
+    head = job_script(one).splitlines()
+    assert '#SBATCH --output="/a b/100%%/job-%j.out"' in head
+    assert '#SBATCH --comment="two words"' in head and "#SBATCH --exclusive" in head
+    assert not any("--time" in line for line in head), "the partition's own limit, never ten minutes"
+    with pytest.raises(ConfigError, match="--comment=.*line breaks"):
+        job_script(replace(one, directives={"comment": "a\nb"}))
+
+
+def test_a_container_is_given_the_jobs_folder_and_what_is_mounted():
+    text = job_script(
+        Job(name="x", folder="/j", nodes=1, devices=8, container_image="a/b:c", container_mounts=("/d d:/d d", "/r:/r"))
+    )
+    assert "--container-image=a/b:c" in text and "--container-mounts='/j:/j,/d d:/d d,/r:/r'" in text
+    assert "srun --nodes=1 --ntasks=1 --overlap --container-image=a/b:c" in text, "the verdict needs the image's Python"
+
+
+# ----------------------------------------------------------------------------------------------------------- verdicts
+
+
+def life(folder, number=0, *, faults=(), begun=True):
+    place = folder / "lives" / str(number)
+    (place / "faults").mkdir(parents=True)
+    if begun:
+        (place / "rank-00000.out").write_text("")
+    for rank, fault in enumerate(faults):
+        content = {"rank": rank, "time": 1.0 + rank, "message": "m", "traceback": "", "explained": False, **fault}
+        (place / "faults" / f"rank-{rank}.json").write_text(json.dumps(asdict(Fault(**content))))
+    return place
+
+
+SAVED = {"kind": "Preempted", "message": "saved step 9.", "explained": True, "step": 9}
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "state", "verdict"),
+    [
+        ([], 0, "RUNNING", "done"),
+        ([SAVED], 1, "RUNNING", "again"),
+        ([{"kind": "RuntimeError"}, SAVED], 1, "RUNNING", "again"),
+        ([SAVED], 1, "CANCELLED", "cancelled"),
+        ([SAVED], 1, "PENDING", "again"),
+        ([{"kind": "DataError", "explained": True}], 1, "RUNNING", "failed"),
+        ([{"kind": "ConfigError", "explained": True}], 1, "RUNNING", "failed"),
+        ([{"kind": "RuntimeError", "step": 3}], 1, "RUNNING", "again"),
+        ([{"kind": "RuntimeFault", "explained": True, "step": 3}], 1, "RUNNING", "again"),
+        ([{"kind": HANG, "explained": True}], 1, "RUNNING", "again"),
+        ([], 137, "RUNNING", "again"),
+    ],
+)
+def test_what_a_start_mends_is_started_again_and_nothing_else(tmp_path, faults, code, state, verdict):
+    life(tmp_path, faults=faults)
+    assert judge(tmp_path, life=0, code=code, state=state)["verdict"] == verdict
+
+
+def test_ranks_that_never_began_have_failed(tmp_path):
+    place = life(tmp_path, begun=False)
+    (place / "task-0.out").write_text("bash: line 1: /no/python: No such file or directory\n")
+    told = judge(tmp_path, life=0, code=127)
+    assert told["verdict"] == "failed" and "/no/python" in told["message"]
+
+
+def test_the_same_step_failing_twice_is_not_tried_a_third_time(tmp_path):
+    verdicts = []
+    for number, step in enumerate((40, 41, 40)):
+        life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": step}])
+        told = judge(tmp_path, life=number, code=1)
+        record(tmp_path, number, told)
+        verdicts.append(told["verdict"])
+    assert verdicts == ["again", "again", "failed"]
+    assert "failed at step 40 before" in history(tmp_path)[-1]["message"]
+    assert json.loads((tmp_path / "state.json").read_text())["state"] == "failed"
+
+
+def test_failures_that_come_no_further_end_and_being_asked_to_stop_is_none(tmp_path):
+    steps = [50, *range(10, 10 + STALLED)]
+    for number, step in enumerate(steps):
+        life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": step}])
+        told = judge(tmp_path, life=number, code=1)
+        record(tmp_path, number, told)
+        assert told["verdict"] == ("failed" if number == len(steps) - 1 else "again")
+    for number in range(9):
+        folder = tmp_path / "asked"
+        life(folder, number, faults=[SAVED])
+        told = judge(folder, life=number, code=1)
+        record(folder, number, told)
+        assert told["verdict"] == "again"
+
+
+def test_a_rank_that_the_machine_killed_is_told_rather_than_what_followed_from_it(tmp_path):
+    place = life(tmp_path, faults=[{"kind": "RuntimeError", "message": "Connection reset", "step": 5}])
+    (place / "task-1.out").write_text(
+        "Failures:\n  <NO_OTHER_FAILURES>\nRoot Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n"
+        "  exitcode  : -9 (pid: 7)\n"
+    )
+    told = judge(tmp_path, life=0, code=1)
+    assert "rank 3 was killed by SIGKILL" in told["message"] and (told["rank"], told["step"]) == (3, 5)
+
+
+# ----------------------------------------------------------------------------------------------- from launch to the end
+
+
+PROGRAM = '''
+"""What the rank of the tests below does."""
+import os
+from pathlib import Path
+
+
+def work(place: str):
+    print("rank speaks", flush=True)
+    Path(place).write_text(os.environ["ODD"] + os.environ["MY_TOKEN"])
+
+
+def stops_twice(place: str):
+    from nemo2.errors import Preempted
+    from nemo2.run_dir.faults import record_fault
+
+    lives = len(list(Path(os.environ["NEMO2_LIFE"]).parent.iterdir()))
+    if lives < 3:
+        error = Preempted(f"asked to, in life {lives}.")
+        record_fault(error, step=lives)
+        raise error
+    Path(place).write_text(str(lives))
+
+
+def wrong(place: str):
+    from nemo2.errors import ConfigError
+
+    raise ConfigError("a=1 is not 2")
+'''
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch, slurm):
+    (tmp_path / "slurm_program.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("slurm_program", None)
+    import slurm_program  # pyright: ignore[reportMissingImports]
+
+    yield slurm_program
+    sys.modules.pop("slurm_program", None)
+
+
+def executor(tmp_path, **fields):
+    fields = {"account": "", "time": "30", "tunnel": nemo_run.LocalTunnel(job_dir=str(tmp_path / "jobs"))} | fields
+    return nemo_run.SlurmExecutor(**fields)
+
+
+def test_a_job_runs_to_its_end_with_the_shipped_code_and_no_secret_in_anybodys_sight(program, tmp_path, capsys):
+    task = Partial(program.work, place=str(tmp_path / "done"))
+    variables = {"ODD": ODD, "MY_TOKEN": "canary-1f"}
+    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="works", check=False, env=variables)
+    assert (result.status, result.exit_code, result.jobs) == ("succeeded", 0, ("7",))
+    assert (tmp_path / "done").read_text() == ODD + "canary-1f"
+    assert result.log_dir is not None and (result.log_dir / "code" / "slurm_program.py").is_file()
+    assert stat.S_IMODE(result.log_dir.stat().st_mode) == 0o700
+    leaked = {path.name for path in (tmp_path / "jobs").rglob("*") if path.is_file() and b"canary" in path.read_bytes()}
+    assert leaked == {"secrets.sh"}
+    assert stat.S_IMODE((result.log_dir / "secrets.sh").stat().st_mode) == 0o600
+    assert capsys.readouterr().out.count("rank speaks") == 1
+
+
+def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(program, tmp_path, monkeypatch, slurm):
+    # What the recipe of a real run has; a function that trains nothing has no such field.
+    monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
+    task = Partial(program.stops_twice, place=str(tmp_path / "done"))
+    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="stops", check=False)
+    assert result.status == "succeeded" and (tmp_path / "done").read_text() == "3"
+    assert (slurm / "scontrol.asked").read_text().count("requeue 7") == 2
+
+
+def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(program, tmp_path, monkeypatch, slurm):
+    monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
+    with pytest.raises(
+        RankFailure, match="rank 0 failed first: ConfigError: a=1 is not 2. Logs of all ranks: "
+    ) as caught:
+        launch(Partial(program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="wrong", check=False)
+    assert caught.value.rank == 0 and "requeue" not in (slurm / "scontrol.asked").read_text()
+
+
+def test_what_slurm_refuses_is_said_in_its_words_with_what_to_look_at(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("REFUSES", "Invalid partition name specified")
+    with pytest.raises(ConfigError, match="Invalid partition name specified.*sinfo -s"):
+        launch(Partial(program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="x", check=False)
+
+
+def test_a_dry_run_prints_a_script_that_can_be_pasted(program, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    task = Partial(program.work, place="x" * 200)
+    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="dry", check=False, dryrun=True, env={"A": ODD})
+    assert result.status == "dryrun" and not (tmp_path / "jobs").exists()
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=dry\n")
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_isnt_needed(
+    program, tmp_path, slurm, monkeypatch
+):
+    monkeypatch.setenv("HELD", "1")
+    task = Partial(program.stops_twice, place=str(tmp_path / "done"))
+    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="chain", check=False, detach=True, chain=3)
+    folder = result.log_dir
+    assert folder is not None and (folder / "chain").read_text().split() == ["7", "7", "7"]
+    asked = (slurm / "sbatch.asked").read_text().splitlines()
+    assert ["--dependency=afterany:7" in line for line in asked] == [False, True, True]
+    (folder / "chain").write_text("7\n8\n9\n")
+    env = {**os.environ, "SLURM_JOB_ID": "7"}
+    codes = [
+        subprocess.run(["bash", folder / SCRIPT], env=env, capture_output=True, check=False).returncode
+        for _ in range(4)
+    ]
+    assert codes == [143, 143, 0, 0], "the last link finds the run done"
+    assert (slurm / "scancel.asked").read_text() == "8 9\n" and "requeue" not in (slurm / "scontrol.asked").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"array": "0-3"}, "array"),
+        ({"heterogeneous": True}, "heterogeneous"),
+        ({"launcher": "ft"}, "launcher"),
+        ({"dependencies": ["slurm://a/1"]}, "dependency"),
+    ],
+)
+def test_what_a_run_of_ranks_cant_have_is_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        refuse_unusable(nemo_run.SlurmExecutor(account="a", **fields))
+
+
+def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_path, slurm):
+    from nemo2.recipes import llama_tiny
+
+    recipe = llama_tiny.pretrain_recipe(dir="my runs", name="x")
+    prepare(recipe, executor(tmp_path), ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1, env={})
+    assert recipe.log.log_dir == f"{tmp_path}/my runs"
+    with pytest.raises(ConfigError, match="no name of a variable"):
+        prepare(
+            recipe,
+            executor(tmp_path),
+            ClusterSettings(),
+            name="x",
+            experiment_id="x_1",
+            devices=2,
+            nodes=1,
+            env={"A B": ""},
+        )
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("30", 1800),
+        ("1:30", 90),
+        ("02:00:00", 7200),
+        ("1-12", 129600),
+        ("2-01:00:30", 176430),
+        ("", None),
+        ("UNLIMITED", None),
+    ],
+)
+def test_slurms_forms_of_time(limit, seconds):
+    assert _seconds(limit) == seconds
+
+
+def test_a_run_is_asked_to_save_as_long_before_the_end_as_its_checkpoint_takes():
+    # Without the embedding's rows, whose number a recipe's config doesn't know.
+    from nemo2.recipes import llama3_70b, llama_tiny
+
+    tiny, large = llama_tiny.pretrain_recipe(), llama3_70b.pretrain_recipe()
+    assert _grace(tiny, ClusterSettings(), nodes=1, limit=None) == 60
+    # 70.6e9 parameters of 14 bytes, on 8 nodes of half a GB per second
+    assert _grace(large, ClusterSettings(), nodes=8, limit=None) == pytest.approx(
+        60 + 70.6e9 * 14 / 8 / 0.5e9, rel=0.05
+    )
+    assert _grace(large, ClusterSettings(), nodes=8, limit=400) == 100
+    assert _grace(large, ClusterSettings(grace_seconds=5), nodes=8, limit=None) == 5
+
+
+# ------------------------------------------------------------------------------------------------------ queue, code, probe
+
+
+class Answers:
+    """A shell whose answers are written down: by the first word of a command."""
+
+    local = True
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def run(self, command):
+        return self.answers.get(command.split()[0], (0, "", ""))
+
+    def place(self, source, target):
+        raise AssertionError
+
+
+def test_states_are_known_with_accounting_and_without():
+    none = (1, "", "Slurm accounting storage is disabled")
+    assert queue.state(Answers(squeue=(0, "RUNNING\n", ""), sacct=none), "7") == "RUNNING"
+    forgotten = (1, "", "slurm_load_jobs error: Invalid job id specified")
+    assert queue.state(Answers(squeue=forgotten, sacct=none), "7") == "UNKNOWN"
+    assert queue.state(Answers(squeue=forgotten, sacct=(0, "CANCELLED by 0\n", "")), "7") == "CANCELLED"
+    with pytest.raises(Exception, match="scontrol.*DOWN"):
+        queue.state(Answers(squeue=(1, "", "Unable to contact"), scontrol=(1, "", "DOWN")), "7")
+
+
+def test_a_growing_file_is_read_line_by_line_through_a_shell(tmp_path):
+    file = tmp_path / "a b"
+    lines = RemoteLines(LocalShell(), str(file))
+    assert lines.read() == []
+    file.write_text("één\nha")
+    assert lines.read() == ["één"]
+    file.write_text("één\nhalf\n\nbar 1\rbar 2\n")
+    assert lines.read() == ["half", "", "bar 2"]
+
+
+def test_the_tree_is_shipped_as_it_is_or_the_commit(tmp_path):
+    source = tmp_path / "src"
+    (source / "pkg").mkdir(parents=True)
+    (source / "pkg" / "a.py").write_text("1")
+    (source / ".hidden").write_text("x")
+    (source / "__pycache__").mkdir()
+    (source / "__pycache__" / "a.pyc").write_text("x")
+    assert ship.ship(source, tmp_path / "one" / "code")["files"] == 1
+    assert (tmp_path / "one" / "code" / "pkg" / "a.py").read_text() == "1"
+    with pytest.raises(ConfigError, match="no git repository"):
+        ship.ship(source, tmp_path / "two" / "code", code="commit")
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@x"]
+    for arguments in (["init", "-q"], ["add", "pkg"], ["commit", "-qm", "m"]):
+        subprocess.run([*git, *arguments], check=True)
+    (source / "pkg" / "a.py").write_text("2")
+    (source / "new.py").write_text("3")
+    (source / ".gitignore").write_text("data\n__pycache__\n")
+    (source / "data").write_text("large")
+    told = ship.ship(source, tmp_path / "three" / "code")
+    assert (tmp_path / "three" / "code" / "pkg" / "a.py").read_text() == "2"
+    assert (tmp_path / "three" / "code" / "new.py").is_file() and not (tmp_path / "three" / "code" / "data").exists()
+    assert told["commit"] and "pkg/a.py" in told["changed"]
+    ship.ship(source, tmp_path / "four" / "code", code="commit")
+    assert (tmp_path / "four" / "code" / "pkg" / "a.py").read_text() == "1"
+    assert not (tmp_path / "four" / "code" / "new.py").exists()
+
+
+def test_a_folder_that_holds_too_much_is_not_copied_for_every_launch(tmp_path, monkeypatch):
+    monkeypatch.setattr(ship, "MOST_FILES", 3)
+    for number in range(5):
+        (tmp_path / f"f{number}").write_text("x")
+    with pytest.raises(ConfigError, match='code = "none"'):
+        ship.ship(tmp_path, tmp_path.parent / "target" / "code")
+
+
+def probed(rank, **changes):
+    versions = {"nemo2": "1", "torch": "2"}
+    data = {
+        "rank": rank,
+        "host": f"n{rank}",
+        "addresses": [f"10.0.0.{rank}"],
+        "time": 100.0,
+        "python": "3.11",
+        "sum": 2,
+    }
+    data |= {"versions": versions, "sees_folder": True, "token": "t", "free_gb": 50.0} | changes
+    return "probe " + json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"sees_folder": False, "token": None}, "n1 sees nothing there.*not shared"),
+        ({"token": "other"}, "n1 sees another folder"),
+        ({"addresses": ["127.0.1.1"]}, "n1: its own name resolves to 127.0.1.1"),
+        ({"versions": {"nemo2": "1", "torch": "3"}}, "torch is 3 on n1 and 2 on n0"),
+        ({"versions": {"nemo2": None, "torch": "2"}}, "n1: python3 has no nemo2"),
+        ({"time": 400.0}, "clock of n1 is .300 s off"),
+        ({"free_gb": 0.01}, "n1: 0.01 GB are free"),
+        ({"sum": None, "error": "DistNetworkError: refused"}, "add up.*DistNetworkError"),
+    ],
+)
+def test_each_defect_of_a_node_is_named(second, words):
+    text = "\n".join(["noise", f"0: {probed(0)}", probed(1, **second)])
+    found = [one.message for one in probing.judge(text, nodes=2, token="t", python="python3", folder="/jobs/x")]
+    assert len(found) == 1
+    import re
+
+    assert re.search(words, found[0], re.DOTALL), found
+
+
+def test_a_cluster_without_fault_has_no_findings_and_a_silent_node_is_said():
+    both = f"{probed(0)}\n{probed(1)}"
+    assert not list(probing.judge(both, nodes=2, token="t", python="python3", folder="/j"))
+    text = f"{probed(0, sum=1)}\nbash: line 1: /opt/python: No such file or directory\n"
+    found = [one.message for one in probing.judge(text, nodes=2, token="t", python="/opt/python", folder="/j")]
+    assert "1 of 2 nodes said nothing" in found[0] and "/opt/python isn't there" in found[0]
