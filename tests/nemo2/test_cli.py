@@ -95,7 +95,7 @@ def test_what_show_prints_as_json_is_the_recipe(capsys):
         (["show", "llama3_8"], "did you mean 'llama3_8b'"),
         (["show", "llama_tiny", "max_steps"], "'max_steps': not a change of the form path=value"),
         (["show", "llama_tiny", "trainer.max_step=7", "data.seq_length=x"], "did you mean 'max_steps'"),
-        (["pretrain", "llama_tiny", "--executor", "slurm"], "only 'local' is built in"),
+        (["pretrain", "llama_tiny", "--executor", "slurm"], "no profile of that name"),
         (["generate", "."], "needs a prompt"),
         (["generate", "/no/such", "--prompt", "a"], "/no/such does not exist"),
         (["prepare-data", "x", "--output", "y"], "one of --tokenizer PATH and --train-bpe N"),

@@ -222,6 +222,19 @@ def test_failures_that_come_no_further_end_and_being_asked_to_stop_is_none(tmp_p
         assert told["verdict"] == "again"
 
 
+def test_ranks_that_slurm_ended_without_a_word_are_started_again_but_not_for_ever(tmp_path):
+    verdicts = []
+    for number in range(STALLED):
+        place = life(tmp_path, number, begun=number > 0)
+        (place / "task-0.out").write_text(
+            "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T15:29:52 ***\n"
+        )
+        told = judge(tmp_path, life=number, code=143)
+        record(tmp_path, number, told)
+        verdicts.append(told["verdict"])
+    assert verdicts == [*["again"] * (STALLED - 1), "failed"]
+
+
 def test_a_rank_that_the_machine_killed_is_told_rather_than_what_followed_from_it(tmp_path):
     place = life(tmp_path, faults=[{"kind": "RuntimeError", "message": "Connection reset", "step": 5}])
     (place / "task-1.out").write_text(

@@ -6,6 +6,7 @@ reason into ``state.json``, where a launcher that follows the run reads it. Impo
 
 - Ranks that saved and stopped because they were asked to: again.
 - An error of the settings, the data or the checkpoint: failed. The next start would meet it, too.
+- Ranks that Slurm ended without a word of theirs, as at the return of a lost node: again, but not `STALLED` times in a row.
 - Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same step, or
   `STALLED` lives in a row came no further than one before them.
 - Ranks that never began to run: failed.
@@ -13,6 +14,7 @@ reason into ``state.json``, where a launcher that follows the run reads it. Impo
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any, Optional
@@ -28,6 +30,7 @@ RUN_DIR = "run_dir"
 """In the job's folder: a file with the path of the run directory."""
 _MENDED_BY_A_START = (HANG, "RuntimeFault")
 _ENDED_BY_SLURM = ("CANCELLED",)
+_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT")
 
 
 def judge(folder: Path, *, life: int, code: int, state: str = "RUNNING") -> dict[str, Any]:
@@ -49,6 +52,10 @@ def judge(folder: Path, *, life: int, code: int, state: str = "RUNNING") -> dict
         return _told("again", stopped.message, faults, folder)
     message, rank = _first_words(folder / LIVES / str(life), faults, code)
     told = _told("again", message, faults, folder, rank=rank)
+    if not faults and _ended_by_slurm(folder / LIVES / str(life)):
+        before = history(folder)[1 - STALLED :]
+        again = sum(one.get("ended", False) and one["step"] == told["step"] for one in before) < STALLED - 1
+        return {**told, "verdict": "again" if again else "failed", "ended": True}
     if not any((folder / LIVES / str(life)).glob("rank-*.out")):
         return {**told, "verdict": "failed"}
     if faults and faults[0].explained and faults[0].kind not in _MENDED_BY_A_START:
@@ -74,6 +81,13 @@ def record(folder: Path, life: int, told: dict[str, Any]) -> None:
     state = {"again": "continued"}.get(told["verdict"], told["verdict"])
     lives = [*history(folder), {"life": life, "at": round(time.time(), 1), **told}]
     write_text(folder / STATE, json.dumps({"state": state, "lives": lives}, indent=1) + "\n")
+
+
+def _ended_by_slurm(life: Path) -> bool:
+    """Whether slurmd says that it cancelled the ranks' step."""
+    return any(
+        _CANCELLED.search(path.read_text(encoding="utf-8", errors="replace")) for path in life.glob("task-*.out")
+    )
 
 
 def _stalled(failures: list[dict[str, Any]]) -> bool:
