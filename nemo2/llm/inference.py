@@ -2,6 +2,7 @@
 """A checkpoint's model, loaded into a layout and asked to complete prompts."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,8 @@ from nemo2.llm.set_up import set_up
 from nemo2.models.generate import Generation, generate
 from nemo2.strategy import MegatronStrategy
 from nemo2.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 
 def generate_from_checkpoint(
@@ -39,6 +42,7 @@ def generate_from_checkpoint(
     trainer = trainer or Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )
+    _without_sequence_parallelism(trainer.strategy, model)
     with set_up(trainer, model, checkpoint=checkpoint):
         results = generate(
             model,
@@ -55,6 +59,15 @@ def generate_from_checkpoint(
         lines = "".join(json.dumps(asdict(result)) + "\n" for result in results)
         Path(output_path).write_text(lines)
     return results
+
+
+def _without_sequence_parallelism(strategy: Any, model: Any) -> None:
+    """Single tokens can't be split; the layers of experts, whose dispatchers need it, read everything again for each token."""
+    if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
+        strategy.sequence_parallel = False
+        _log.info(
+            "Generation goes on token by token, which strategy.sequence_parallel=True can't split: it is off here."
+        )
 
 
 def model_of(checkpoint: Path, *, trust_remote_code: bool = False) -> Any:

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a trained GPT: token by token, the whole sequence again for each (no key-value cache).
+"""Text from a trained GPT, token by token, several prompts at once.
 
-Right for looking at what a model learned; serving belongs to an inference engine. Works with tensor and sequence
-parallelism: every rank of a tensor-parallel group must call ``generate`` with the same arguments, and each gets the
-same text.
+Right for looking at what a model learned; serving belongs to an inference engine. Every rank of a tensor-, pipeline- and
+expert-parallel group must call ``generate`` with the same arguments, and each gets the same text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
+from nemo2.models.decoding import Decoder, Forward, agreed, decoder_of
+from nemo2.models.sampling import Sampling
 from nemo2.overlap.userbuffers import without_userbuffers
 
-# tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
-Forward = Callable[[Tensor, Tensor], Tensor]
+_UNFINISHED_LETTER = "\N{REPLACEMENT CHARACTER}"
+"""Decoders write it for bytes of a letter whose rest is still to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +29,37 @@ class Generation:
 
     prompt: str
     text: str
-    """The continuation, without the prompt and without the end token."""
+    """The continuation, without the prompt, the end token and the stop word."""
     token_ids: list[int]
     """The continuation's tokens, the end token included where there is one."""
     finished: bool
-    """True where the model ended the text itself; False where a limit did."""
+    """True where the model ended the text itself, or wrote a stop word; False where a limit did."""
+    log_probs: list[float]
+    """Of each of ``token_ids`` its log-probability under the model, before temperature and narrowing."""
+
+
+@dataclass
+class _Row:
+    """One prompt on its way."""
+
+    prompt: str
+    ids: list[int]
+    limit: int
+    generator: torch.Generator
+    new: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finished: bool = False
+    text: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.finished and len(self.ids) + len(self.new) < self.limit
+
+    def at(self, position: int) -> int:
+        """The token at a position; 0 behind the end, where nobody looks."""
+        if position < len(self.ids):
+            return self.ids[position]
+        return self.new[position - len(self.ids)] if position - len(self.ids) < len(self.new) else 0
 
 
 def generate(
@@ -46,108 +71,124 @@ def generate(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     seed: int = 0,
+    stop: Sequence[str] = (),
     max_sequence_length: int | None = None,
+    max_batch_size: int | None = None,
+    use_cache: bool = True,
+    on_text: Callable[[int, str], None] | None = None,
 ) -> list[Generation]:
     """Continues every prompt.
 
-    ``model`` is a Megatron GPT (its ``eval`` mode is entered and left again), a ``GPTModel``, or any function of
-    tokens and position ids that returns this rank's logits. ``temperature=0`` always takes the likeliest token;
-    ``top_k=0`` and ``top_p=1`` do not narrow the choice. The random numbers depend on ``seed`` alone. A text ends at
-    the tokenizer's ``eos_id``, after ``max_new_tokens``, or where prompt and continuation together reach
-    ``max_sequence_length`` (None: no limit).
+    Args:
+        model: A Megatron GPT or hybrid (its ``eval`` mode is entered and left again), a ``GPTModel``, or any function of tokens
+            and position ids that returns this rank's logits.
+        tokenizer: With ``text_to_ids``, ``ids_to_text``, ``vocab_size``, and ``eos_id`` where texts end.
+        prompts: Of any lengths. Those of a batch are read together as far as the shortest goes, then token by token.
+        max_new_tokens: Per prompt.
+        temperature, top_k, top_p, min_p: See `Sampling`.
+        seed: The random numbers of a prompt depend on this and on its place among ``prompts`` alone, not on the layout nor on
+            the batch.
+        stop: A text ends before the first of these words.
+        max_sequence_length: Of prompt and continuation together. None: no limit.
+        max_batch_size: Prompts that are continued together. None: all.
+        use_cache: False reads everything again for each token, as a check.
+        on_text: Called with a prompt's place and each new piece of its continuation, as it comes.
 
     Raises:
-        ConfigError: a setting is out of range, a prompt is empty or too long, or the model is cut by pipeline or
-            context parallelism.
+        ConfigError: a setting is out of range, a prompt is empty or too long, or the model's layout can't generate.
     """
-    _check(prompts, max_new_tokens, temperature, top_k, top_p)
-    prompt_ids = [list(tokenizer.text_to_ids(prompt)) for prompt in prompts]
-    for prompt, ids in zip(prompts, prompt_ids, strict=True):
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    rows = _rows(tokenizer, prompts, max_new_tokens, max_sequence_length, seed)
+    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
+    size = len(rows) if max_batch_size is None else max_batch_size
+    if size < 1:
+        raise ConfigError(f"max_batch_size={max_batch_size} must be at least 1, or None for all prompts at once.")
+    with torch.no_grad(), _evaluating(model):
+        for start in range(0, len(rows), size):
+            places = by_length[start : start + size]
+            batch = [rows[place] for place in places]
+            longest = max(row.limit for row in batch)
+            decoder = decoder_of(model, batch_size=len(batch), max_sequence_length=longest, use_cache=use_cache)
+            for row in _continue(decoder, batch, tokenizer, sampling):
+                _write(row, tokenizer, stop, None if on_text is None else _teller(on_text, places[batch.index(row)]))
+    return [
+        Generation(prompt=row.prompt, text=row.text, token_ids=row.new, finished=row.finished, log_probs=row.log_probs)
+        for row in rows
+    ]
+
+
+def _continue(decoder: Decoder, rows: list[_Row], tokenizer: Any, sampling: Sampling) -> Iterator[_Row]:
+    """Each row whenever it has a new token."""
+    position = min(len(row.ids) for row in rows)
+    logits = decoder.feed(_tokens([row.ids[:position] for row in rows]))
+    while True:
+        # Rows that only pad the vocabulary were never trained.
+        logits = logits[:, : tokenizer.vocab_size]
+        writing = [place for place, row in enumerate(rows) if position >= len(row.ids) and row.goes_on]
+        if writing:
+            theirs = logits[writing]
+            picked = agreed(sampling.draw(theirs, [rows[place].generator for place in writing]))
+            log_probs = theirs.log_softmax(dim=-1).cpu().gather(-1, picked[:, None])[:, 0]
+            for place, token, log_prob in zip(writing, picked.tolist(), log_probs.tolist(), strict=True):
+                rows[place].new.append(token)
+                rows[place].log_probs.append(log_prob)
+                rows[place].finished = token == getattr(tokenizer, "eos_id", None)
+                yield rows[place]
+        if not any(row.goes_on for row in rows):
+            return
+        logits = decoder.feed(_tokens([[row.at(position)] for row in rows]))
+        position += 1
+
+
+def _write(row: _Row, tokenizer: Any, stop: Sequence[str], tell: Callable[[str], None] | None) -> None:
+    """Bring a row's text up to its tokens; a stop word ends it."""
+    if row.goes_on and not stop and tell is None:
+        return  # nobody looks before the end
+    text = tokenizer.ids_to_text(row.new[:-1] if row.finished else row.new)
+    if found := [text.index(word) for word in stop if word in text]:
+        text, row.finished = text[: min(found)], True
+    if row.goes_on:  # the beginning of a stop word or of a letter is told once it is known to be none
+        held = max((len(word) for word in stop), default=1) - 1
+        text = text.rstrip(_UNFINISHED_LETTER)[: max(0, len(text) - held)]
+    if tell is not None and text.startswith(row.text) and text != row.text:
+        tell(text[len(row.text) :])
+    row.text = text
+
+
+def _teller(on_text: Callable[[int, str], None], place: int) -> Callable[[str], None]:
+    return lambda piece: on_text(place, piece)
+
+
+def _rows(
+    tokenizer: Any, prompts: Sequence[str], max_new_tokens: int, max_sequence_length: int | None, seed: int
+) -> list[_Row]:
+    if isinstance(prompts, str) or not prompts:
+        raise ConfigError("prompts must be a list of at least one text.")
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1.")
+    rows = []
+    for place, prompt in enumerate(prompts):
+        ids = list(tokenizer.text_to_ids(prompt))
         if not ids:
             raise ConfigError(f"The prompt {prompt!r} holds no token: write at least one character.")
         if max_sequence_length is not None and len(ids) >= max_sequence_length:
             raise ConfigError(
                 f"A prompt of {len(ids)} tokens leaves no room in the model's {max_sequence_length}: shorten it."
             )
-    limits = [len(ids) + max_new_tokens for ids in prompt_ids]
-    if max_sequence_length is not None:
-        limits = [min(limit, max_sequence_length) for limit in limits]
-
-    rows = [list(ids) for ids in prompt_ids]
-    finished = [False] * len(rows)
-    end_of_text = getattr(tokenizer, "eos_id", None)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad(), _evaluating(model):
-        forward = _forward_of(model)
-        while unfinished := [i for i, row in enumerate(rows) if not finished[i] and len(row) < limits[i]]:
-            logits = _next_logits(forward, rows, tokenizer.vocab_size)
-            picked = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-            for i in unfinished:
-                rows[i].append(int(picked[i]))
-                finished[i] = rows[i][-1] == end_of_text
-    return [
-        _as_generation(tokenizer, prompt, row[len(ids) :], done)
-        for prompt, ids, row, done in zip(prompts, prompt_ids, rows, finished, strict=True)
-    ]
+        limit = min(len(ids) + max_new_tokens, max_sequence_length or len(ids) + max_new_tokens)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
+        rows.append(_Row(prompt=prompt, ids=ids, limit=limit, generator=generator))
+    return rows
 
 
-def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
-    """One token id per row of ``logits`` ``[batch, vocabulary]``, on the CPU; see :func:`generate` for the settings.
-
-    ``top_p`` keeps the smallest set of likeliest tokens whose probabilities reach it (Holtzman et al. 2019,
-    arXiv:1904.09751), after ``temperature`` and ``top_k`` were applied.
-    """
-    logits = logits.float().cpu()
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    logits = logits / temperature
-    if top_k:
-        smallest_kept = logits.topk(min(top_k, logits.shape[-1])).values[..., -1:]
-        logits = logits.masked_fill(logits < smallest_kept, float("-inf"))
-    if top_p < 1:
-        ordered, order = logits.sort(descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        # The probability of everything likelier: the token that crosses the threshold still belongs to the set.
-        ordered = ordered.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= top_p, float("-inf"))
-        logits = torch.full_like(logits, float("-inf")).scatter(-1, order, ordered)
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator).squeeze(-1)
-
-
-def _next_logits(forward: Forward, rows: list[list[int]], vocab_size: int) -> Tensor:
-    """Logits ``[batch, vocab_size]`` of each row's next token, whole on every rank."""
-    tp = parallel_state.get_tensor_model_parallel_world_size() if parallel_state.is_initialized() else 1
-    longest = max(len(row) for row in rows)
-    # Attention is causal, so padding on the right changes nothing; sequence parallelism needs a multiple of tp.
-    width = -(-longest // tp) * tp
-    device = get_backend().device
-    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.long, device=device)
-    position_ids = torch.arange(width, device=device).expand_as(tokens).contiguous()
-    logits = forward(tokens, position_ids)
-    last = torch.tensor([len(row) - 1 for row in rows], device=logits.device)
-    logits = logits[torch.arange(len(rows), device=logits.device), last]
-    if tp > 1:
-        logits = gather_from_tensor_model_parallel_region(logits.contiguous())
-    # Rows that only pad the vocabulary were never trained.
-    return logits[:, :vocab_size]
-
-
-def _forward_of(model: nn.Module | Forward) -> Forward:
-    if parallel_state.is_initialized():
-        for axis, size in (
-            ("pipeline_model_parallel_size", parallel_state.get_pipeline_model_parallel_world_size()),
-            ("context_parallel_size", parallel_state.get_context_parallel_world_size()),
-        ):
-            if size > 1:
-                raise ConfigError(f"generate works with {axis}=1, this model runs with {size}: load it with 1.")
-    if not isinstance(model, nn.Module):
-        return model
-    module: Any = model
-    return lambda tokens, position_ids: module(tokens, position_ids, None)
+def _tokens(rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.long, device=get_backend().device)
 
 
 @contextmanager
-def _evaluating(model: nn.Module | Forward):
+def _evaluating(model: nn.Module | Forward) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
@@ -158,21 +199,3 @@ def _evaluating(model: nn.Module | Forward):
             yield
     finally:
         model.train(was_training)
-
-
-def _as_generation(tokenizer: Any, prompt: str, token_ids: list[int], finished: bool) -> Generation:
-    text = tokenizer.ids_to_text(token_ids[:-1] if finished else token_ids)
-    return Generation(prompt=prompt, text=text, token_ids=token_ids, finished=finished)
-
-
-def _check(prompts: Sequence[str], max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
-    if isinstance(prompts, str) or not prompts:
-        raise ConfigError("prompts must be a list of at least one text.")
-    for name, value, rule, holds in (
-        ("max_new_tokens", max_new_tokens, "at least 1", max_new_tokens >= 1),
-        ("temperature", temperature, "0 (always the likeliest token) or more", temperature >= 0),
-        ("top_k", top_k, "0 (off) or more", top_k >= 0),
-        ("top_p", top_p, "above 0 and at most 1 (off)", 0 < top_p <= 1),
-    ):
-        if not holds:
-            raise ConfigError(f"{name}={value} must be {rule}.")

@@ -156,7 +156,7 @@ def attend_in_chunks(core_attention: nn.Module, chunk: int) -> None:
     ``[sequence, batch, heads, channels]``, packed ones ``[tokens, heads, channels]``.
 
     The attention raises:
-        ConfigError: queries are fewer than keys, as with a cache, or come with a mask of their own.
+        ConfigError: queries are fewer than keys and more than one, or come with a mask of their own.
     """
     core_attention.forward = partial(_forward_in_chunks, core_attention.forward, chunk)
 
@@ -177,10 +177,13 @@ def _forward_in_chunks(
     length, batch = query.shape[:2]
     if key.size(0) <= chunk:
         return forward(query, key, value, attention_mask, **kwargs)
+    if length == 1:  # the newest token, over a cache
+        start = (key.size(0) - 1) // chunk * chunk
+        return forward(query, key[start:], value[start:], attention_mask, **kwargs)
     if length != key.size(0) or attention_mask is not None and attention_mask.size(-2) > 1:
         raise ConfigError(
-            f"model.config.attention_chunk_size={chunk} cuts whole causal sequences: {length} queries over {key.size(0)} keys, "
-            "or a mask of their own, are not cut. Generate without a cache, or set attention_chunk_size=None."
+            f"model.config.attention_chunk_size={chunk} splits whole causal sequences: {length} queries over {key.size(0)} "
+            "keys, or a mask of their own, are not split. Feed a cache one token at a time, or set attention_chunk_size=None."
         )
 
     def folded(x: Tensor) -> Tensor:

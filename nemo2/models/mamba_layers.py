@@ -34,15 +34,22 @@ from nemo2.models.layers.spec import _exchange, _replacements
 _Stack: Any = getattr(mamba_block, "HybridStack", None) or mamba_block.MambaStack
 _StackSubmodules: Any = getattr(mamba_block, "HybridStackSubmodules", None) or mamba_block.MambaStackSubmodules
 
+_TAPS = 4
+"""Of the convolution before the scan, this token's included."""
 
-def selective_scan(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, chunk: int = 128) -> Tensor:
-    """``y_t = c_t h_t`` of the recurrence ``h_t = exp(dt_t decay) h_(t-1) + dt_t b_t x_t``, as ``[B, L, H, P]``.
+
+def selective_scan(
+    x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, *, state: Optional[Tensor] = None, chunk: int = 128
+) -> tuple[Tensor, Tensor]:
+    """``y_t = c_t h_t`` of the recurrence ``h_t = exp(dt_t decay) h_(t-1) + dt_t b_t x_t``, as ``[B, L, H, P]``, and its last
+    state, ``[B, H, N, P]``.
 
     ``x`` ``[B, L, H, P]``, ``dt`` ``[B, L, H]``, ``decay`` ``[H]`` (negative), ``b`` and ``c`` ``[B, L, G, N]``, each group
-    for ``H / G`` heads. Within a chunk as masked attention, between chunks by their states: Dao and Gu 2024,
-    arXiv:2405.21060, section 6. Memory grows with ``L * chunk``.
+    for ``H / G`` heads; ``state``: the one before the first step, None for zeros. Within a chunk as masked attention, between
+    chunks by their states: Dao and Gu 2024, arXiv:2405.21060, section 6. Memory grows with ``L * chunk``.
     """
     length, heads = x.size(1), x.size(2)
+    chunk = min(chunk, length)
     b, c = (t.repeat_interleave(heads // t.size(2), dim=2) for t in (b, c))
     # Steps of size zero at the end neither decay nor add.
     x, dt, b, c = (F.pad(t, [0, 0] * (t.dim() - 2) + [0, -length % chunk]) for t in (x, dt, b, c))
@@ -55,12 +62,12 @@ def selective_scan(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, *
     within = torch.einsum("bztsh,bzthn,bzshn,bzshp->bzthp", weights, c, b, inputs)
     to_end = (log_decay[:, :, -1:] - log_decay).exp()
     added = torch.einsum("bzsh,bzshn,bzshp->bzhnp", to_end, b, inputs)
-    state, before = torch.zeros_like(added[:, 0]), []
+    state, before = torch.zeros_like(added[:, 0]) if state is None else state, []
     for index in range(added.size(1)):
         before.append(state)
         state = state * log_decay[:, index, -1].exp()[..., None, None] + added[:, index]
     between = torch.einsum("bzth,bzthn,bzhnp->bzthp", log_decay.exp(), c, torch.stack(before, dim=1))
-    return (within + between).flatten(1, 2)[:, :length]
+    return (within + between).flatten(1, 2)[:, :length], state
 
 
 class GroupedRMSNorm(nn.Module):
@@ -96,8 +103,17 @@ class TorchMambaMixer(MegatronModule):
         ConfigError: heads or groups that the ranks can't share, or context parallelism.
     """
 
-    def __init__(self, config: Any, submodules: TorchMambaMixerSubmodules, d_model: int, pg_collection: Any, **_: Any):
+    def __init__(
+        self,
+        config: Any,
+        submodules: TorchMambaMixerSubmodules,
+        d_model: int,
+        pg_collection: Any,
+        layer_number: int = 1,
+        **_: Any,
+    ):
         super().__init__(config)
+        self.layer_number = layer_number
         tp, groups, states = pg_collection.tp.size(), config.mamba_num_groups, config.mamba_state_dim
         heads = config.mamba_num_heads or 2 * d_model // config.mamba_head_dim
         inner = heads * config.mamba_head_dim
@@ -128,9 +144,7 @@ class TorchMambaMixer(MegatronModule):
         channels = self.inner + 2 * self.states
         generators: Any = get_cuda_rng_tracker()
         with generators.fork():
-            self.conv1d = nn.Conv1d(
-                channels, channels, kernel_size=4, groups=channels, padding=3, device=device, dtype=dtype
-            )
+            self.conv1d = nn.Conv1d(channels, channels, kernel_size=_TAPS, groups=channels, device=device, dtype=dtype)
             steps = torch.exp(torch.empty(self.heads, device=device).uniform_(math.log(0.001), math.log(0.1)))
             # The inverse of softplus.
             self.dt_bias = nn.Parameter((steps + torch.log(-torch.expm1(-steps))).to(dtype))
@@ -149,21 +163,29 @@ class TorchMambaMixer(MegatronModule):
         packed_seq_params: Any = None,
     ) -> tuple[Tensor, Optional[Tensor]]:
         """
+        With an inference context of static batches, goes on from the state that the last call left there.
+
         Raises:
-            ConfigError: packed sequences, or a cache of states, which only the kernels have.
+            ConfigError: packed sequences, which only the kernels have.
         """
-        if packed_seq_params is not None or inference_context is not None or inference_params is not None:
-            raise ConfigError(
-                "Mamba layers without mamba-ssm know neither packed sequences nor a cache of states: pad instead of "
-                "packing, and generate without a cache."
-            )
+        if packed_seq_params is not None:
+            raise ConfigError("Mamba layers without mamba-ssm don't know packed sequences: pad instead of packing.")
+        context = inference_context or inference_params
+        before, state = None, None
+        if context is not None and context.sequence_len_offset:
+            before, state = context.key_value_memory_dict[self.layer_number]
         projected, _ = self.in_proj(hidden_states)
         z, xbc, dt = projected.transpose(0, 1).split([self.inner, self.inner + 2 * self.states, self.heads], dim=-1)
-        xbc = F.silu(self.conv1d(xbc.transpose(1, 2))[..., : xbc.size(1)]).transpose(1, 2)
+        seen = F.pad(xbc, [0, 0, _TAPS - 1, 0]) if before is None else torch.cat([before, xbc], dim=1)
+        xbc = F.silu(F.conv1d(seen.transpose(1, 2), self.conv1d.weight, self.conv1d.bias, groups=seen.size(2)))
+        xbc = xbc.transpose(1, 2)
         x, b, c = xbc.float().split([self.inner, self.states, self.states], dim=-1)
         x, b, c = (t.unflatten(-1, (n, -1)) for t, n in ((x, self.heads), (b, self.groups), (c, self.groups)))
         steps = F.softplus(dt.float() + self.dt_bias.float())
-        y = selective_scan(x, steps, -self.A_log.float().exp(), b, c) + x * self.D.float()[:, None]
+        y, state = selective_scan(x, steps, -self.A_log.float().exp(), b, c, state=state)
+        if context is not None:
+            context.key_value_memory_dict[self.layer_number] = (seen[:, 1 - _TAPS :], state)
+        y = y + x * self.D.float()[:, None]
         gated = (y.flatten(-2) * F.silu(z.float())).to(projected.dtype)
         return self.out_proj(self.norm(gated.transpose(0, 1).contiguous()))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo2.errors import CheckpointError
 from support import small_runs
@@ -28,11 +29,13 @@ def save(directory: str) -> None:
     small_runs.fit(model, data, max_steps=2, callbacks=[keep], tensor_model_parallel_size=2)
 
 
-def complete(path: str, *, tensor: int = 1, output: str | None = None, **options: Any) -> list[Any]:
+def complete(
+    path: str, *, layout: dict[str, Any] | None = None, output: str | None = None, **options: Any
+) -> list[Any]:
     from nemo2 import llm
 
     small_runs.quiet()
-    trainer = small_runs.build_trainer(max_steps=1, tensor_model_parallel_size=tensor) if tensor > 1 else None
+    trainer = small_runs.build_trainer(max_steps=1, **layout) if layout else None
     arguments = {"max_new_tokens": 4, "temperature": 0.0, **options}
     results = llm.generate(path=path, prompts=PROMPTS, trainer=trainer, output_path=output, **arguments)
     return [(result.prompt, result.text) for result in results]
@@ -47,8 +50,12 @@ def run(run_on_ranks, tmp_path_factory) -> Path:
 
 def test_a_checkpoint_answers_the_same_in_every_layout(run_on_ranks, run, tmp_path):
     alone = run_on_ranks(complete, 1, str(run), output=str(tmp_path / "out.jsonl"))[0]
-    together = run_on_ranks(complete, 2, str(run / "checkpoints" / "step=2-last"), tensor=2)
-    assert together == [alone, alone]
+    path = str(run / "checkpoints" / "step=2-last")
+    for layout in (
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+        {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.float32},
+    ):
+        assert run_on_ranks(complete, 2, path, layout=layout) == [alone, alone]
     assert [prompt for prompt, _ in alone] == PROMPTS
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(line["prompt"], line["text"]) for line in lines] == alone

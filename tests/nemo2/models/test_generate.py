@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError
-from nemo2.models.generate import generate, sample
+from nemo2.models.generate import generate
+from nemo2.models.sampling import Sampling
 
 
 class Letters:
@@ -61,9 +62,8 @@ def test_sampling_is_repeatable_by_its_seed() -> None:
 
 def frequencies(**settings: Any) -> list[float]:
     probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | settings
     rows = probabilities.log().expand(20_000, 4)
-    picked = sample(rows, generator=torch.Generator().manual_seed(0), **settings)
+    picked = Sampling(**settings).draw(rows, [torch.Generator().manual_seed(0)] * len(rows))
     return (torch.bincount(picked, minlength=4) / len(picked)).tolist()
 
 
@@ -76,6 +76,7 @@ def frequencies(**settings: Any) -> list[float]:
         ({"top_p": 0.6}, [2 / 3, 1 / 3, 0, 0]),  # 0.5 does not reach 0.6: the token that crosses it belongs
         ({"top_p": 0.5}, [1, 0, 0, 0]),
         ({"temperature": 0.5}, [0.25 / 0.345, 0.0625 / 0.345, 0.0225 / 0.345, 0.01 / 0.345]),
+        ({"min_p": 0.31}, [2 / 3, 1 / 3, 0, 0]),  # 0.15 is less than 0.31 of 0.5
         ({"top_k": 3, "top_p": 0.8}, [2 / 3, 1 / 3, 0, 0]),  # of what top_k left: 0.556 + 0.278 reach 0.8
     ],
 )
@@ -91,12 +92,33 @@ def test_tokens_are_drawn_from_the_narrowed_distribution(settings: dict[str, Any
         (["abcd"], {"max_sequence_length": 4}, "leaves no room in the model's 4"),
         (["a"], {"temperature": -1.0}, "temperature=-1.0 must be 0"),
         (["a"], {"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        (["a"], {"min_p": 1.0}, "min_p=1.0 must be from 0"),
         (["a"], {"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
+        (["a"], {"max_batch_size": 0}, "max_batch_size=0 must be at least 1"),
     ],
 )
 def test_impossible_settings_are_refused(prompts: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         generate(next_letter, Letters(), prompts, **settings)
+
+
+def test_a_text_ends_before_a_stop_word_and_is_told_in_pieces_without_it() -> None:
+    told: list[tuple[int, str]] = []
+    results = generate(
+        next_letter, Letters(), ["a", "mno"], max_new_tokens=6, temperature=0, stop=["fgh", "rs"],
+        on_text=lambda place, text: told.append((place, text)),
+    )  # fmt: skip
+    assert [(r.text, r.finished) for r in results] == [("bcdefg", False), ("pq", True)]
+    assert ["".join(text for place, text in told if place == row) for row in (0, 1)] == ["bcdefg", "pq"]
+    assert told[0] == (0, "b")
+
+
+def test_batches_change_nothing() -> None:
+    prompts = ["a", "abcdef", "xy", "c"]
+    settings: dict[str, Any] = {"max_new_tokens": 7, "temperature": 2.0, "seed": 3}
+    assert generate(next_letter, Letters(), prompts, max_batch_size=2, **settings) == generate(
+        next_letter, Letters(), prompts, **settings
+    )
 
 
 def texts_of_a_model(tp: int, sequence_parallel: bool, **settings: Any) -> tuple[list[str], bool]:
@@ -132,7 +154,7 @@ def refusal_of_a_cut_model() -> str:
 
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     try:
-        generate(next_letter, Letters(), ["a"])
+        generate(next_letter, Letters(), ["a"])  # a function can't be sent from stage to stage
     except ConfigError as error:
         return str(error)
     return "not refused"

@@ -45,7 +45,11 @@ def test_the_scan_in_chunks_is_the_recurrence(length: int, chunk: int) -> None:
     dt = torch.rand(2, length, 4, dtype=torch.float64, requires_grad=True)
     decay = -torch.rand(4, dtype=torch.float64) * 4
     b, c = (torch.randn(2, length, 2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    ours, theirs = selective_scan(x, dt, decay, b, c, chunk=chunk), recurrence(x, dt, decay, b, c)
+    (ours, last), theirs = selective_scan(x, dt, decay, b, c, chunk=chunk), recurrence(x, dt, decay, b, c)
+    first, state = selective_scan(x[:, :3], dt[:, :3], decay, b[:, :3], c[:, :3], chunk=chunk)
+    rest, after = selective_scan(x[:, 3:], dt[:, 3:], decay, b[:, 3:], c[:, 3:], chunk=chunk, state=state)
+    torch.testing.assert_close(torch.cat([first, rest], dim=1), theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(after, last, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     weights = torch.randn_like(ours)
     for mine, reference in zip(
@@ -61,7 +65,7 @@ def test_a_strong_decay_over_a_long_chunk_stays_finite() -> None:
 
     x = torch.ones(1, 256, 1, 1, requires_grad=True)
     dt, decay, one = torch.full((1, 256, 1), 10.0), torch.tensor([-16.0]), torch.ones(1, 256, 1, 1)
-    y = selective_scan(x, dt, decay, one, one)
+    y, _ = selective_scan(x, dt, decay, one, one)
     y.sum().backward()
     assert y.isfinite().all() and x.grad is not None and x.grad.isfinite().all()
 

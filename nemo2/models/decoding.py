@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits of the next token of every row: over Megatron-Core's cache of keys, values and states, or from the start each time.
+
+Every rank of a tensor-, expert- and pipeline-parallel group feeds the same tokens and gets the same logits.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.inference.contexts import StaticInferenceContext
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from torch import Tensor, nn
+
+from nemo2.backend import get_backend
+from nemo2.errors import ConfigError
+
+# tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
+Forward = Callable[[Tensor, Tensor], Tensor]
+
+
+class Decoder(Protocol):
+    """What goes on from the tokens it was fed."""
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """Logits ``[batch, vocabulary]`` in fp32 behind the last of ``tokens`` ``[batch, length]``, on every rank.
+
+        The first call takes any length, each later one a single token per row.
+        """
+        ...
+
+
+class CachedDecoder:
+    """Reads each token once; the cost of a token grows with what is before it only by the attention to it.
+
+    Args:
+        core: This rank's pipeline stage, in ``eval`` mode, built without sequence and context parallelism.
+        batch_size: Rows that are fed together.
+        max_sequence_length: Tokens of a row, prompt and continuation.
+    """
+
+    def __init__(self, core: nn.Module, *, batch_size: int, max_sequence_length: int) -> None:
+        self.core: Any = core
+        self.context: Any = StaticInferenceContext(batch_size, max_sequence_length)
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """As `Decoder.feed` says."""
+        batch, length = tokens.shape
+        start = self.context.sequence_len_offset
+        if start and length > 1:
+            raise ValueError("Megatron-Core lets several tokens of a later call see each other: feed one.")
+        positions = torch.arange(start, start + length, device=tokens.device).expand(batch, length).contiguous()
+        first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+        group: Any = parallel_state.get_pipeline_model_parallel_group()
+        config = self.core.config
+        dtype = config.pipeline_dtype or config.params_dtype
+        if not first:
+            hidden = torch.empty(length, batch, config.hidden_size, dtype=dtype, device=tokens.device)
+            torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
+            self.core.set_input_tensor(hidden)
+        found = self.core(tokens, positions, None, inference_context=self.context, runtime_gather_output=True)
+        if not last:
+            following = parallel_state.get_pipeline_model_parallel_next_rank()
+            torch.distributed.send(found.to(dtype).contiguous(), following, group=group)
+        self.context.sequence_len_offset += length
+        self.context.enable_decode_mode()
+        logits = found[:, -1].float() if last else found.new_empty(batch, self.core.vocab_size, dtype=torch.float32)
+        if not (first and last):
+            # Megatron-Core's own way of handing them round asserts a GPU.
+            logits = logits.contiguous()
+            torch.distributed.broadcast(logits, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+        return logits
+
+
+class RecomputingDecoder:
+    """Reads everything again for each token: right for any function of tokens, and for a model under sequence parallelism."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.seen: list[Tensor] = []
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """As `Decoder.feed` says."""
+        self.seen.append(tokens)
+        seen = torch.cat(self.seen, dim=1)
+        tp = parallel_state.get_tensor_model_parallel_world_size() if parallel_state.is_initialized() else 1
+        # Attention is causal, so padding on the right changes nothing; sequence parallelism needs a multiple of tp.
+        padded = torch.nn.functional.pad(seen, (0, -seen.size(1) % tp))
+        positions = torch.arange(padded.size(1), device=padded.device).expand_as(padded).contiguous()
+        logits = self.forward(padded, positions)[:, seen.size(1) - 1].float()
+        return gather_from_tensor_model_parallel_region(logits.contiguous()) if tp > 1 else logits
+
+
+def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cache: bool = True) -> Decoder:
+    """The decoder that ``model`` can have: a Megatron-Core model, a LightningModule around it, or a function of tokens and
+    position ids that returns this rank's logits.
+
+    Raises:
+        ConfigError: the model's layout can't generate.
+    """
+    core = _core_of(model)
+    config = getattr(core, "config", None)
+    cached = use_cache and core is not None and not getattr(config, "sequence_parallel", False)
+    _refuse_layouts(cached)
+    if cached and core is not None:
+        return CachedDecoder(core, batch_size=batch_size, max_sequence_length=max_sequence_length)
+    if isinstance(model, nn.Module):
+        module: Any = model
+        return RecomputingDecoder(lambda tokens, positions: module(tokens, positions, None))
+    return RecomputingDecoder(model)
+
+
+def agreed(picked: Tensor) -> Tensor:
+    """The first rank's choice on every rank of the model: rounding may differ, and ranks that part ways wait for each other."""
+    if not parallel_state.is_initialized():
+        return picked
+    groups: Any = parallel_state.get_expert_model_parallel_group(), parallel_state.get_model_parallel_group()
+    chosen = picked.to(get_backend().device)
+    for group in groups:
+        if group.size() > 1:
+            torch.distributed.broadcast(chosen, torch.distributed.get_process_group_ranks(group)[0], group=group)
+    return chosen.cpu()
+
+
+def _core_of(model: Any) -> LanguageModule | None:
+    while isinstance(model, nn.Module) and not isinstance(model, LanguageModule):
+        model = getattr(model, "module", None)
+    return model if isinstance(model, LanguageModule) else None
+
+
+def _refuse_layouts(cached: bool) -> None:
+    if not parallel_state.is_initialized():
+        return
+    pipeline = parallel_state.get_pipeline_model_parallel_world_size()
+    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    for name, size, works in (
+        ("context_parallel_size", parallel_state.get_context_parallel_world_size(), 1),
+        ("virtual_pipeline_model_parallel_size", virtual or 1, None),
+        ("pipeline_model_parallel_size", 1 if cached else pipeline, 1),
+    ):
+        if size > 1:
+            without = " and sequence_parallel=True" if name.startswith("pipeline") else ""
+            raise ConfigError(
+                f"generate works with {name}={works}, this model runs with {size}{without}: load it with {works}."
+            )

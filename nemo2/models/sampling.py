@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of the next token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nemo2.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is drawn from the model's distribution; narrowed in this order.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 always takes the likeliest token."""
+    top_k: int = 0
+    """The number of likeliest tokens that are kept; 0 keeps all."""
+    top_p: float = 1.0
+    """The smallest set of likeliest tokens whose probabilities reach this is kept (Holtzman et al. 2019, arXiv:1904.09751)."""
+    min_p: float = 0.0
+    """Tokens with less than this share of the likeliest token's probability are left out (Nguyen et al. 2024,
+    arXiv:2407.01082); 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        for name, rule, holds in (
+            ("temperature", "0 (always the likeliest token) or more", self.temperature >= 0),
+            ("top_k", "0 (off) or more", self.top_k >= 0),
+            ("top_p", "above 0 and at most 1 (off)", 0 < self.top_p <= 1),
+            ("min_p", "from 0 (off) to below 1", 0 <= self.min_p < 1),
+        ):
+            if not holds:
+                raise ConfigError(f"{name}={getattr(self, name)} must be {rule}.")
+
+    def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """One token id per row of ``logits`` ``[batch, vocabulary]``, on the CPU, each row by its own generator: what a prompt
+        draws doesn't depend on those beside it."""
+        logits = logits.float().cpu()
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        weights = self._narrowed(logits / self.temperature).softmax(dim=-1)
+        drawn = [
+            torch.multinomial(row, 1, generator=generator) for row, generator in zip(weights, generators, strict=True)
+        ]
+        return torch.cat(drawn)
+
+    def _narrowed(self, logits: Tensor) -> Tensor:
+        if self.top_k:
+            smallest_kept = logits.topk(min(self.top_k, logits.shape[-1])).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest_kept, float("-inf"))
+        if self.top_p < 1:
+            ordered, order = logits.sort(descending=True)
+            probabilities = ordered.softmax(dim=-1)
+            # The probability of everything likelier: the token that crosses the threshold still belongs to the set.
+            likelier = probabilities.cumsum(dim=-1) - probabilities
+            ordered = ordered.masked_fill(likelier >= self.top_p, float("-inf"))
+            logits = torch.full_like(logits, float("-inf")).scatter(-1, order, ordered)
+        if self.min_p:
+            probabilities = logits.softmax(dim=-1)
+            least = self.min_p * probabilities.amax(dim=-1, keepdim=True)
+            logits = logits.masked_fill(probabilities < least, float("-inf"))
+        return logits

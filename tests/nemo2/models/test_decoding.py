@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generation over a cache, beside transformers' own models of every family and at several layouts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import hf_parity as parity
+from support.hf_models import ROWS, VOCABULARY
+
+LENGTHS, NEW = (3, 7, 7, 17), 12
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "TP 2": {"tensor_model_parallel_size": 2},
+    "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},
+    "PP 2": {"pipeline_model_parallel_size": 2},
+    "EP 2": {"expert_model_parallel_size": 2},
+}
+SPREAD = ("Llama 3.1, Nemotron Nano and 70B", "Gemma 3", "Qwen 3 MoE", "DeepSeek V2", "Nemotron-H, Nemotron Nano v2")
+"""The families that are tried at other layouts."""
+
+
+class Numbers:
+    """Tokens written as numbers."""
+
+    vocab_size = VOCABULARY
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def ids_to_text(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def prompts() -> list[str]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Numbers().ids_to_text(torch.randint(0, VOCABULARY, (length,), generator=generator).tolist())
+        for length in LENGTHS
+    ]
+
+
+def answers(chunk: Any, **settings: Any) -> list[tuple[list[int], list[float]]]:
+    from nemo2.models.generate import generate
+
+    found = generate(chunk, Numbers(), prompts(), max_new_tokens=NEW, temperature=0, **settings)
+    return [(answer.token_ids, answer.log_probs) for answer in found]
+
+
+def one_process(root: str) -> dict[str, Any]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    parity.start()
+    found = {}
+    for place, row in enumerate(ROWS):
+        folder = Path(root) / str(place)
+        folder.mkdir()
+        model = parity.make(row, folder)
+        released = parity.Released(folder)
+        cached = answers(released.chunk(released.config()))
+        found[row.name] = {
+            "answers": cached,
+            "apart": [beside(model, *pair) for pair in zip(prompts(), cached, strict=True)],
+        }
+    return found
+
+
+def beside(model: Any, prompt: str, answer: tuple[list[int], list[float]]) -> tuple[bool, float]:
+    """Whether transformers' model takes the same tokens, and how far its log-probabilities of them are."""
+    ids = Numbers().text_to_ids(prompt)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids + answer[0]]), use_cache=False).logits[0, len(ids) - 1 : -1]
+    picked = torch.tensor(answer[0])
+    log_probs = logits.float().log_softmax(-1).gather(-1, picked[:, None])[:, 0]
+    return logits.argmax(-1).tolist() == answer[0], float((log_probs - torch.tensor(answer[1])).abs().max())
+
+
+def spread(root: str, layout: dict[str, Any]) -> dict[str, Any]:
+    parity.start(**layout)
+    found = {}
+    for place, row in enumerate(ROWS):
+        if row.name not in SPREAD:
+            continue
+        released = parity.Released(Path(root) / str(place))
+        experts = released.config().num_moe_experts
+        if experts if layout == LAYOUTS["TP 2"] else layout == LAYOUTS["EP 2"] and not experts:
+            continue  # experts under tensor parallelism need sequence parallelism
+        found[row.name] = answers(released.chunk(released.config(**layout)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: Any) -> Path:
+    return tmp_path_factory.mktemp("decoding")
+
+
+@pytest.fixture(scope="module")
+def alone(run_on_ranks: Any, root: Path) -> dict[str, Any]:
+    return run_on_ranks(one_process, 1, str(root), timeout=300)[0]
+
+
+@pytest.mark.parametrize("name", [row.name for row in ROWS])
+def test_every_family_takes_the_tokens_that_transformers_takes(alone: dict[str, Any], name: str) -> None:
+    for same, apart in alone[name]["apart"]:
+        assert same
+        assert apart <= 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_takes_the_same_tokens(run_on_ranks: Any, alone: dict[str, Any], root: Path, layout: str) -> None:
+    for found in run_on_ranks(spread, 2, str(root), LAYOUTS[layout], timeout=300):
+        assert found
+        for name, theirs in found.items():
+            for (tokens, log_probs), (expected, expected_probs) in zip(theirs, alone[name]["answers"], strict=True):
+                assert tokens == expected, name
+                assert log_probs == pytest.approx(expected_probs, abs=1e-4)
+
+
+def test_several_tokens_over_a_cache_are_refused(run_on_ranks: Any) -> None:
+    assert run_on_ranks(fed_twice, 1) == ["Megatron-Core lets several tokens of a later call see each other: feed one."]
+
+
+def fed_twice() -> str:
+    from nemo2.models.decoding import CachedDecoder
+    from nemo2.models.llama import LlamaConfig
+
+    parity.start()
+    config = LlamaConfig(num_layers=1, hidden_size=16, num_attention_heads=2, ffn_hidden_size=32, vocab_size=32)
+    decoder = CachedDecoder(config.configure_model(None).eval(), batch_size=1, max_sequence_length=8)
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    with torch.no_grad():
+        decoder.feed(tokens)
+        try:
+            decoder.feed(tokens)
+        except ValueError as error:
+            return str(error)
+    return "not refused"
