@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
+from nemo2.callbacks.ddp_parity_checker import DdpParityChecker as DdpParityChecker
+from nemo2.callbacks.deepep import DeepEPCallback as DeepEPCallback
 from nemo2.callbacks.flops_measurement import FLOPsMeasurementCallback as FLOPsMeasurementCallback
 from nemo2.callbacks.garbage_collection import GarbageCollectionCallback as GarbageCollectionCallback
 from nemo2.callbacks.hugging_face_export import HuggingFaceExportCallback as HuggingFaceExportCallback
+from nemo2.callbacks.jit_transform import JitConfig as JitConfig
+from nemo2.callbacks.jit_transform import JitTransform as JitTransform
+from nemo2.callbacks.layer_freezer import LayerFreezer as LayerFreezer
 from nemo2.callbacks.loss_guard import LossGuard as LossGuard
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback as MegatronCommOverlapCallback
 from nemo2.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor
 from nemo2.callbacks.memory_profile import MemoryProfileCallback as MemoryProfileCallback
 from nemo2.callbacks.model_transform import ModelTransform as ModelTransform
+from nemo2.callbacks.moe_token_drop import MegatronTokenDropCallback as MegatronTokenDropCallback
 from nemo2.callbacks.nsys import NsysCallback as NsysCallback
+from nemo2.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
+from nemo2.callbacks.parameter_debugger import ParameterDebugger as ParameterDebugger
 from nemo2.callbacks.profiler import PytorchProfilerCallback as PytorchProfilerCallback
+from nemo2.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
+from nemo2.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
 from nemo2.callbacks.straggler_detection import StragglerDetectionCallback as StragglerDetectionCallback
 from nemo2.callbacks.timing import TimingCallback as TimingCallback
+from nemo2.callbacks.training_state import ModelTrainingStateCallback as ModelTrainingStateCallback
 from nemo2.run_dir.hang import HangWatchdog as HangWatchdog
 from nemo2.run_dir.preemption import PreemptionCallback as PreemptionCallback

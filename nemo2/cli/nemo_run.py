@@ -8,6 +8,8 @@ command fail: nemo-run's own parser refuses some spellings we document, and its 
 
 import functools
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,7 @@ from nemo2.config import apply_overrides
 from nemo2.config.show import render
 from nemo2.errors import ConfigError
 from nemo2.launch import run
-from nemo2.llm.api import finetune, pretrain, train, validate
+from nemo2.llm.api import finetune, generate, pretrain, train, validate
 from nemo2.names import did_you_mean
 
 NAMESPACE = "llm"
@@ -30,6 +32,16 @@ _FACTORY = re.compile(r"^[A-Za-z_]\w*$")
 
 class HonestRunContext(RunContext):
     """nemo-run's context for a command, with our overrides and with an end that tells the truth."""
+
+    def cli_execute(self, fn: Callable[..., Any], args: list[str], entrypoint_type: Any = "task") -> None:
+        """nemo-run prints an error and exits 0 where a script calls ``run.cli.main``; here it exits 1."""
+        try:
+            super().cli_execute(fn, args, entrypoint_type)
+        except Exception as error:
+            if not isinstance(error, ConfigError):
+                traceback.print_exc()
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
 
     def _execute_task(self, fn: Callable[..., Any], task_args: list[str]) -> None:
         if self.repl or any((self.to_yaml, self.to_toml, self.to_json)):
@@ -69,7 +81,7 @@ class HonestRunContext(RunContext):
 
 def register() -> None:
     """Tell nemo-run of the entry points and of every recipe. Called once, on import."""
-    for entry in (pretrain, finetune, train, validate):
+    for entry in (pretrain, finetune, train, validate, generate):
         nemo_run.cli.entrypoint(entry, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
     for name in recipes.names():
         module = recipes.get(name)

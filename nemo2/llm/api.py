@@ -17,6 +17,7 @@ from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.tokenizers import take_released_tokenizer
+from nemo2.llm.commands import command
 from nemo2.llm.set_up import connect_parts
 from nemo2.optim.base import OptimizerModule
 from nemo2.peft.base import PEFT
@@ -262,3 +263,7 @@ def _watch(trainer: pl.Trainer) -> None:
         if not any(isinstance(item, kind) for item in callbacks):
             # In front: Lightning keeps checkpoint callbacks at the end, which then have a step's save behind them.
             callbacks.insert(0, kind())
+
+
+for _entry_point in (pretrain, finetune, train, validate, generate):
+    command(_entry_point)

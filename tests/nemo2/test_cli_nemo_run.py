@@ -52,3 +52,40 @@ def test_nemo_runs_own_command_finds_a_recipe_of_fine_tuning_under_the_same_name
     done = nemo("peft.dim=4", "--dryrun", "--yes", home=tmp_path, task="finetune")
     assert done.returncode == 0, done.stderr
     assert "peft: LoRA" in done.stdout and "dim: 4" in done.stdout
+
+
+SCRIPT = """
+import nemo_run as run
+from nemo2 import llm
+if __name__ == "__main__":
+    run.cli.main(llm.pretrain)
+"""
+
+
+def test_a_script_of_ones_own_finds_recipes_and_parts_and_its_exit_code_tells_the_truth(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                sys.executable,
+                "script.py",
+                "--factory",
+                "llama_tiny(num_gpus_per_node=4)",
+                "--dryrun",
+                "--yes",
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=tmp_path,
+            env=os.environ
+            | {"NEMORUN_HOME": str(tmp_path), "INCLUDE_WORKSPACE_FILE": "false", "PYTHONPATH": str(ROOT)},
+        )
+
+    done = script("optim=distributed_fused_adam_with_cosine_annealing(max_lr=0.02)", "trainer.plugins=fp16_mixed")
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in ("devices: 4", "lr: 0.02", "precision: '16-mixed'")), done.stdout
+    broken = script("trainer.max_stepss=3")
+    assert broken.returncode == 1 and "did you mean 'max_steps'" in broken.stderr

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas that have drifted apart."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from nemo2.callbacks.steps import count_problems
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.parallel.inspection import gathered, named_parameters
+
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+@configurable
+class DdpParityChecker(pl.Callback):
+    """Compares the parameters of all data-parallel replicas bit by bit, every so many steps and at the end of training.
+
+    A check sums each parameter's bits twice (with and without their places), which is one read of the parameters, and one
+    gather of two numbers for each. The other steps cost nothing. Parameters whose gathering overlaps with the forward pass are
+    made whole first.
+
+    Args:
+        interval: Steps between two checks; 0: at the end of training only.
+
+    Raises:
+        ConfigError: a negative interval; parameters that are sharded over the ranks, which have no replicas to compare.
+        RuntimeFault: in training, replicas differ; it names parameters and ranks.
+    """
+
+    def __init__(self, interval: int = 0) -> None:
+        if problems := count_problems("DdpParityChecker", "interval", interval, least=0):
+            raise ConfigError(problems[0])
+        self.interval = interval
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        sharded = next(
+            (name for name, parameter in named_parameters(trainer) if hasattr(parameter, "placements")), None
+        )
+        if sharded is not None:
+            raise ConfigError(
+                f"DdpParityChecker: {sharded} is sharded over the data-parallel ranks, so that there are no replicas to compare. "
+                "Leave the callback out."
+            )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.interval and trainer.global_step % self.interval == 0:
+            _compare(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _compare(trainer)
+
+
+def _compare(trainer: Any) -> None:
+    parallel = getattr(trainer.strategy, "megatron_parallel", None)
+    if parallel is not None:
+        parallel.force_param_sync()
+    place, expert_place = _replica_groups(trainer)
+    mine = {
+        (expert_place if not getattr(parameter, "allreduce", True) else place, name): _bits(parameter)
+        for name, parameter in named_parameters(trainer)
+    }
+    seen: dict[Any, tuple[Any, int]] = {}
+    differing: dict[str, set[int]] = {}
+    for rank, found in enumerate(gathered(mine)):
+        for key, bits in found.items():
+            first, where = seen.setdefault(key, (bits, rank))
+            if first != bits:
+                differing.setdefault(key[1], {where}).add(rank)
+    if differing:
+        told = "; ".join(f"{name} on ranks {sorted(ranks)}" for name, ranks in list(differing.items())[:5])
+        raise RuntimeFault(
+            f"After step {trainer.global_step} data-parallel replicas differ in {len(differing)} parameters: {told}. They were "
+            "updated by different gradients or started from different weights; what was trained since the last check isn't "
+            "one model. Go on from a checkpoint before it."
+        )
+
+
+def _replica_groups(trainer: Any) -> tuple[Any, Any]:
+    """Which part of the model this rank holds, of dense and of expert parameters: ranks that say the same are replicas."""
+    from megatron.core import parallel_state as state
+
+    if not state.model_parallel_is_initialized():
+        return (0,), (0,)
+    stage = state.get_pipeline_model_parallel_rank()
+    dense = ("dense", stage, state.get_tensor_model_parallel_rank())
+    experts = ("experts", stage, state.get_expert_model_parallel_rank(), state.get_expert_tensor_parallel_rank())
+    return dense, experts
+
+
+def _bits(parameter: Tensor) -> tuple[int, int]:
+    """Two sums over a tensor's bits, modulo 2**64; the second weighs each element by its place."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    values = parameter.detach().reshape(-1).view(kinds[parameter.element_size()]).to(torch.int64)
+    places = torch.arange(1, values.numel() + 1, device=values.device) * _ODD
+    return int(values.sum()), int((values * places).sum())

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules compiled by torch."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+from torch import nn
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.parallel.inspection import chunks_of
+
+
+@configurable
+@dataclass
+class JitConfig:
+    """Which modules are compiled, and how."""
+
+    module_selector: str = ""
+    """A module by its dotted path in each chunk, such as ``decoder.layers.0.mlp``; ``*`` stands for any part of a name. "" or
+    "*": each chunk as a whole."""
+    use_torch: bool = False
+    """Compile, with torch. False: nothing is compiled."""
+    torch_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of ``torch.compile``."""
+    use_thunder: bool = False
+    """Must be False: Thunder is no dependency of nemo2; its compiler may be named as ``torch_kwargs["backend"]``."""
+    profile_thunder: bool = False
+    """Must be False."""
+
+    def __post_init__(self) -> None:
+        if self.use_thunder or self.profile_thunder:
+            raise ConfigError(
+                "JitConfig.use_thunder=True: nemo2 compiles with torch. Set use_torch=True, and where Thunder is installed "
+                "torch_kwargs={'backend': thunder.dynamo.ThunderCompiler()}."
+            )
+
+
+@configurable
+class JitTransform(pl.Callback):
+    """Compiles modules in place when training begins, once; ``torch.compile`` does its work in the first steps.
+
+    Names of parameters stay what they are, so that checkpoints fit runs without it.
+
+    Raises:
+        ConfigError: when training begins, nothing has the name that is selected.
+    """
+
+    def __init__(self, config: JitConfig) -> None:
+        self.config = config
+        self._done: list[nn.Module] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self.config.use_torch or self._done:
+            return
+        for chunk in chunks_of(trainer):
+            root = chunk.module if type(chunk).__name__ == "PlainChunk" else chunk
+            self._done += list(_selected(root, self.config.module_selector))  # pyright: ignore[reportArgumentType]
+        for module in self._done:
+            module.compile(**self.config.torch_kwargs)
+
+
+def _selected(root: nn.Module, selector: Optional[str]) -> Iterator[nn.Module]:
+    if selector in (None, "", "*"):
+        yield root
+        return
+    pattern = re.compile(re.escape(selector).replace(r"\*", "[^.]*"))
+    names = [name for name, _ in root.named_modules() if name]
+    found = [name for name in names if pattern.fullmatch(name)]
+    if not found:
+        raise ConfigError(
+            f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
+        )
+    yield from (root.get_submodule(name) for name in found)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that aren't trained for a range of steps."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.parallel.inspection import belongs_to, chunks_of, named_parameters, owned_gradients, refuse_unknown_modules
+from nemo2.parallel.transform import full_names
+
+
+@configurable
+class LayerFreezer(pl.Callback):
+    """Leaves modules as they are for the steps that a schedule names, and trains them in the others.
+
+    In those steps their gradients count for nothing (nor in the norm by which the others are clipped), the optimizer touches
+    neither their parameters nor what it keeps of them, and they are in evaluation mode. Their gradients are computed all the
+    same: what is frozen from the first step to the last costs less as ``model_transform``, which freezes before gradients have
+    memory. On every rank and pipeline stage; a step costs zeroing those gradients.
+
+    Args:
+        schedule: Full names of modules in the whole model, such as ``decoder.layers.0``. A list: frozen for ever. A dictionary:
+            -1 for ever, N for the first N steps, ``[start, end]`` from step ``start`` to ``end``, both included and
+            counted from 0; an ``end`` of -1 is the run's.
+
+    Raises:
+        ConfigError: a schedule that names no steps; when training begins, a module that the model doesn't have.
+    """
+
+    def __init__(self, schedule: Union[list[str], dict[str, Any]]) -> None:
+        self.schedule = schedule
+        steps = schedule if isinstance(schedule, dict) else dict.fromkeys(schedule, -1)
+        self._steps = {name: _range_of(name, spec) for name, spec in steps.items()}
+        self._frozen: set[str] = set()
+        self._hooks: list[Any] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        refuse_unknown_modules(trainer, list(self._steps), of="LayerFreezer.schedule")
+        self._frozen = set()
+        self._hooks = [
+            inner.register_step_pre_hook(self._leave_out(trainer, model_parameters))
+            for inner, model_parameters in _inner_optimizers(trainer.strategy.optimizers)
+        ]
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        now = {name for name, (first, last) in self._steps.items() if first <= trainer.global_step <= last}
+        if now != self._frozen:
+            for changed in now ^ self._frozen:
+                for module in _modules(trainer, changed):
+                    module.train(changed not in now)
+            self._frozen = now
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
+        for name, _, owned in owned_gradients(trainer) if self._frozen else ():
+            if owned.whole is not None and self._is_frozen(name):
+                owned.whole.zero_()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _is_frozen(self, name: str) -> bool:
+        return any(belongs_to(name, module) for module in self._frozen)
+
+    def _leave_out(self, trainer: Any, model_parameters: dict[int, Tensor]) -> Any:
+        """Takes the gradients away from torch's optimizer, which steps over parameters without."""
+
+        def hook(inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if not self._frozen:
+                return
+            frozen = {id(parameter) for name, parameter in named_parameters(trainer) if self._is_frozen(name)}
+            for group in inner.param_groups:
+                for kept in group["params"]:
+                    if id(model_parameters.get(id(kept), kept)) in frozen:
+                        kept.grad = None
+                        if hasattr(kept, "decoupled_grad"):
+                            kept.decoupled_grad = None
+
+        return hook
+
+
+def _range_of(name: str, spec: Any) -> tuple[float, float]:
+    whole = isinstance(spec, int) and not isinstance(spec, bool)
+    if whole and spec == -1:
+        return 0, math.inf
+    if whole and spec > 0:
+        return 0, spec - 1
+    if isinstance(spec, list | tuple) and len(spec) == 2 and all(isinstance(one, int) for one in spec):
+        first, last = max(spec[0], 0), math.inf if spec[1] < 0 else spec[1]
+        if first <= last:
+            return first, last
+    raise ConfigError(
+        f"LayerFreezer.schedule[{name!r}]={spec!r}: must be -1 (for ever), a number of steps, or [first step, last step]."
+    )
+
+
+def _modules(trainer: Any, name: str) -> Iterator[torch.nn.Module]:
+    for chunk in chunks_of(trainer):
+        full = full_names(getattr(chunk, "module", chunk) if type(chunk).__name__ == "PlainChunk" else chunk)
+        for path, module in chunk.named_modules():
+            if full.get(path) == name.removeprefix("module."):
+                yield module
+
+
+def _inner_optimizers(optimizers: list[Any]) -> Iterator[tuple[torch.optim.Optimizer, dict[int, Tensor]]]:
+    """torch's optimizers inside ours and Megatron-Core's, each with the model's parameter of what it updates, by id, where
+    that is a copy or a shard."""
+    for optimizer in optimizers:
+        mcore: Optional[Any] = getattr(optimizer, "mcore_optimizer", None)
+        if mcore is None:
+            yield getattr(optimizer, "optimizer", optimizer), {}
+            continue
+        for one in getattr(mcore, "chained_optimizers", [mcore]):
+            yield one.optimizer, {id(kept): own for own, kept in _pairs(one)}
+
+
+def _pairs(mcore: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parameters of the model with what the optimizer updates for them."""
+    for models, kepts in (
+        ("model_float16_groups", "shard_fp32_from_float16_groups"),
+        ("model_float16_groups", "shard_float16_groups"),
+        ("model_fp32_groups", "shard_fp32_groups"),
+        ("float16_groups", "fp32_from_float16_groups"),
+    ):
+        for own_group, kept_group in zip(getattr(mcore, models, []), getattr(mcore, kepts, []), strict=False):
+            yield from ((own, kept) for own, kept in zip(own_group, kept_group, strict=False) if kept is not None)

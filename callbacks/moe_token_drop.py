@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts of a bounded capacity."""
+
+import lightning.pytorch as pl
+
+from nemo2.config.adjust import adjust
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+
+_DISPATCHERS = ("alltoall", "alltoall_seq")
+_BALANCING = ("seq_aux_loss", "aux_loss", "none")
+
+
+@configurable
+class MegatronTokenDropCallback(pl.Callback):
+    """Has each expert take a bounded number of tokens, and drops those beyond: sets two fields of the model's configuration
+    before the model is built. A step costs nothing.
+
+    Args:
+        moe_expert_capacity_factor: Tokens of an expert, as a multiple of an even share. Below 0: no bound.
+        moe_pad_expert_input_to_capacity: Fill up experts that have fewer, so that all shapes are the same.
+
+    Raises:
+        ConfigError: padding without a bound; at set-up, another dispatcher or way of balancing than those that drop tokens, or a
+            model without experts.
+    """
+
+    def __init__(self, moe_expert_capacity_factor: float = 1.0, moe_pad_expert_input_to_capacity: bool = True) -> None:
+        if moe_expert_capacity_factor < 0 and moe_pad_expert_input_to_capacity:
+            raise ConfigError(
+                f"MegatronTokenDropCallback.moe_pad_expert_input_to_capacity=True needs a capacity, and "
+                f"moe_expert_capacity_factor={moe_expert_capacity_factor} sets none: give one from 0 on, or set padding to False."
+            )
+        self.moe_expert_capacity_factor = moe_expert_capacity_factor
+        self.moe_pad_expert_input_to_capacity = moe_pad_expert_input_to_capacity
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        config = getattr(pl_module, "config", None)
+        if config is None or not getattr(config, "num_moe_experts", None):
+            raise ConfigError("MegatronTokenDropCallback: the model has no experts. Leave the callback out.")
+        for field, known in (
+            ("moe_token_dispatcher_type", _DISPATCHERS),
+            ("moe_router_load_balancing_type", _BALANCING),
+        ):
+            if (value := getattr(config, field)) not in known:
+                raise ConfigError(
+                    f"model.config.{field}={value!r}: MegatronTokenDropCallback needs one of {', '.join(known)}. Set it, or "
+                    "leave the callback out."
+                )
+        factor = self.moe_expert_capacity_factor
+        wanted = {
+            "moe_expert_capacity_factor": factor if factor >= 0 else None,
+            "moe_pad_expert_input_to_capacity": self.moe_pad_expert_input_to_capacity,
+        }
+        for field, value in wanted.items():
+            adjust(config, field, value, why="trainer.callbacks has a MegatronTokenDropCallback")

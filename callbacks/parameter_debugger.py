@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table of every parameter and its gradient, at chosen hooks."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Optional, Union
+
+import lightning.pytorch as pl
+from torch import Tensor
+
+from nemo2.columns import columns
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.names import did_you_mean
+from nemo2.parallel.inspection import owned_gradients
+
+logger = logging.getLogger(__name__)
+
+
+def collect_precision(tensor: Tensor) -> dict[str, str]:
+    return {"Precision": str(tensor.dtype)}
+
+
+def collect_precision_and_shape(tensor: Tensor) -> dict[str, str]:
+    return {"Shape": str(tuple(tensor.shape)), "Precision": str(tensor.dtype)}
+
+
+_HOOKS = sorted(
+    name
+    for name in vars(pl.Callback)
+    if name.startswith(("on_", "teardown")) and not name.endswith(("_fit_start", "state_dict"))
+)
+"""Those at which there is a model."""
+
+
+@configurable
+class ParameterDebugger(pl.Callback):
+    """Calls functions with each parameter and its gradient at hooks of Lightning's, and logs what they return as a table.
+
+    A function may look at a tensor only, and raise an error of its own. Each rank logs its part of the model, under the names
+    that parameters have in the whole. A gradient is what this rank's buffers hold: with the distributed optimizer its own part
+    is reduced.
+
+    Args:
+        param_fn: ``(parameter) -> {column: text}`` or None. None: parameters aren't looked at.
+        grad_fn: ``(gradient) -> {column: text}`` or None, for parameters that have a gradient, in the parameter's shape.
+        log_on_hooks: A hook of Lightning's callbacks, or several.
+
+    Raises:
+        ConfigError: no such hook, or one at which there is no model yet.
+    """
+
+    def __init__(
+        self,
+        param_fn: Optional[Callable[[Tensor], Optional[dict[str, str]]]] = collect_precision_and_shape,
+        grad_fn: Optional[Callable[[Tensor], Optional[dict[str, str]]]] = collect_precision,
+        log_on_hooks: Union[list[str], str] = "on_train_start",
+    ) -> None:
+        self.param_fn = param_fn
+        self.grad_fn = grad_fn
+        self.log_on_hooks = log_on_hooks
+        for name in [log_on_hooks] if isinstance(log_on_hooks, str) else log_on_hooks:
+            if name not in _HOOKS:
+                raise ConfigError(
+                    f"ParameterDebugger.log_on_hooks={name!r}: no hook with a model{did_you_mean(name, _HOOKS)}"
+                )
+            self.__dict__[name] = self._look
+
+    def _look(self, trainer: Any, *_: Any, **__: Any) -> None:
+        found: list[dict[str, str]] = []
+        for name, parameter, owned in owned_gradients(trainer):
+            row = {"Parameter": name}
+            for kind, function, tensor in (("Param", self.param_fn, parameter), ("Grad", self.grad_fn, owned.whole)):
+                if function is not None and tensor is not None:
+                    told = function(tensor if tensor.shape == parameter.shape else tensor.view(parameter.shape)) or {}
+                    row |= {f"{kind} {column}": str(value) for column, value in told.items()}
+            found.append(row)
+        names = list(dict.fromkeys(column for row in found for column in row))
+        if len(names) > 1:
+            rows = [[row.get(column, "") for column in names] for row in found]
+            logger.info("\n%s", "\n".join(columns(rows, head=names)))

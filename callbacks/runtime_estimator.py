@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a run still takes."""
+
+import time
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+
+from nemo2.callbacks.consumption import consumed_by, seconds_per
+from nemo2.config.capture import configurable
+
+
+@configurable
+class RuntimeEstimator(pl.Callback):
+    """Logs, on the steps that log, ``time/remaining_estimate``: the steps that are left at the pace of this process's steps so
+    far, in which validation and checkpoints are included, as they are in what is to come. Beside it ``time/total`` (since
+    training began in this process), ``time/tokens``, ``time/samples`` and ``time/batches``, those before a resume included.
+
+    The first step, which compiles and allocates, counts in ``time/total`` only. A run without an end has no estimate. The other
+    steps cost nothing.
+
+    Args:
+        time_unit: "seconds", "minutes", "hours" or "days".
+
+    Raises:
+        ConfigError: another unit.
+    """
+
+    def __init__(self, time_unit: str = "hours") -> None:
+        self.time_unit = time_unit
+        self._unit = seconds_per(time_unit, of="RuntimeEstimator")
+        self._began = 0.0
+        self._second: Optional[tuple[float, int]] = None
+        """When the second step began, and its number."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._began, self._second = time.perf_counter(), None
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, step = time.perf_counter(), trainer.global_step
+        pace = None
+        if self._second is None:
+            self._second = now, step
+        elif step > self._second[1]:
+            pace = (now - self._second[0]) / (step - self._second[1])
+        if not trainer._logger_connector.should_update_logs:
+            return
+        samples, tokens = consumed_by(trainer)
+        figures = {"total": (now - self._began) / self._unit, "tokens": tokens, "samples": samples, "batches": step}
+        last = _last_step(trainer)
+        if pace is not None and last is not None:
+            figures["remaining_estimate"] = max(last - step, 0) * pace / self._unit
+        for name, value in figures.items():
+            pl_module.log(f"time/{name}", float(value), batch_size=1)
+
+
+def _last_step(trainer: pl.Trainer) -> Optional[int]:
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    steps = trainer.estimated_stepping_batches
+    return int(steps) if steps not in (-1, float("inf")) else None

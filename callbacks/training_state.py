@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that validation left in evaluation mode."""
+
+import logging
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+
+from nemo2.callbacks.steps import count_problems
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.parallel.inspection import chunks_of
+
+logger = logging.getLogger(__name__)
+
+
+@configurable
+class ModelTrainingStateCallback(pl.Callback):
+    """Tells which modules have another mode, of training or evaluation, after validation than before it: dropout and others would
+    silently behave differently. On every rank; it looks at each module's flag before and after a validation.
+
+    Args:
+        val_check_interval: Steps between two looks before a validation, at most the trainer's ``val_check_interval``.
+        strict: True: end the run. False: a warning.
+
+    Raises:
+        ConfigError: an interval below 1.
+        RuntimeFault: modes differ, and ``strict``.
+    """
+
+    def __init__(self, val_check_interval: int = 10, strict: bool = False) -> None:
+        if problems := count_problems("ModelTrainingStateCallback", "val_check_interval", val_check_interval, least=1):
+            raise ConfigError(problems[0])
+        self.val_check_interval = val_check_interval
+        self.strict = strict
+        self._before: Optional[dict[str, bool]] = None
+        self._validated = False
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % self.val_check_interval == 0:
+            self._before = _modes(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = True
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._compare(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._compare(trainer)
+
+    def _compare(self, trainer: Any) -> None:
+        before, self._before = (self._before, None) if self._validated else (None, self._before)
+        self._validated = False
+        if before is None:
+            return
+        changed = [name for name, training in _modes(trainer).items() if before.get(name, training) != training]
+        if not changed:
+            return
+        told = (
+            f"At step {trainer.global_step} {len(changed)} modules have another mode than before validation: "
+            f"{', '.join(changed[:5])}. A hook of validation called eval() or train() and didn't undo it."
+        )
+        if self.strict:
+            raise RuntimeFault(told)
+        logger.warning(told)
+
+
+def _modes(trainer: Any) -> dict[str, bool]:
+    return {
+        f"{index}.{name}": module.training
+        for index, chunk in enumerate(chunks_of(trainer))
+        for name, module in chunk.named_modules()
+    }
