@@ -38,6 +38,8 @@ NOBODY_READS: dict[tuple[str, str], str] = {
         "cycle",
     ): f"{NEMO}; every schedule ends with its run, so nothing is left to stretch",
     ("MegatronCheckpointIO", "load_directly_on_device"): f"{NEMO}; Megatron-Core reads into the tensors it is given",
+    ("generate", "inference_batch_times_seqlen_threshold"): NEMO,
+    ("generate", "enable_flash_decode"): NEMO,
     ("ModelCheckpoint", "enable_version_counter"): NEMO,
     ("GPTConfig", "use_transformer_engine_full_layer_spec"): NEMO,
     ("GPTConfig126M", "use_transformer_engine_full_layer_spec"): NEMO,
@@ -90,6 +92,8 @@ def unread(what: Any) -> list[str]:
 def _unread_of(function: Callable[..., Any], is_read: Callable[[str], bool]) -> list[str]:
     """Arguments that the body neither uses nor keeps in an attribute that ``is_read``."""
     function = inspect.unwrap(function)
+    if not inspect.isfunction(function):
+        return []  # object's own: the class takes no arguments
     [node] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(node, ast.FunctionDef)
     if any(isinstance(name, ast.Name) and name.id == "locals" for name in ast.walk(node)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
+import torch
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
@@ -107,13 +108,17 @@ def train(
     """Train, with the tokenizer that is asked for.
 
     Args:
-        tokenizer: "data", "model", a tokenizer for both, or None to leave both as they are.
+        model: What is trained. The path of a checkpoint: the model that it describes; its weights are those that ``resume``
+            names, as ever.
+        tokenizer: "data", "model", a tokenizer for both, or None to leave both as they are, but for a model that has none: it
+            takes the data's.
         model_transform: A function of a module that returns a module, applied to each chunk of the model before it is wrapped
             for training; with a second argument ``name`` to each of its modules (`nemo2.parallel.transform`). It may replace
             modules and freeze parameters. None: the model's own, or that of the callback `ModelTransform`.
 
     The others are those of `pretrain`. Returns the run's directory.
     """
+    model = _described(model)
     run_directory = _setup(
         model=model,
         data=data,
@@ -136,7 +141,7 @@ def validate(
     log: Optional[NeMoLogger] = None,
     resume: Optional[AutoResume] = None,
     optim: Optional[OptimizerModule] = None,
-    tokenizer: Optional[Any] = "data",
+    tokenizer: Optional[Any] = None,
     model_transform: Optional[Any] = None,
 ) -> Path:
     """Measure the validation loss of a checkpoint; arguments as `train`. Returns the run's directory.
@@ -161,49 +166,88 @@ def validate(
 @configurable
 def generate(
     path: str,
-    prompts: list[str],
     trainer: Optional[pl.Trainer] = None,
-    max_new_tokens: int = 64,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    random_seed: int = 1234,
+    prompts: Optional[list[str]] = None,
+    encoder_prompts: Optional[list[str]] = None,
+    input_dataset: Optional[Any] = None,
+    params_dtype: Optional[torch.dtype] = None,
+    add_BOS: bool = False,
+    max_batch_size: int = 4,
+    random_seed: Optional[int] = None,
+    inference_batch_times_seqlen_threshold: int = 1000,
+    inference_params: Optional[Any] = None,
+    text_only: bool = False,
     output_path: Optional[str] = None,
+    enable_flash_decode: bool = True,
+    max_new_tokens: Optional[int] = None,
+    temperature: Optional[float] = None,
+    top_k: Optional[int] = None,
+    top_p: Optional[float] = None,
     trust_remote_code: bool = False,
 ) -> list[Any]:
-    """Complete prompts with the model of a checkpoint.
+    """Complete prompts with the model of a checkpoint. Parameters up to ``enable_flash_decode`` are NeMo 2.0's, in its order.
 
     Args:
         path: A checkpoint directory; its ``context/`` tells which model and tokenizer it is of.
-        prompts: One completion each.
         trainer: With a `MegatronStrategy` whose layout the weights are loaded into. None: one process.
-        max_new_tokens: Per prompt.
-        temperature, top_k, top_p: As in `nemo2.models.generate.generate`; temperature 0 takes the likeliest token.
-        random_seed: Of the sampling; every rank draws the same.
-        output_path: Write the completions there too, one JSON object per line. None: only return them.
+        prompts: One completion each.
+        encoder_prompts: Must be None: there are no encoder-decoder models.
+        input_dataset: In place of ``prompts``: a file of JSON objects, one a line, whose field ``input`` is the prompt; or a data
+            module with such a file as ``test_path``.
+        params_dtype: Of the parameters; with a trainer the same as its precision's. None: the trainer's, fp32 without one.
+        add_BOS: Begin each prompt with the tokenizer's token for that.
+        max_batch_size: Prompts that are completed at the same time.
+        random_seed: Of the sampling; every rank draws the same. None: 1234.
+        inference_batch_times_seqlen_threshold, enable_flash_decode: Kept for NeMo's signature; neither pipelines nor a cache
+            of keys and values take part here.
+        inference_params: Megatron-Core's ``CommonInferenceParams`` (later ``SamplingParams``), in place of ``max_new_tokens``,
+            ``temperature``, ``top_k`` and ``top_p``. A ``top_p`` of 0 doesn't narrow the choice.
+        text_only: Return texts only.
+        output_path: Write the completions there too, one JSON object per line: ``input`` and ``prediction``, ``label`` and the
+            other fields of ``input_dataset``'s lines. None: only return them.
+        max_new_tokens: Per prompt. None: 64.
+        temperature, top_k, top_p: As in `nemo2.models.generate.generate`; temperature 0 takes the likeliest token. None: 1.0, 0
+            and 1.0.
         trust_remote_code: Build a tokenizer that was trained with ``AutoTokenizer(trust_remote_code=True)``, which runs Python
             that lies beside its files. Without it such a checkpoint is refused.
 
     Returns:
-        One `nemo2.models.generate.Generation` per prompt, the same on every rank.
+        One `nemo2.models.generate.Generation` per prompt (texts with ``text_only``), the same on every rank.
 
     Raises:
         CheckpointError: no checkpoint there, or it doesn't describe its model.
+        ConfigError: no prompts, or settings that contradict each other.
     """
-    from nemo2.llm.inference import generate_from_checkpoint
+    from nemo2.llm.inference import HowToGenerate, generate_from_checkpoint, prompts_of
 
+    if encoder_prompts is not None:
+        raise ConfigError("encoder_prompts: there are no encoder-decoder models here. Leave it out.")
+    if trainer is not None and not isinstance(trainer, pl.Trainer):
+        raise ConfigError(f"trainer={trainer!r} is no trainer: NeMo's order is generate(path, trainer, prompts).")
     return generate_from_checkpoint(
         path,
-        prompts,
+        prompts_of(prompts, input_dataset),
         trainer=trainer,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        random_seed=random_seed,
+        sampling=HowToGenerate.of(
+            inference_params, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+        ),
+        random_seed=1234 if random_seed is None else random_seed,
+        params_dtype=params_dtype,
+        add_bos=add_BOS,
+        max_batch_size=max_batch_size,
+        text_only=text_only,
         output_path=output_path,
         trust_remote_code=trust_remote_code,
     )
+
+
+def _described(model: Any) -> Any:
+    """The model that the checkpoint at this path describes; what is a model already is itself."""
+    if not isinstance(model, str | Path) or not Path(model).is_dir():
+        return model
+    from nemo2.llm.inference import find_checkpoint, model_of
+
+    return model_of(find_checkpoint(Path(model)))
 
 
 def _save_only_what_is_trained(trainer: pl.Trainer) -> None:

@@ -4,17 +4,18 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Self
 
 import lightning.pytorch as pl
+import torch
 
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import LAST_SUFFIX
 from nemo2.checkpoint.places import newest_in
 from nemo2.config.explicit import explicit_fields
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, ConfigError, DataError
 from nemo2.llm.set_up import set_up
 from nemo2.models.generate import Generation, generate
 from nemo2.strategy import MegatronStrategy
@@ -23,42 +24,126 @@ from nemo2.trainer import Trainer
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HowToGenerate:
+    """How the next token is drawn (`nemo2.models.generate.generate`), and how many."""
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @classmethod
+    def of(cls, inference_params: Any, **asked: Any) -> Self:
+        """From Megatron-Core's parameters, or from those of ``asked`` that aren't None.
+
+        Raises:
+            ConfigError: both were given, or Megatron-Core's ask for what there isn't.
+        """
+        given = {name: value for name, value in asked.items() if value is not None}
+        if inference_params is None:
+            return cls(**given)
+        if given:
+            raise ConfigError(f"inference_params and {', '.join(given)} say the same: give one of them.")
+        for name in ("top_n_logprobs", "return_segments"):
+            if getattr(inference_params, name, None):
+                raise ConfigError(
+                    f"inference_params.{name}={getattr(inference_params, name)!r}: each token's own is there (log_probs)."
+                )
+        return cls(
+            max_new_tokens=inference_params.num_tokens_to_generate,
+            temperature=inference_params.temperature,
+            top_k=inference_params.top_k,
+            top_p=inference_params.top_p or 1.0,
+        )
+
+
+def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dict[str, Any]]:
+    """A record per prompt with its text as ``input``, and what else a line of ``input_dataset`` has.
+
+    Raises:
+        ConfigError: neither or both are given.
+        DataError: a line isn't a JSON object with ``input``.
+    """
+    if (prompts is None) == (input_dataset is None):
+        raise ConfigError("generate needs prompts, or input_dataset: one of them.")
+    if prompts is not None:
+        if isinstance(prompts, str):
+            raise ConfigError("prompts must be a list of at least one text.")
+        return [{"input": prompt} for prompt in prompts]
+    file = Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
+    records = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            records.append({**record, "input": str(record["input"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f'{file}, line {number}: must be a JSON object with a field "input" ({error}).') from None
+    return records
+
+
 def generate_from_checkpoint(
     path: str,
-    prompts: Sequence[str],
+    records: Sequence[dict[str, Any]],
     *,
-    trainer: Optional[pl.Trainer] = None,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
+    trainer: Optional[pl.Trainer],
+    sampling: HowToGenerate,
     random_seed: int,
+    params_dtype: Optional[torch.dtype],
+    add_bos: bool,
+    max_batch_size: int,
+    text_only: bool,
     output_path: Optional[str],
-    trust_remote_code: bool = False,
-) -> list[Generation]:
-    """See `nemo2.llm.generate`."""
+    trust_remote_code: bool,
+) -> list[Any]:
+    """See `nemo2.llm.generate`. ``records`` are those of `prompts_of`."""
     checkpoint = find_checkpoint(Path(path))
     model = model_of(checkpoint, trust_remote_code=trust_remote_code)
-    trainer = trainer or Trainer(
-        strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
-    )
+    trainer = trainer or _trainer(params_dtype)
+    _refuse_another_dtype(trainer, params_dtype)
     _without_sequence_parallelism(trainer.strategy, model)
     with set_up(trainer, model, checkpoint=checkpoint):
         results = generate(
             model,
             model.tokenizer,
-            list(prompts),
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            [record["input"] for record in records],
+            **asdict(sampling),
             seed=random_seed,
             max_sequence_length=model.config.seq_length,
+            max_batch_size=max_batch_size,
+            add_bos=add_bos,
         )
     if output_path is not None and trainer.is_global_zero:
-        lines = "".join(json.dumps(asdict(result)) + "\n" for result in results)
-        Path(output_path).write_text(lines)
-    return results
+        lines = [_line(record, result) for record, result in zip(records, results, strict=True)]
+        Path(output_path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [result.text for result in results] if text_only else results
+
+
+def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:
+    """What NeMo 2.0 writes of a completion, and ours."""
+    label = {"label": record["output"]} if "output" in record else {}
+    rest = {name: value for name, value in record.items() if name != "output"}
+    return {**rest, **label, "prediction": result.text, **asdict(result)}
+
+
+def _trainer(params_dtype: Optional[torch.dtype]) -> Trainer:
+    precision = {None: None, torch.float32: "32", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
+    return Trainer(
+        strategy=MegatronStrategy(ckpt_async_save=False),
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        precision=precision.get(params_dtype, str(params_dtype)),
+    )
+
+
+def _refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtype]) -> None:
+    own = getattr(getattr(trainer.strategy.precision_plugin, "dtype_config", None), "params_dtype", torch.float32)
+    if params_dtype is not None and params_dtype is not own:
+        raise ConfigError(
+            f"params_dtype={params_dtype} contradicts the trainer's precision, with which parameters are {own}: give the trainer "
+            "the precision, and leave params_dtype out."
+        )
 
 
 def _without_sequence_parallelism(strategy: Any, model: Any) -> None:

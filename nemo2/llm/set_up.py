@@ -106,7 +106,7 @@ def connect_parts(
     Args:
         optim: The model's optimizer. None: its own.
         tokenizer: "data" or "model": whose serves both (a model without one takes the data's); or a tokenizer.
-            None: both keep what they have.
+            None: both keep what they have; a model without one takes the data's.
         model_transform: The model's transform. None: its own, if any.
 
     Raises:
@@ -166,6 +166,8 @@ def _linear_layers(model: Any) -> Optional[list[str]]:
 
 def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
     if tokenizer is None:
+        if getattr(model, "tokenizer", None) is None:
+            model.tokenizer = getattr(data, "tokenizer", None)
         return
     if tokenizer == "data":
         model.tokenizer = getattr(data, "tokenizer", None)

@@ -37,6 +37,11 @@ class Generation:
     log_probs: list[float]
     """Of each of ``token_ids`` its log-probability under the model, before temperature and narrowing."""
 
+    @property
+    def generated_text(self) -> str:
+        """``text``, under Megatron-Core's name."""
+        return self.text
+
 
 @dataclass
 class _Row:
@@ -78,6 +83,7 @@ def generate(
     max_batch_size: int | None = None,
     use_cache: bool = True,
     on_text: Callable[[int, str], None] | None = None,
+    add_bos: bool = False,
 ) -> list[Generation]:
     """Continues every prompt.
 
@@ -95,12 +101,14 @@ def generate(
         max_batch_size: Prompts that are continued together. None: all.
         use_cache: False reads everything again for each token, as a check.
         on_text: Called with a prompt's place and each new piece of its continuation, as it comes.
+        add_bos: Begin each prompt with the tokenizer's token for that.
 
     Raises:
         ConfigError: a setting is out of range, a prompt is empty or too long, or the model's layout can't generate.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    rows = _rows(tokenizer, prompts, max_new_tokens, max_sequence_length, seed)
+    begin = [_first_token(tokenizer)] if add_bos else []
+    rows = _rows(tokenizer, prompts, begin, max_new_tokens, max_sequence_length, seed)
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
     size = len(rows) if max_batch_size is None else max_batch_size
     if size < 1:
@@ -161,8 +169,20 @@ def _teller(on_text: Callable[[int, str], None], place: int) -> Callable[[str], 
     return lambda piece: on_text(place, piece)
 
 
+def _first_token(tokenizer: Any) -> int:
+    first = getattr(tokenizer, "bos_id", None)
+    if first is None:
+        raise ConfigError(f"{type(tokenizer).__name__} has no token that begins a text: leave add_BOS out.")
+    return first
+
+
 def _rows(
-    tokenizer: Any, prompts: Sequence[str], max_new_tokens: int, max_sequence_length: int | None, seed: int
+    tokenizer: Any,
+    prompts: Sequence[str],
+    begin: list[int],
+    max_new_tokens: int,
+    max_sequence_length: int | None,
+    seed: int,
 ) -> list[_Row]:
     if isinstance(prompts, str) or not prompts:
         raise ConfigError("prompts must be a list of at least one text.")
@@ -170,7 +190,7 @@ def _rows(
         raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1.")
     rows = []
     for place, prompt in enumerate(prompts):
-        ids = list(tokenizer.text_to_ids(prompt))
+        ids = begin + list(tokenizer.text_to_ids(prompt))
         if not ids:
             raise ConfigError(f"The prompt {prompt!r} holds no token: write at least one character.")
         if max_sequence_length is not None and len(ids) >= max_sequence_length:

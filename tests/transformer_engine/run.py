@@ -120,7 +120,7 @@ def _generate(directory: Path) -> Any:
     strategy = MegatronStrategy(tensor_model_parallel_size=2, sequence_parallel=True, ckpt_async_save=False)
     trainer = Trainer(strategy=strategy, devices=2, logger=False, enable_progress_bar=False)
     checkpoint = next(directory.glob("run/**/*-last"))
-    [text] = llm.generate(str(checkpoint), ["1 2 3"], trainer=trainer, max_new_tokens=2, temperature=0)
+    [text] = llm.generate(str(checkpoint), trainer, ["1 2 3"], max_new_tokens=2, temperature=0)
     return text.text
 
 

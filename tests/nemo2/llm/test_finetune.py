@@ -85,7 +85,9 @@ def one_process(directory: str) -> dict[str, Any]:
         texts = {}
         for name, path in (("adapter", last), ("merged", merged), ("base", base)):
             small_runs.release()
-            texts[name] = [one.text for one in api.generate(str(path), PROMPTS, max_new_tokens=12, temperature=0.0)]
+            texts[name] = [
+                one.text for one in api.generate(str(path), prompts=PROMPTS, max_new_tokens=12, temperature=0.0)
+            ]
         found[kind]["texts"] = texts
     # Stopped after two steps and resumed from adapters and base.
     found["stopped"] = run(f"{directory}/again", max_steps=2, base=base)["losses"]

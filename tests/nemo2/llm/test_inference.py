@@ -61,6 +61,55 @@ def test_a_checkpoint_answers_the_same_in_every_layout(run_on_ranks, run, tmp_pa
     assert [(line["prompt"], line["text"]) for line in lines] == alone
 
 
+def complete_as_nemo(path: str, folder: str) -> dict[str, Any]:
+    from types import SimpleNamespace
+
+    from nemo2 import llm
+
+    small_runs.quiet()
+    params = SimpleNamespace(
+        num_tokens_to_generate=4, temperature=1.0, top_k=1, top_p=0.0, return_log_probs=False, top_n_logprobs=0
+    )
+    file, out = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
+    file.write_text("".join(json.dumps({"input": one, "output": "expected", "id": 7}) + "\n" for one in PROMPTS))
+    trainer = small_runs.build_trainer(max_steps=1)
+    found: dict[str, Any] = {
+        "positional": llm.generate(path, trainer, PROMPTS, inference_params=params, text_only=True)
+    }
+    small_runs.release()
+    texts = llm.generate(path, input_dataset=str(file), inference_params=params, max_batch_size=1, output_path=str(out))
+    found["file"] = [one.generated_text for one in texts]
+    found["lines"] = [json.loads(line) for line in out.read_text().splitlines()]
+    found["errors"] = []
+    for broken in (
+        {"prompts": PROMPTS, "input_dataset": str(file)},
+        {"prompts": PROMPTS, "inference_params": params, "max_new_tokens": 3},
+        {"prompts": PROMPTS, "trainer": PROMPTS},
+        {"prompts": PROMPTS, "encoder_prompts": PROMPTS},
+        {"prompts": PROMPTS, "inference_params": SimpleNamespace(**{**vars(params), "top_n_logprobs": 2})},
+        {"prompts": PROMPTS, "trainer": trainer, "params_dtype": "bf16"},
+    ):
+        try:
+            llm.generate(path, **broken)
+        except Exception as error:
+            found["errors"].append(str(error))
+    return found
+
+
+def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_path):
+    [alone] = run_on_ranks(complete, 1, str(run))
+    [found] = run_on_ranks(complete_as_nemo, 1, str(run), str(tmp_path))
+    assert found["positional"] == found["file"] == [text for _, text in alone], "top_k=1 is the likeliest token"
+    assert [line["prediction"] for line in found["lines"]] == found["file"]
+    assert all((line["label"], line["id"]) == ("expected", 7) and "output" not in line for line in found["lines"])
+    for words, told in zip(
+        ("one of them", "say the same", "NeMo's order", "encoder-decoder", "top_n_logprobs=2", "contradicts"),
+        found["errors"],
+        strict=True,
+    ):
+        assert words in told
+
+
 def test_sampling_follows_the_seed(run_on_ranks, run):
     drawn = [
         run_on_ranks(complete, 1, str(run), temperature=1.0, random_seed=seed, max_new_tokens=8)[0]
