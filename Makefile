@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu docs figures demo drill parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick test-gpu docs figures demo drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ fmt: $(READY) ## format, fix what ruff can fix, and write what is written from t
 
 drill: $(READY) ## kill, fill, flip and interrupt runs, and see that the same command goes on (half an hour)
 	@$(BIN)/python -m tools.drill
+
+cluster: $(READY) ## a real Slurm of two nodes on this machine: runs that are killed in every way come back (root, Debian)
+	@$(BIN)/python -m tools.cluster
 
 reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 53 pairs
 	@$(BIN)/python -m tools.reshard

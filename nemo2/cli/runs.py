@@ -75,6 +75,7 @@ def finetune(
     directory: Directory = None,
     dryrun: Dryrun = False,
     detach: Detach = False,
+    chain: Chain = 1,
     accept_changes: AcceptChanges = False,
     yes: Yes = False,
 ) -> None:
@@ -84,7 +85,7 @@ def finetune(
     recipe = _with_log(made, name=run_name or name_of_run(name), directory=directory)
     if accept_changes:
         recipe.resume.accept_changes = True
-    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, yes=yes)
+    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain, yes=yes)
 
 
 def validate(
