@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -251,6 +252,7 @@ def test_a_rank_that_the_machine_killed_is_told_rather_than_what_followed_from_i
 PROGRAM = '''
 """What the rank of the tests below does."""
 import os
+import signal
 from pathlib import Path
 
 
@@ -540,3 +542,37 @@ def test_a_cluster_without_fault_has_no_findings_and_a_silent_node_is_said():
     text = f"{probed(0, sum=1)}\nbash: line 1: /opt/python: No such file or directory\n"
     found = [one.message for one in probing.judge(text, nodes=2, token="t", python="/opt/python", folder="/j")]
     assert "1 of 2 nodes said nothing" in found[0] and "/opt/python isn't there" in found[0]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, number, code):
+    (slurm / "pid").write_text(str(os.getpid()))  # the job runs as long as this process
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent("""
+            import sys
+            import nemo_run
+            from nemo2.config import Partial
+            from nemo2.launch import launch
+            if __name__ == "__main__":
+                tunnel = nemo_run.LocalTunnel(job_dir=sys.argv[1])
+                executor = nemo_run.SlurmExecutor(account="", time="30", tunnel=tunnel)
+                try:
+                    launch(Partial(print), executor, devices=1, nodes=1, name="stays", check=False)
+                except KeyboardInterrupt:
+                    sys.exit(130)
+        """).replace("Partial(print)", "Partial(nemo_run.help)")
+    )
+    command = [sys.executable, "program.py", str(tmp_path / "jobs")]
+    env = {**os.environ, "HELD": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        while "job 7 is RUNNING" not in (line := process.stdout.readline()):
+            assert line, process.communicate()[1]
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert number != signal.SIGINT or "left: the run goes on. `scancel 7` ends it" in said
+    assert not (slurm / "scancel.asked").exists()
