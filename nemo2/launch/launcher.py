@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import nemo_run
 from nemo_run.config import get_nemorun_home
@@ -25,7 +25,7 @@ from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, RuntimeFault
 from nemo2.launch.clusters import named
 from nemo2.launch.environment import set_variables
-from nemo2.launch.failure import RankFailure, explain_failure
+from nemo2.launch.failure import explain_failure
 from nemo2.launch.local import (
     LAUNCHER_FILE,
     child_processes,
@@ -35,11 +35,10 @@ from nemo2.launch.local import (
     stop_processes,
     sweep_staging,
 )
+from nemo2.launch.result import RunResult, Status
 from nemo2.launch.shape import give_shape
-from nemo2.launch.slurm.follow import CONTINUED, follow, run_directory
-from nemo2.launch.slurm.script import job_script
-from nemo2.launch.slurm.shell import shell_of
-from nemo2.launch.slurm.start import ClusterSettings, prepare, submit
+from nemo2.launch.slurm.run import on_slurm
+from nemo2.launch.slurm.start import ClusterSettings
 from nemo2.launch.stream import RunDisplay
 from nemo2.names import safe_name
 from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
@@ -49,29 +48,8 @@ from nemo2.run_dir.orphans import LAUNCHER_VARIABLE, name_of_this_process
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, world_of
 
-Status = Literal["succeeded", "continued", "failed", "cancelled", "submitted", "dryrun"]
-
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """How a run ended. ``exit_code`` is 0 only for a run that did what it was asked to.
-
-    "continued" is a run that has saved and waits for the same command. ``run_dir`` is the run's directory, None if it never got
-    one. ``log_dir`` holds the raw output of every rank, ``experiment_id`` is the launch's name, nemo-run's too where it goes
-    through nemo-run (``nemo experiment logs <id>``). ``failure`` is set when ``status`` is "failed". ``jobs`` are Slurm's.
-    """
-
-    status: Status
-    exit_code: int
-    experiment_id: str
-    log_dir: Path | None = None
-    run_dir: Path | None = None
-    failure: RankFailure | None = None
-    seconds: float = 0.0
-    jobs: tuple[str, ...] = ()
 
 
 def launch(
@@ -143,7 +121,7 @@ def launch(
     if isinstance(executor, nemo_run.SlurmExecutor):
         executor = executor.clone()
         told = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
-        result = _on_slurm(
+        result = on_slurm(
             recipe,
             executor,
             settings or ClusterSettings(),
@@ -218,60 +196,6 @@ def launch(
     state: Status = "cancelled" if status == "CANCELLED" else "failed"
     code = EXIT_PREEMPTED if failure.exit_code == EXIT_PREEMPTED else 1
     return RunResult(status=state, exit_code=code, failure=failure, **result)
-
-
-def _on_slurm(
-    recipe: Any,
-    executor: Any,
-    settings: ClusterSettings,
-    *,
-    name: str,
-    experiment_id: str,
-    devices: int,
-    nodes: int,
-    env: Mapping[str, str],
-    chain: int,
-    dryrun: bool,
-    detach: bool,
-    reasons: tuple[list[str], list[str]],
-) -> RunResult:
-    """Submit a recipe as a job of ours and follow it, or say what it would be. Ctrl-C leaves it to Slurm."""
-    for sentence in reasons[1]:
-        print(f"warning: {sentence}", file=sys.stderr)
-    shape = {"devices": devices, "nodes": nodes}
-    job, secrets = prepare(
-        recipe, executor, settings, name=name, experiment_id=experiment_id, env=env, chain=chain, **shape
-    )
-    if dryrun:
-        print(job_script(job), end="")
-        notes = [f"  {line}" for line in reasons[0]] + [f"  {key}: in a file of mode 0600" for key in sorted(secrets)]
-        if notes:
-            print("\n".join(["", "# because", *(f"# {line}" for line in notes)]))
-        return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
-    started = time.monotonic()
-    submission = submit(job, recipe, executor, settings, secrets=secrets, chain=chain)
-    result: dict[str, Any] = {"experiment_id": experiment_id, "log_dir": Path(submission.folder)}
-    result["jobs"] = tuple(submission.jobs)
-    print(f"submitted as job {' '.join(submission.jobs)}; its folder: {submission.folder}", flush=True)
-    if detach:
-        return RunResult(status="submitted", exit_code=0, **result)
-    shell = shell_of(executor.tunnel)
-    try:
-        ending = follow(submission, shell)
-    except KeyboardInterrupt:
-        print(f"\nleft: the run goes on. `scancel {' '.join(submission.jobs)}` ends it, saved.", file=sys.stderr)
-        raise
-    directory = run_directory(shell, submission.folder)
-    result |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}
-    if ending.state == "done":
-        return RunResult(status="succeeded", exit_code=0, **result)
-    if ending.state == CONTINUED:
-        print(ending.message, flush=True)
-        return RunResult(status="continued", exit_code=EXIT_PREEMPTED, **result)
-    message = f"{ending.message.rstrip('.')}. Logs of all ranks: {submission.folder}/lives"
-    failure = RankFailure(message, rank=ending.rank, exit_code=1, details="", log_dir=Path(submission.folder))
-    status: Status = "cancelled" if ending.state == "cancelled" else "failed"
-    return RunResult(status=status, exit_code=1, failure=failure, **result)
 
 
 def run(

@@ -51,8 +51,10 @@ def test_a_profile_of_slurm_makes_nemo_runs_executor_and_what_is_ours():
     )
     assert executor.time == "", "not nemo-run's ten minutes"
     assert executor.env_vars == {"NCCL_DEBUG": "WARN", "N": "3"}
-    assert (executor.tunnel.host, executor.tunnel.port, executor.tunnel.job_dir) == ("login", 2222, "/shared/jobs")
-    assert executor.tunnel.identity.startswith("/")
+    tunnel = executor.tunnel
+    assert isinstance(tunnel, nemo_run.SSHTunnel)
+    assert (tunnel.host, tunnel.port, tunnel.job_dir) == ("login", 2222, "/shared/jobs")
+    assert str(tunnel.identity).startswith("/")
     assert (settings.python, settings.grace_seconds, settings.code) == ("/opt/python", 30, "tree")
 
 

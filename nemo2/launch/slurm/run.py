@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe on Slurm from its job's script to its end."""
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nemo2.errors import EXIT_PREEMPTED
+from nemo2.launch.failure import RankFailure
+from nemo2.launch.result import RunResult, Status
+from nemo2.launch.slurm.follow import CONTINUED, follow, run_directory
+from nemo2.launch.slurm.script import job_script
+from nemo2.launch.slurm.shell import shell_of
+from nemo2.launch.slurm.start import ClusterSettings, prepare, submit
+
+
+def on_slurm(
+    recipe: Any,
+    executor: Any,
+    settings: ClusterSettings,
+    *,
+    name: str,
+    experiment_id: str,
+    devices: int,
+    nodes: int,
+    env: Mapping[str, str],
+    chain: int,
+    dryrun: bool,
+    detach: bool,
+    reasons: tuple[list[str], list[str]],
+) -> RunResult:
+    """Submit a recipe as a job of ours and follow it, or say what it would be. Ctrl-C leaves it to Slurm."""
+    for sentence in reasons[1]:
+        print(f"warning: {sentence}", file=sys.stderr)
+    shape = {"devices": devices, "nodes": nodes}
+    job, secrets = prepare(
+        recipe, executor, settings, name=name, experiment_id=experiment_id, env=env, chain=chain, **shape
+    )
+    if dryrun:
+        print(job_script(job), end="")
+        notes = [f"  {line}" for line in reasons[0]] + [f"  {key}: in a file of mode 0600" for key in sorted(secrets)]
+        if notes:
+            print("\n".join(["", "# because", *(f"# {line}" for line in notes)]))
+        return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+    started = time.monotonic()
+    submission = submit(job, recipe, executor, settings, secrets=secrets, chain=chain)
+    result: dict[str, Any] = {"experiment_id": experiment_id, "log_dir": Path(submission.folder)}
+    result["jobs"] = tuple(submission.jobs)
+    print(f"submitted as job {' '.join(submission.jobs)}; its folder: {submission.folder}", flush=True)
+    if detach:
+        return RunResult(status="submitted", exit_code=0, **result)
+    shell = shell_of(executor.tunnel)
+    try:
+        ending = follow(submission, shell)
+    except KeyboardInterrupt:
+        print(f"\nleft: the run goes on. `scancel {' '.join(submission.jobs)}` ends it, saved.", file=sys.stderr)
+        raise
+    directory = run_directory(shell, submission.folder)
+    result |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}
+    if ending.state == "done":
+        return RunResult(status="succeeded", exit_code=0, **result)
+    if ending.state == CONTINUED:
+        print(ending.message, flush=True)
+        return RunResult(status="continued", exit_code=EXIT_PREEMPTED, **result)
+    message = f"{ending.message.rstrip('.')}. Logs of all ranks: {submission.folder}/lives"
+    failure = RankFailure(message, rank=ending.rank, exit_code=1, details="", log_dir=Path(submission.folder))
+    status: Status = "cancelled" if ending.state == "cancelled" else "failed"
+    return RunResult(status=status, exit_code=1, failure=failure, **result)
