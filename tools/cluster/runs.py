@@ -116,7 +116,14 @@ class Run:
         time.sleep(random.uniform(0.0, 2.0))
 
     def wait_for_end(self) -> None:
-        self._wait(lambda: not any(job in self.cluster.queue() for job in self.jobs))
+        """Of its jobs, and of what they have left to do on the nodes."""
+        looks = [True]
+
+        def over() -> bool:
+            looks.append(any(job in self.cluster.queue() for job in self.jobs))
+            return not any(looks[-5:])
+
+        self._wait(over)
 
     def state(self) -> str:
         return str(self._told().get("state"))
