@@ -205,6 +205,8 @@ class HybridFinetune(FinetuneRecipe):
             "global_batch_size": run.global_batch_size,
             "seq_length": run.seq_length,
             "packed_length": run.seq_length,
+            # Mixers, attention and feed-forward layers, of which not every model has all.
+            "peft": {"target_modules": ["*.layers.*"]},
         }
         for fact, value in of_pretraining.items():
             object.__setattr__(self, fact, value)

@@ -11,7 +11,7 @@ import torch
 from nemo2.checkpoint.context import take_tokenizer
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.lineage import belongs, run_of
-from nemo2.checkpoint.places import HUGGING_FACE, resolved
+from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError
 
@@ -106,6 +106,8 @@ class AutoResume:
         elif (
             restore is not None and restore is self.restore_config and restore.describes_tokenizer and model is not None
         ):
+            if (why := missing(restore.path)) is not None:
+                raise CheckpointError(f"resume.restore_config.path={restore.path}: {why}")
             take_tokenizer(resolved(restore.path), model, data)
         return path
 

@@ -27,6 +27,21 @@ def resolved(path: str) -> Path:
     return Path(path).expanduser()
 
 
+def missing(path: str) -> Optional[str]:
+    """The reason why nothing can start from ``path``, where it names no folder of this machine, and how to come by it; None where
+    it does, or where it is a release, which is downloaded."""
+    if path.startswith(HUGGING_FACE) or resolved(path).is_dir():
+        return None
+    if not path.startswith(IMPORTED):
+        return "no such checkpoint directory."
+    name = path.removeprefix(IMPORTED)
+    return (
+        f"no model of this name has been imported: there is no {resolved(path)}. Import it once, `nemo2 import hf://{name} "
+        f"--output {resolved(path)}` (or from a folder, hf:///path/to/it), or name the release itself: "
+        f"resume.restore_config.path=hf://{name}."
+    )
+
+
 def newest_in(folder: Path) -> Optional[Path]:
     """The checkpoint in ``folder``: itself, the one of the latest step in a run's directory, or that of the last run where
     ``folder`` holds several. None where there is none."""

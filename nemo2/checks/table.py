@@ -16,6 +16,7 @@ from nemo2.checks.rules.launching import FILES, LAUNCH
 from nemo2.checks.rules.optimizer import OPTIMIZER
 from nemo2.checks.rules.overlap import OVERLAP
 from nemo2.checks.rules.parts import PARTS
+from nemo2.checks.rules.peft import PEFT
 from nemo2.checks.rules.pipeline import PIPELINE
 from nemo2.checks.rules.precision import PRECISION
 from nemo2.checks.rules.recompute import RECOMPUTE
@@ -35,6 +36,7 @@ TOPICS: tuple[Topic, ...] = (
     EXPERTS,
     BATCHES,
     FINETUNING,
+    PEFT,
     OVERLAP,
     PRECISION,
     RECOMPUTE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 import`` and ``nemo2 export``: between released weights and checkpoints."""
+"""``nemo2 import``, ``nemo2 export`` and ``nemo2 merge``: between released weights, adapters and checkpoints."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -8,6 +8,7 @@ import typer
 
 IMPORT_EXAMPLE = "Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama"
 EXPORT_EXAMPLE = "Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama"
+MERGE_EXAMPLE = "Example: nemo2 merge nemo_experiments/llama3_8b_lora --output checkpoints/tuned"
 _Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")]
 _Dtype = Annotated[
@@ -21,6 +22,7 @@ _Recipe = Annotated[
 def register(app: typer.Typer) -> None:
     app.command("import", epilog=IMPORT_EXAMPLE)(import_weights)
     app.command("export", epilog=EXPORT_EXAMPLE)(export_weights)
+    app.command("merge", epilog=MERGE_EXAMPLE)(merge)
 
 
 def import_weights(
@@ -52,6 +54,21 @@ def export_weights(
     from nemo2.hugging_face.api import export_ckpt
 
     print(export_ckpt(checkpoint, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype)))
+
+
+def merge(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint of fine-tuning, or a run's directory for its newest.")
+    ],
+    output: _Output,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Put the additions of LoRA, DoRA or canonical LoRA into the weights that they were trained beside, in one process."""
+    _refuse_missing(checkpoint)
+    from nemo2.llm.peft import merge_lora
+
+    target = merge_lora(checkpoint, output, overwrite=overwrite)
+    print(f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER")
 
 
 def _refuse_missing(path: str) -> None:

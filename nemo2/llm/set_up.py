@@ -9,11 +9,10 @@ from typing import Any, Literal, Optional, Union
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
-from nemo2.models.walker import shape_of
+from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.transform import refuse_two_transforms
@@ -151,17 +150,8 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     given = {"model_transform": model_transform, "model.model_transform": own}
     refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
     if isinstance(model_transform, PEFT):
-        model_transform.refuse_unknown_targets(_linear_layers(model))
+        model_transform.refuse_unknown_targets(linear_layers(getattr(model, "config", None)))
     model.model_transform = model_transform
-
-
-def _linear_layers(model: Any) -> Optional[list[str]]:
-    """Full names; None where the model isn't one whose shape is known."""
-    config = getattr(model, "config", None)
-    if not isinstance(config, TransformerConfig):
-        return None
-    output = [] if getattr(config, "share_embeddings_and_output_weights", False) else ["output_layer"]
-    return [*(name for name, _ in shape_of(config).linears()), *output]
 
 
 def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:

@@ -49,6 +49,18 @@ def shape_of(config: Any, vocab_size: Optional[int] = None) -> ModelShape:
     )
 
 
+def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
+    """Outputs and inputs of every linear layer of the model over all ranks, by its full name; None where ``config`` isn't of a
+    transformer."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    if not isinstance(config, TransformerConfig):
+        return None
+    shape = shape_of(config)
+    found = {name: (linear.outputs, linear.inputs) for name, linear in shape.linears()}
+    return found if shape.tied else {**found, "output_layer": (shape.vocab or shape.hidden, shape.hidden)}
+
+
 def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
     """The layers of a hybrid, pipeline cuts (``|``) left out; None for other models.
 

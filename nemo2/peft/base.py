@@ -12,7 +12,7 @@ frozen parameters get no gradients, no buckets and no optimizer state. A method 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Optional
 
 from torch import nn
@@ -52,9 +52,13 @@ class PEFT(ABC):
         for parameter in model.parameters():
             parameter.requires_grad_(False)
 
-    def refuse_unknown_targets(self, linear_layers: Optional[Collection[str]]) -> None:  # noqa: B027  # it needn't have targets
-        """Called before anything is built, with the full names of the model's linear layers; None where they aren't known.
+    def refuse_unknown_targets(self, linear_layers: Optional[Mapping[str, tuple[int, int]]]) -> None:  # noqa: B027
+        """Called before anything is built. A method without targets has nothing to refuse.
+
+        Args:
+            linear_layers: Outputs and inputs over all ranks of the model's linear layers, by full name; None where they aren't
+                known.
 
         Raises:
-            ConfigError: the method is asked for a layer that the model doesn't have.
+            ConfigError: the method is asked for a layer that the model doesn't have, or for more than it can be given.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: low-rank additions beside linear layers (Hu et al., arXiv:2106.09685)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Optional
 
 import torch
@@ -119,9 +119,17 @@ class LoRA(PEFT):
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
         return Adapted(layer, adapter)
 
-    def refuse_unknown_targets(self, linear_layers: Optional[Collection[str]]) -> None:
-        if linear_layers is not None:
-            refuse_unmet(self._patterns, linear_layers, each=self.named)
+    def refuse_unknown_targets(self, linear_layers: Optional[Mapping[str, tuple[int, int]]]) -> None:
+        if linear_layers is None:
+            return
+        refuse_unmet(self._patterns, linear_layers, each=self.named)
+        meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
+        for name, (outputs, inputs) in linear_layers.items():
+            if self.dim > min(outputs, inputs) and meant.match(name):
+                raise ConfigError(
+                    f"peft.dim={self.dim}: {name} has {inputs:,} inputs and {outputs:,} outputs, and its weight no rank above "
+                    f"{min(outputs, inputs):,}. Lower peft.dim, or leave the layer out by peft.exclude_modules."
+                )
 
     @property
     def _patterns(self) -> Collection[str]:

@@ -29,6 +29,7 @@ RULE_OF = {
     "optim.lr_scheduler": "schedule-is-one-curve",
     "log.ckpt": "checkpoints-are-kept-as-asked",
     "data": "data-module-accepts-its-arguments",
+    "peft": "peft-settings-are-in-range",
 }
 """Where in a recipe they are, and the rule that tells what the constructor refuses, where that says no other."""
 

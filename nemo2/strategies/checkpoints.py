@@ -18,7 +18,7 @@ from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form, digest_of
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.places import HUGGING_FACE, resolved
+from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
@@ -202,10 +202,8 @@ class Checkpoints(SteppingStrategy):
                 self.start_from_released(self.restore_config.path)
             return
         path = resolved(self.restore_config.path)
-        if not path.exists():
-            raise CheckpointError(
-                f"resume.restore_config.path={self.restore_config.path}: no such checkpoint directory."
-            )
+        if (why := missing(self.restore_config.path)) is not None:
+            raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
         loaded = self.form.read(
             path,
             optimizer=self.restore_config.load_optim_state,

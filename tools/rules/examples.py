@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Optional
 
-from nemo2 import recipes
 from nemo2.checks.find import find
 from nemo2.checks.rule import Case, Problem
+from nemo2.cli.sources import recipe_tree
 from nemo2.config import Config, apply_overrides
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.settle.machine import Machine
@@ -15,7 +15,7 @@ from nemo2.settle.machine import Machine
 
 def recipe_of(case: Case) -> Any:
     """The case's recipe with its changes."""
-    recipe = recipes.get(case.recipe).pretrain_recipe()
+    recipe = recipe_tree(case.recipe)
     if case.changes:
         recipe = apply_overrides(recipe, case.changes) or recipe
     for path, value in case.assigned.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.places import HUGGING_FACE, resolved
+from nemo2.checkpoint.places import HUGGING_FACE, missing
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
@@ -99,9 +99,8 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
         "strategy.restore_config.path": getattr(getattr(facts.strategy, "restore_config", None), "path", None),
     }
     for name, path in places.items():
-        text = str(path) if path else ""
-        if facts.here and text and not text.startswith(HUGGING_FACE) and not resolved(text).is_dir():
-            yield f"{name}={path}: no such checkpoint directory."
+        if facts.here and path and (why := missing(str(path))) is not None:
+            yield f"{name}={path}: {why}"
 
 
 @FILES.rule(

@@ -119,6 +119,16 @@ def test_a_path_is_taken_as_it_is_or_refused(tmp_path):
         AutoResume(resume_from_path="/no/such").setup(trainer(tmp_path))
 
 
+def test_a_model_that_was_never_imported_is_told_with_the_command_that_imports_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEMO_MODELS_CACHE", str(tmp_path))
+    resume = AutoResume(restore_config=RestoreConfig(path="nemo://org/name"))
+    trainer = types.SimpleNamespace(
+        strategy=types.SimpleNamespace(), checkpoint_callback=None, default_root_dir=tmp_path
+    )
+    with pytest.raises(CheckpointError, match=f"nemo2 import hf://org/name --output {tmp_path}/org/name"):
+        resume.setup(trainer, model=types.SimpleNamespace())
+
+
 def test_a_finished_run_is_not_resumed_but_on_purpose(tmp_path):
     done = saved(tmp_path / "step=10", 10)
     with pytest.raises(CheckpointError, match=r"at step 10, and trainer\.max_steps=10.*resume_past_end=True"):

@@ -9,7 +9,12 @@ from nemo2.peft.targets import expanded, takes
 
 QKV = "decoder.layers.12.self_attention.linear_qkv"
 EXPERT = "decoder.layers.3.mlp.experts.local_experts.7.linear_fc1"
-LAYERS = [QKV, "decoder.layers.12.mlp.linear_fc1", "decoder.layers.12.mlp.linear_fc2", "output_layer"]
+LAYERS = {
+    QKV: (96, 64),
+    "decoder.layers.12.mlp.linear_fc1": (256, 64),
+    "decoder.layers.12.mlp.linear_fc2": (64, 128),
+    "output_layer": (1000, 64),
+}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,21 @@ def test_an_unknown_target_is_refused_with_the_names_that_exist(kind):
         kind(target_modules=["linear_fc1", "linear_qvk"]).refuse_unknown_targets(LAYERS)
     kind().refuse_unknown_targets(LAYERS)  # of the usual targets those that are there
     with pytest.raises(ConfigError, match="no linear layer of this model"):
-        kind().refuse_unknown_targets(["decoder.layers.0.mixer.in_proj"])
+        kind().refuse_unknown_targets({"decoder.layers.0.mixer.in_proj": (128, 64)})
+
+
+@pytest.mark.parametrize("kind", [LoRA, DoRA, CanonicalLoRA])
+def test_a_rank_above_that_of_a_layer_is_refused_where_the_layer_is_meant(kind):
+    kind(dim=64).refuse_unknown_targets(LAYERS)
+    with pytest.raises(
+        ConfigError, match=r"peft.dim=65: decoder.layers.12.self_attention.linear_qkv has 64 inputs and 96"
+    ):
+        kind(dim=65).refuse_unknown_targets(LAYERS)
+    wide = {"decoder.layers.0.mlp.linear_fc2": (512, 512), QKV: (96, 64)}
+    kind(dim=65, target_modules=["linear_fc2"]).refuse_unknown_targets(wide)
+    kind(dim=65, target_modules=["linear_proj", "linear_fc2"], exclude_modules=["linear_qkv"]).refuse_unknown_targets(
+        {**wide, "decoder.layers.0.self_attention.linear_proj": (512, 512)}
+    )
 
 
 def test_canonical_lora_names_parts():

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning: the weights that it begins with, and the layers that a PEFT method is put beside."""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.errors import ConfigError
+from nemo2.models.walker import linear_layers
+
+PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
+
+
+@PEFT.rule(
+    "fine-tuning-begins-with-weights",
+    says="A run of `llm.finetune` names the weights that it begins with.",
+    otherwise="It would train additions to random weights, or all of them from the beginning.",
+    recipe="mamba2_130m:full",
+    broken="trainer.devices=2 trainer.accelerator=auto",
+    mended="trainer.devices=2 trainer.accelerator=auto resume.restore_config.path=hf://organisation/name",
+    here=True,
+    launched=(2, 2),
+)
+def _weights(facts: Facts) -> Iterator[str]:
+    resume = getattr(facts.recipe, "resume", None)
+    named = (
+        getattr(resume, "restore_config", None),
+        getattr(resume, "resume_from_path", None),
+        getattr(facts.strategy, "restore_config", None),
+    )
+    # "peft" is a parameter of llm.finetune only.
+    parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
+    if facts.here and "peft" in parameters and not any(named):
+        yield (
+            "resume.restore_config=None: llm.finetune goes on from weights, and none are named. Set "
+            "resume.restore_config.path to a checkpoint, an imported model (nemo://organisation/name) or a release (hf:///folder, hf://organisation/name)."
+        )
+
+
+@PEFT.rule(
+    "peft-settings-are-in-range",
+    says="Rank, scale and dropout of a PEFT method are in range.",
+    otherwise="The method refuses on every rank.",
+    broken="peft.dim=0",
+    mended="peft.dim=1",
+)
+def _range(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("peft-settings-are-in-range")
+
+
+@PEFT.rule(
+    "peft-fits-the-layers",
+    says="The layers that a PEFT method names are there, and at least as wide as its rank.",
+    otherwise="The run stops before the model is built, on every rank.",
+    broken="peft.target_modules=[linear_qvk]",
+    mended="peft.target_modules=[linear_qkv]",
+)
+def _targets(facts: Facts) -> Iterator[str]:
+    method = facts.parts.get("peft")
+    if method is None or facts.config is None:
+        return
+    try:
+        method.refuse_unknown_targets(linear_layers(facts.config))
+    except ConfigError as error:
+        yield str(error)
