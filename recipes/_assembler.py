@@ -117,10 +117,10 @@ class PretrainRecipe:
         from nemo2.config import Config
 
         with self._as_stated():
-            config = Config(_load(self.config_class, beside=self.model_class), **copy.deepcopy(dict(self.config)))
+            config = Config(load(self.config_class, beside=self.model_class), **copy.deepcopy(dict(self.config)))
             if seq_length is not None:
                 config.seq_length = seq_length
-            return Config(_load(self.model_class), config=config)
+            return Config(load(self.model_class), config=config)
 
     def trainer(
         self,
@@ -212,7 +212,7 @@ class PretrainRecipe:
             log_every_n_steps=log_every_n_steps,
             val_check_interval=val_check_interval,
         )
-        trainer.plugins = _load(self.precision if precision is AS_STATED else _factory_of(precision))()
+        trainer.plugins = load(self.precision if precision is AS_STATED else _factory_of(precision))()
         if callbacks is None and self.timed:
             callbacks = self._own_callbacks()
         trainer.callbacks = callbacks
@@ -228,7 +228,7 @@ class PretrainRecipe:
         from nemo2.config import Config
 
         with self._as_stated():
-            own = [Config(_load(path), **arguments) for path, arguments in self.callbacks.items()]
+            own = [Config(load(path), **arguments) for path, arguments in self.callbacks.items()]
             return [Config(TimingCallback), *own]
 
     def _checkpoints(self, dir: Optional[str], save_top_k: int, *, every: int) -> "Config[Any]":
@@ -309,7 +309,7 @@ class PretrainRecipe:
                 "global_batch_size": self.global_batch_size,
                 "micro_batch_size": self.micro_batch_size,
             }
-            module = Config(_load(self.data_class), **{**sizes, **copy.deepcopy(dict(self.data)), **_given(data)})
+            module = Config(load(self.data_class), **{**sizes, **copy.deepcopy(dict(self.data)), **_given(data)})
             schedule = {"max_lr": self.max_lr, **self.optimizer, **_given(optimizer)}
             optim = distributed_fused_adam_with_cosine_annealing(**schedule)
             _set(optim.config, self.optimizer_config)
@@ -425,7 +425,7 @@ def _set_given(node: Any, **values: Any) -> None:
     _set(node, _given(values))
 
 
-def _load(path: str, beside: str = "") -> Any:
+def load(path: str, beside: str = "") -> Any:
     """The object that ``"module:name"`` names; a bare name belongs to the module of ``beside``."""
     module, _, name = path.rpartition(":")
     return getattr(import_module(module or beside.partition(":")[0]), name)

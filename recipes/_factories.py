@@ -72,7 +72,11 @@ SOURCES = [
     _from(_LOG, "lightning.pytorch.loggers:TensorBoardLogger", ["tensorboard_logger"]),
     _from("nemo2.recipes.data.default", _DATA),
     _from("nemo2.llm", _DATA, ["MockDataModule", "PreTrainingDataModule", "FineTuningDataModule", "ChatDataModule"]),
-    _from("nemo2.llm", _DATA, ["SquadDataModule", "DollyDataModule", "AlpacaDataModule", "HFDatasetDataModule"]),
+    _from(
+        "nemo2.llm",
+        _DATA,
+        ["StdlibDocstringDataModule", "SquadDataModule", "DollyDataModule", "AlpacaDataModule", "HFDatasetDataModule"],
+    ),
     _from("nemo2.llm", "nemo2.data.finetuning.packing:PackedSequenceSpecs", ["PackedSequenceSpecs"]),
     _from("nemo2.recipes.callbacks.common", _CALLBACK),
     Source(_CALLBACK, _callbacks, lambda name: getattr(import_module("nemo2.callbacks"), name)),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional, Self
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
-from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, refuse_what_does_not_divide
+from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, load, refuse_what_does_not_divide
 
 if TYPE_CHECKING:
     from nemo2.config import Config, Partial
@@ -65,6 +65,8 @@ class FinetuneRecipe:
     """Fields of the model config in which the release differs from `of`."""
     vocabulary: Optional[int] = None
     """Rows of the release's embedding. None: those that `of` states."""
+    data_class: str = "nemo2.data.finetuning.published:SquadDataModule"
+    """A `FineTuningDataModule`."""
     global_batch_size: int = 128
     packed_length: int = 2048
     """Tokens of a row where samples are packed."""
@@ -193,6 +195,9 @@ class FinetuneRecipe:
         return recipe if fn is None else _called(fn, recipe)
 
     def _set_data(self, data: Any, on: On, *, packed: bool) -> None:
+        import fiddle as fdl
+
+        fdl.update_callable(data, load(self.data_class))
         data.seq_length = self.seq_length
         data.global_batch_size, data.micro_batch_size = self.global_batch_size, on.micro_batch_size
         if packed:

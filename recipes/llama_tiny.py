@@ -48,7 +48,9 @@ RECIPE = PretrainRecipe(
 FINETUNE = FinetuneRecipe(
     of=RECIPE,
     weights=None,
-    lora=On(gpus_per_node=2),
+    lora=On(gpus_per_node=2, micro_batch_size=8),
+    data_class="nemo2.data.finetuning.docstrings:StdlibDocstringDataModule",
+    peft={"dim": 16},
     global_batch_size=16,
     seq_length=128,
     packed_length=128,

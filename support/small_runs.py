@@ -22,6 +22,16 @@ MODEL = {
     "vocab_size": VOCAB,
     "seq_length": SEQ,
 }
+LATENT = {
+    "num_query_groups": None,
+    "kv_channels": 8,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 4,
+    "v_head_dim": 8,
+    "make_vocab_size_divisible_by": 1,
+}
 
 
 class Tokens(Dataset):
@@ -105,9 +115,13 @@ class Recorder(pl.Callback):
         return {name: value for name, value in vars(self).items() if isinstance(value, list)}
 
 
-def build_llama(*, lr: float = 1e-2, distributed: bool = False, schedule: Any = None, **config: Any) -> Any:
+def build_llama(
+    *, lr: float = 1e-2, distributed: bool = False, schedule: Any = None, latent: bool = False, **config: Any
+) -> Any:
+    """``latent``: with DeepSeek's attention in place of Llama's."""
     from megatron.core.optimizer import OptimizerConfig
 
+    from nemo2.models.deepseek import DeepSeekConfig, DeepSeekModel
     from nemo2.models.llama import LlamaConfig, LlamaModel
     from nemo2.optim.megatron import MegatronOptimizerModule
 
@@ -122,7 +136,10 @@ def build_llama(*, lr: float = 1e-2, distributed: bool = False, schedule: Any = 
         clip_grad=1.0,
         use_distributed_optimizer=distributed,
     )
-    return LlamaModel(LlamaConfig(**MODEL | config), optim=MegatronOptimizerModule(optimizer, lr_scheduler=schedule))
+    optim = MegatronOptimizerModule(optimizer, lr_scheduler=schedule)
+    if latent:
+        return DeepSeekModel(DeepSeekConfig(**MODEL | LATENT | config), optim=optim)
+    return LlamaModel(LlamaConfig(**MODEL | config), optim=optim)
 
 
 def cosine(max_steps: int, warmup_steps: int = 1) -> Any:

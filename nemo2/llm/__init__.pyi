@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from nemo2 import recipes as recipes
 from nemo2.data.demo import StdlibDataModule as StdlibDataModule
+from nemo2.data.finetuning.docstrings import StdlibDocstringDataModule as StdlibDocstringDataModule
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule as HFDatasetDataModule
 from nemo2.data.finetuning.module import ChatDataModule as ChatDataModule
 from nemo2.data.finetuning.module import FineTuningDataModule as FineTuningDataModule

@@ -131,10 +131,11 @@ class LowRank(nn.Module):
         return self.placement.behind(self.before_gather(x))
 
     def before_gather(self, x: Tensor) -> Tensor:
-        x = self._dropped(x, "pre", differs=self.placement.split == "row" or self.placement.travel == "sequence")
+        part = self.placement.travel == "sequence" or self.placement.sees_a_part
+        x = self._dropped(x, "pre", differs=self.placement.split == "row" or part)
         hidden = self.placement.between(self.linear_in(x))
         output = self.linear_out(hidden)
-        sharded = self.placement.split == "column" or self.placement.travel == "sequence"
+        sharded = self.placement.split == "column" or part
         return self._dropped(output, "post", differs=sharded) * self.scale
 
     def product(self) -> Tensor:
@@ -146,7 +147,7 @@ class LowRank(nn.Module):
         drops parts of the sequence. What all ranks hold alike is dropped alike."""
         if not self.training or self.dropout == 0 or self.dropout_position != position:
             return x
-        if differs and self.placement.size > 1:
+        if differs and (self.placement.size > 1 or self.placement.sees_a_part):
             tracker: Any = tensor_parallel.get_cuda_rng_tracker()
             with tracker.fork():
                 return F.dropout(x, self.dropout)
@@ -234,7 +235,7 @@ def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) 
     sharded = axis is not None and placement.size > 1
     settings.tensor_model_parallel = sharded
     settings.partition_dim, settings.partition_stride = (axis if sharded else -1), 1
-    settings.sequence_parallel = axis is None and placement.travel == "sequence"
+    settings.sequence_parallel = placement.sees_a_part or (axis is None and placement.travel == "sequence")
     if placement.expert:
         settings.allreduce = False
         # Tensor-parallel ranks hold different experts, so that each counts its own; of a factor that all ranks of an expert

@@ -11,6 +11,7 @@ traffic is rank over width of the layer's own, and each rank needs no more of th
 | column-parallel | whole | rows | copy, whose backward sums |
 | row-parallel, sequence-parallel | columns | whole, gradient summed | reduce-scatter over the sequence |
 | row-parallel | columns | whole | reduce |
+| the same on all ranks, sequence-parallel | whole, gradient summed | whole, gradient summed | nothing |
 | of an expert, or where the caller communicates | as above | as above | nothing; the whole factor's gradient is summed |
 
 LoRA: Hu et al., arXiv:2106.09685. Tensor and sequence parallelism: Korthikanti et al., arXiv:2205.05198.
@@ -43,6 +44,8 @@ class Placement:
         group: over which the layer is split. None: one rank.
         gathers: the layer's output is gathered over the ranks.
         expert: a part of a routed expert, whose gradients are reduced over the ranks that hold that expert.
+        sees_a_part: a layer that is the same on all ranks ("whole"), whose input is this rank's part of the sequence: the
+            gradients of both factors are summed over the ranks.
     """
 
     split: Split
@@ -52,6 +55,7 @@ class Placement:
     group: Optional[Any] = None
     gathers: bool = False
     expert: bool = False
+    sees_a_part: bool = False
 
     @property
     def size(self) -> int:
@@ -101,6 +105,7 @@ def placement_of(layer: nn.Module) -> Optional[Placement]:
         group=group if size > 1 else None,
         gathers=bool(getattr(found, "gather_output", False)),
         expert=expert,
+        sees_a_part=split == "whole" and bool(getattr(weight, "sequence_parallel", False)),
     )
 
 
@@ -109,7 +114,7 @@ def _split(layer: nn.Module) -> Optional[Split]:
         return "column"
     if isinstance(layer, RowParallelLinear):
         return "row"
-    if type(layer) is nn.Linear:
+    if type(layer) is nn.Linear or getattr(layer, "parallel_mode", None) == "duplicated":
         return "whole"
     if not have_te():
         return None

@@ -63,7 +63,8 @@ class SilentGroup(_ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        return dist.distributed_c10d._world.pg_names[self]
+        # Of a group that is taken down, torch asks once more when it has forgotten the name.
+        return dist.distributed_c10d._world.pg_names.get(self, "")
 
     @property
     def group_name(self) -> str:

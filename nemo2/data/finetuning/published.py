@@ -34,7 +34,7 @@ class PublishedDataModule(FineTuningDataModule):
     folder: ClassVar[str]
     """Its name in `nemo2.data.home.datasets_home`."""
     force_redownload: bool
-    delete_raw: bool
+    delete_raw: bool = False
     seed: int
 
     def fetch(self) -> None:
@@ -45,20 +45,27 @@ class PublishedDataModule(FineTuningDataModule):
         """
         if (self.root / FILES["train"]).is_file() and not self.force_redownload:
             return
-        raw = self.root / _RAW
-        options: dict[str, Any] = {"download_mode": "force_redownload"} if self.force_redownload else {}
-        held = opening.load(self.hub, cache_dir=str(raw), **options)
+        held = self.download()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             # The training file last: it is what says that the set is here.
             for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] == "train"):
                 _write_whole(self.root / FILES[split], records)
             if self.delete_raw:
-                shutil.rmtree(raw, ignore_errors=True)
+                shutil.rmtree(self.root / _RAW, ignore_errors=True)
         except OSError as error:
             raise DataError(
                 f"{self.root} can't be written to: {error}. Set data.dataset_root to a folder that can."
             ) from error
+
+    def download(self) -> Splits:
+        """What the hub holds, by its own splits.
+
+        Raises:
+            ConfigError, DataError: it can't be had.
+        """
+        options: dict[str, Any] = {"download_mode": "force_redownload"} if self.force_redownload else {}
+        return opening.load(self.hub, cache_dir=str(self.root / _RAW), **options)
 
     @abstractmethod
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:

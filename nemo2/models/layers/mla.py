@@ -114,6 +114,9 @@ class ReplicatedLinear(torch.nn.Module):
     Returns `(y, None)`, as Megatron-Core's linear layers do with their bias.
     """
 
+    parallel_mode = "duplicated"
+    """As Transformer Engine's layer of this kind says; additions beside it ask."""
+
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig):
         super().__init__()
         # None lets a surrounding `with torch.device("meta")` decide, as in Megatron-Core's own layers.

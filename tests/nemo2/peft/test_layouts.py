@@ -9,6 +9,16 @@ from support import adapted_runs
 from support.transformed_runs import EXPERTS, STEPS
 
 KINDS = ("LoRA", "DoRA", "CanonicalLoRA")
+LATENT: dict[str, Any] = {"latent": True, "num_query_groups": None}
+PROJECTIONS = {
+    "target_modules": [
+        "linear_q_down_proj",
+        "linear_q_up_proj",
+        "linear_kv_down_proj",
+        "linear_kv_up_proj",
+        "linear_proj",
+    ]
+}
 GATED: dict[str, Any] = {"gated_linear_unit": True}
 RUNS = [
     *(("LoRA", name) for name in adapted_runs.LAYOUTS),
@@ -23,6 +33,9 @@ def one_process(directory: str) -> dict[Any, Any]:
         place = f"{directory}/{kind}"
         found[kind] = adapted_runs.train(f"{directory}/dense", kind, to=place, save=True)
         found[kind, "resumed"] = adapted_runs.train(f"{directory}/dense", kind, resume=f"{place}/one/step={STEPS}")
+    adapted_runs.base(f"{directory}/latent", **LATENT)
+    for kind in ("LoRA", "DoRA"):
+        found["latent", kind] = adapted_runs.train(f"{directory}/latent", kind, options=PROJECTIONS, **LATENT)
     adapted_runs.base(f"{directory}/experts", **EXPERTS | GATED)
     found["experts"] = adapted_runs.train(
         f"{directory}/experts", "LoRA", to=f"{directory}/E", save=True, **EXPERTS | GATED
@@ -36,6 +49,10 @@ def two_ranks(directory: str) -> dict[Any, Any]:
         found[kind, name, "resumed"] = adapted_runs.train(
             f"{directory}/dense", kind, name, resume=f"{directory}/{kind}/one/step={STEPS}"
         )
+    for kind, name in OF_LATENT:
+        found["latent", kind, name] = adapted_runs.train(
+            f"{directory}/latent", kind, name, options=PROJECTIONS, **LATENT
+        )
     for name in OF_EXPERTS:
         found["experts", name] = adapted_runs.train(f"{directory}/experts", "LoRA", name, **EXPERTS | GATED)
     return found
@@ -47,6 +64,7 @@ RESUMED = [
     ("DoRA", "fsdp2"),
 ]
 OF_EXPERTS = ("ep2", "etp2")
+OF_LATENT = (("LoRA", "tp2 sp"), ("DoRA", "tp2 sp"))
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +101,15 @@ def test_every_expert_has_an_addition_of_its_own_on_whatever_rank_it_is(runs, na
         assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
         assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
         assert run["counts"] == expected["counts"]
+
+
+@pytest.mark.parametrize(("kind", "name"), OF_LATENT)
+def test_latent_attention_has_additions_beside_layers_that_all_ranks_have(runs, kind, name):
+    expected = runs["one"][0]["latent", kind]
+    for rank in runs["two"]:
+        run = rank["latent", kind, name]
+        assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
+        assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
+        assert run["counts"] == expected["counts"]
+        assert any("linear_q_down_proj.adapter" in key for key in run["changed"])
+        assert all(".adapter." in key for key in run["changed"])

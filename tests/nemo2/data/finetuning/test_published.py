@@ -95,3 +95,16 @@ def test_without_the_hub_the_message_says_what_to_do(monkeypatch, tmp_path):
         DataError, match="'databricks/databricks-dolly-15k' can't be loaded.*bring the files and give their folder"
     ):
         data.setup("fit")
+
+
+def test_the_standard_library_needs_no_hub(tmp_path):
+    from nemo2.data.finetuning.docstrings import StdlibDocstringDataModule, documented_functions
+
+    found = list(documented_functions(max_bytes=400_000))
+    assert len(found) > 50 and len({record["input"] for record in found}) == len(found)
+    assert all(record["input"].startswith("def ") and record["input"].endswith("):") for record in found)
+    data = StdlibDocstringDataModule(dataset_root=tmp_path, seq_length=64, tokenizer=ByteTokenizer())
+    data.download = lambda: {"train": found}
+    data.fetch()
+    lines = [json.loads(line) for name in ("training", "validation", "test") for line in open(tmp_path / f"{name}.jsonl")]
+    assert sorted(record["input"] for record in lines) == sorted(record["input"] for record in found)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instructions that every machine has: functions of Python's standard library and what they say that they do."""
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.data.finetuning.packing import PackedSequenceSpecs
+from nemo2.data.finetuning.published import PublishedDataModule, Splits
+from nemo2.data.home import datasets_home
+from nemo2.data.stdlib import python_stdlib_corpus
+from nemo2.data.tokenizer import Tokenizer
+
+_LONGEST = 120
+"""Characters of a signature and of an answer; longer ones are left out."""
+
+
+@configurable
+class StdlibDocstringDataModule(PublishedDataModule):
+    """The running interpreter's standard library as instructions: a function's signature, answered with the first line of its
+    docstring. Nothing is downloaded; 90 % are for training, 5 % for validation, 5 % for the test.
+
+    Args:
+        dataset_root: A folder with the three files, or where to write them. None: ``stdlib_docstrings`` under `datasets_home`.
+        force_redownload: Write them again.
+
+    The others are those of `FineTuningDataModule`.
+
+    Raises:
+        DataError: the folder can't be written to, or this interpreter has no sources.
+    """
+
+    hub = "the standard library"
+    folder = "stdlib_docstrings"
+
+    def __init__(
+        self,
+        dataset_root: Optional[Union[str, Path]] = None,
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        force_redownload: bool = False,
+        seed: int = 1234,
+        memmap_workers: int = 1,
+        num_workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
+        dataset_kwargs: Optional[dict[str, Any]] = None,
+    ) -> None:
+        super().__init__(
+            dataset_root=datasets_home() / self.folder if dataset_root is None else dataset_root,
+            seq_length=seq_length,
+            tokenizer=tokenizer,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=global_batch_size,
+            rampup_batch_size=rampup_batch_size,
+            seed=seed,
+            memmap_workers=memmap_workers,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            packed_sequence_specs=packed_sequence_specs,
+            dataset_kwargs=dataset_kwargs,
+        )
+        self.force_redownload = force_redownload
+
+    def download(self) -> Splits:
+        return {"train": list(documented_functions())}
+
+    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
+        train, validation, test = self._shares(held["train"], 0.9, 0.05)
+        return {"train": train, "validation": validation, "test": test}
+
+
+def documented_functions(max_bytes: int = 12_000_000) -> Iterator[dict[str, str]]:
+    """Each signature once, with the first line of its docstring, in the order of the library's files.
+
+    Args:
+        max_bytes: How much of the library is looked through.
+    """
+    met = set()
+    for file in python_stdlib_corpus(max_bytes=max_bytes):
+        for node in ast.walk(_parsed(file)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (said := ast.get_docstring(node)):
+                continue
+            signature, answer = f"def {node.name}({ast.unparse(node.args)}):", said.splitlines()[0].strip()
+            if signature not in met and answer and max(len(signature), len(answer)) <= _LONGEST:
+                met.add(signature)
+                yield {"input": signature, "output": answer}
+
+
+def _parsed(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in the library's own strings
+        try:
+            return ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):  # templates for later versions
+            return ast.Module(body=[], type_ignores=[])
