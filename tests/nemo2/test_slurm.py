@@ -519,7 +519,7 @@ def probed(rank, **changes):
     [
         ({"sees_folder": False, "token": None}, "n1 sees nothing there.*not shared"),
         ({"token": "other"}, "n1 sees another folder"),
-        ({"addresses": ["127.0.1.1"]}, "n1: its own name resolves to 127.0.1.1"),
+        ({"addresses": ["10.0.0.1", "127.0.1.1"]}, "n1: its own name resolves to 127.0.1.1"),
         ({"versions": {"nemo2": "1", "torch": "3"}}, "torch is 3 on n1 and 2 on n0"),
         ({"versions": {"nemo2": None, "torch": "2"}}, "n1: python3 has no nemo2"),
         ({"time": 400.0}, "clock of n1 is .300 s off"),

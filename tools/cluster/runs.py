@@ -51,7 +51,9 @@ class Cluster:
         found = []
         for name in self.run("ip", "netns", "list").split():
             if name.endswith(("node1", "node2")) and name.startswith("st"):
-                found += [int(pid) for pid in self.run("ip", "netns", "pids", name).split() if _is_rank(int(pid))]
+                found += [
+                    int(pid) for pid in self.run("ip", "netns", "pids", name).split() if _is_rank(int(pid), self.folder)
+                ]
         return found
 
 
@@ -174,8 +176,10 @@ class Run:
             time.sleep(0.5)
 
 
-def _is_rank(pid: int) -> bool:
+def _is_rank(pid: int, folder: Path) -> bool:
+    """Of a cluster in this folder: several may run side by side."""
     try:
-        return b"nemo2.launch.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"nemo2.launch.rank" in command and os.fsencode(folder) in command
     except OSError:
         return False

@@ -138,9 +138,9 @@ def judge(text: str, *, nodes: int, token: str, python: str, folder: str, word: 
             yield Finding(
                 f"{host}: {data['free_gb']} GB are free at {folder}. Make room, or set job_dir and runs elsewhere."
             )
-        if any(address.startswith("127.") for address in data["addresses"]):
+        if loopback := [address for address in data["addresses"] if address.startswith("127.")]:
             yield Finding(
-                f"{host}: its own name resolves to {', '.join(data['addresses'])} (a line of /etc/hosts). nemo2 goes by Slurm's "
+                f"{host}: its own name resolves to {', '.join(loopback)} (a line of /etc/hosts). nemo2 goes by Slurm's "
                 "address and picks gloo's interface, but other programs won't: have the line removed.",
                 stops=False,
             )
