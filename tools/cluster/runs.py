@@ -152,7 +152,8 @@ class Run:
             found.append(f"loss {self.loss()}, undisturbed {loss}")
         if left := self.cluster.ranks():
             found.append(f"processes are left: {left}")
-        if len(directories := [*(self.place / "runs" / self.name).glob("2*")]) != 1:
+        # What is refused before it begins has none.
+        if state != "failed" and len(directories := [*(self.place / "runs" / self.name).glob("2*")]) != 1:
             found.append(f"run directories: {directories}")
         return found
 
