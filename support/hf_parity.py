@@ -184,7 +184,11 @@ class Released:
         )
 
     def config(self, **layout: Any) -> Any:
-        config = self.conversion.config(self.json)
+        from nemo2.hugging_face.released import described
+
+        config = described(self.conversion, self.json)
+        if not any(f"layers.{config.num_layers}." in name for name in self.file):
+            config.mtp_num_layers = None
         for name, value in {"moe_aux_loss_coeff": 0.0, **layout}.items():
             setattr(config, name, value)
         if config.pipeline_model_parallel_size > 1:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A released model: its config.json, its tensors, and any part of any tensor of ours made of them."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.quantised import Plain, Source, sources
 from nemo2.hugging_face.safetensors_files import open_folder, read_config
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
@@ -18,6 +19,7 @@ from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
+_log = logging.getLogger(__name__)
 _ALL = slice(None)
 _COMPUTED_BYTES = 64 << 20
 _SHOWN = 20
@@ -118,11 +120,20 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
     conversion = (
         conversion_for(hf_config) if config is None else conversion_of(config, hf_config.get("architectures") or ())
     )
+    files = sources(open_folder(folder), hf_config)
     if config is None:
-        config = conversion.config(hf_config)
+        ours: Any = described(conversion, hf_config)
+        if ours.mtp_num_layers and not _has_further_predictions(files, conversion, ours):
+            _log.warning(
+                "%s has none of the %d layers of further predictions that config.json names: the model is read without.",
+                folder,
+                ours.mtp_num_layers,
+            )
+            ours.mtp_num_layers = None
+        config = ours
     else:
         _refuse_another_family(folder, hf_config, conversion, config)
-    tensors = _named_as_in_table(sources(open_folder(folder), hf_config), conversion, config)
+    tensors = _named_as_in_table(files, conversion, config)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config)
     entries = tuple(_entries(folder, conversion, config, tensors))
     wanted = released_shapes(entries)
@@ -131,6 +142,29 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
     return Released(
         folder=folder, hf_config=hf_config, conversion=conversion, config=config, tensors=tensors, entries=entries
     )
+
+
+def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
+    """Our configuration of what config.json says.
+
+    Raises:
+        ConfigError: it says what our model can't be, or what Megatron-Core refuses.
+    """
+    try:
+        return conversion.config(hf_config)
+    except Nemo2Error:
+        raise
+    except (ValueError, AssertionError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(
+            f"config.json ({conversion.architectures[0]}) describes a model that can't be built ({reason}). Check its sizes."
+        ) from error
+
+
+def _has_further_predictions(files: Mapping[str, Source], conversion: Conversion, config: Any) -> bool:
+    """transformers names them in config.json and drops their weights."""
+    further = (one for one in conversion.entries(config, vocab_rows=1) if one.key.startswith("module.mtp."))
+    return any(piece.name in files for entry in further for piece in entry.pieces)
 
 
 def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Conversion, config: Any) -> None:

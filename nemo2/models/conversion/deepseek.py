@@ -127,6 +127,14 @@ def hf_config_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
 
 def config_v3(hf: Config) -> DeepSeekV3Config:
     fields = read(hf, [*_LATENT, *_GROUPS], only=_ONLY_3)
+    best, groups = fields["moe_router_topk"], fields["moe_router_group_topk"] or 1
+    if (fields["moe_router_num_groups"] or 1) > 1 and best // groups != 2:
+        raise refusal(
+            hf,
+            "num_experts_per_tok",
+            f"with topk_group={groups} our router ranks groups by the sum of their best {best // groups} experts, and the "
+            "release by that of two",
+        )
     further = hf.get("num_nextn_predict_layers", 0)
     return DeepSeekV3Config(**fields, **_others(hf, fields), mtp_num_layers=further or None)
 

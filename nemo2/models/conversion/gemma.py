@@ -45,12 +45,13 @@ _FIELDS_3 = [
     *decoder_fields(
         num_key_value_heads=4, num_attention_heads=8, **_DEFAULTS_3, **_SHARED | {"max_position_embeddings": 131072}
     ),
-    Field("attn_logit_softcapping", "attn_logit_softcapping", None),
     Field("final_logit_softcapping", "final_logit_softcapping", None),
 ]
 _TANH = "gelu_pytorch_tanh"
 _ONLY_1 = {"model_type": "gemma", "hidden_act": _TANH, "attention_bias": False}
 _ONLY = {"hidden_activation": _TANH, "attention_bias": False}
+# transformers' class has the field and takes no notice of it: normalised heads are in its place.
+_ONLY_3 = _ONLY | {"model_type": "gemma3_text", "use_bidirectional_attention": False, "attn_logit_softcapping": None}
 
 
 def rows_with_norms_behind(config: Gemma2Config | Gemma3Config) -> list[Row]:
@@ -98,7 +99,7 @@ def hf_config_2(ours: Gemma2Config) -> dict[str, Any]:
 def config_3(hf: Config) -> Gemma3Config:
     """Also of a model for pictures, whose text model has a configuration of its own in config.json."""
     told = text_config(hf)
-    fields = read(told, _FIELDS_3, only=_ONLY | {"model_type": "gemma3_text", "use_bidirectional_attention": False})
+    fields = read(told, _FIELDS_3, only=_ONLY_3)
     near, far = _rotary(told)
     scalar, period = told.get("query_pre_attn_scalar", 256), told.get("sliding_window_pattern", 6)
     types = told.get("layer_types") or [SLIDING if (n + 1) % period else FULL for n in range(fields["num_layers"])]
@@ -120,7 +121,7 @@ def hf_config_3(ours: Any) -> dict[str, Any]:
     scaling = scaling if ours.rope_scaling_factor != 1.0 else {"rope_type": "default"}
     scalar = ours.kv_channels if ours.softmax_scale is None else ours.softmax_scale**-2
     hf = {
-        **written(ours, _FIELDS_3, only=_ONLY | {"model_type": "gemma3_text"}),
+        **written(ours, _FIELDS_3, only=_ONLY_3),
         "query_pre_attn_scalar": round(scalar),
         "sliding_window": size_of(ours.window_size),
         "layer_types": layer_types(ours),

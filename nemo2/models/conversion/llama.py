@@ -101,7 +101,8 @@ def biases(hf: Config) -> dict[str, Any]:
 def positions(hf: Config, rope: Rope) -> dict[str, Any]:
     """Our rotary settings, those of a linear or of Llama 3.1's scaling among them."""
     if rope.partial != 1.0:
-        raise refusal(hf, "partial_rotary_factor", "our Llama rotates all channels")
+        field = next((name for name in ("partial_rotary_factor", "rope_parameters") if hf.get(name)), "rope_scaling")
+        raise refusal(hf, field, "our Llama rotates all channels")
     found: dict[str, Any] = {"rotary_base": rope.theta}
     if rope.kind == "llama3":
         return found | scaled(hf, rope, SCALING)

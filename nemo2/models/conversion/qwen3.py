@@ -74,7 +74,8 @@ def config_with_experts(hf: Config) -> Qwen3MoEConfig:
     experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(fields["num_layers"])]
     return Qwen3MoEConfig(
         **fields,
-        **windows(hf),
+        # Whatever else config.json says, transformers' class has the window in all layers or in none.
+        **windows({**hf, "max_window_layers": 0, "layer_types": None}),
         max_position_embeddings=fields["seq_length"],
         rotary_base=rope_of(hf).theta,
         moe_router_pre_softmax=not hf.get("norm_topk_prob", False),

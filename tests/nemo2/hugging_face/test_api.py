@@ -33,13 +33,13 @@ SIZES = {
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-def make_tokenizer(folder: Path) -> None:
-    """A tokenizer of 64 words with a chat template, as transformers saves it."""
+def make_tokenizer(folder: Path, words: int = 64) -> None:
+    """A tokenizer of so many words with a chat template, as transformers saves it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<unk>", "<s>", "</s>", *(f"w{number}" for number in range(61))]
-    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    known = ["<unk>", "<s>", "</s>", *(f"w{number}" for number in range(words - 3))]
+    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     made = PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
     made.chat_template = TEMPLATE

@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,6 +92,32 @@ def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     same = write(tmp_path / "same" / "hf", tensors, tie_word_embeddings=True)
     assert import_weights(same, tmp_path / "target").is_dir()
+
+
+def test_sizes_that_no_model_has(tmp_path: Path) -> None:
+    """Whatever Megatron-Core says of them, the user is told which file says so."""
+    told = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_experts_per_tok": 1}
+    source = write(tmp_path / "hf", **told)
+    refused(source, r"config.json \(MixtralForCausalLM\) describes a model that can't be built", ConfigError)
+    source = write(tmp_path / "other" / "hf", hidden_size="wide")
+    refused(source, r"config.json \(LlamaForCausalLM\) describes a model that can't be built", ConfigError)
+
+
+def test_further_predictions_that_a_file_lacks_are_left_out_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers writes DeepSeek V3."""
+    from nemo2.hugging_face.released import open_released
+    from support import hf_parity as parity
+    from support.hf_models import ROWS
+
+    (row,) = (row for row in ROWS if row.name == "DeepSeek V3")
+    parity.make(row, tmp_path / "with")
+    assert open_released(tmp_path / "with").config.mtp_num_layers == 1
+    parity.make(replace(row, released=None), tmp_path / "without")
+    assert json.loads((tmp_path / "without" / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    released = open_released(tmp_path / "without")
+    assert released.config.mtp_num_layers is None and "has none of the 1 layers of further predictions" in caplog.text
 
 
 @pytest.mark.parametrize("bytes_left", [4, 100, -1])
