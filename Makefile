@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu docs figures demo drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick test-gpu docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ $(READY): pyproject.toml tools/setup.sh
 
 demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, let it write
 	@$(BIN)/python tools/demo.py
+
+demo-finetune: $(READY) ## fine-tune it by LoRA, merge it, export it, and ask it in transformers
+	@$(BIN)/python tools/demo_finetune.py
 
 test: $(READY) ## run the tests; ROOM=config only those of a room
 	@echo "==> tests"

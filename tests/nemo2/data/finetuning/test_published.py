@@ -106,5 +106,5 @@ def test_the_standard_library_needs_no_hub(tmp_path):
     data = StdlibDocstringDataModule(dataset_root=tmp_path, seq_length=64, tokenizer=ByteTokenizer())
     data.download = lambda: {"train": found}
     data.fetch()
-    lines = [json.loads(line) for name in ("training", "validation", "test") for line in open(tmp_path / f"{name}.jsonl")]
-    assert sorted(record["input"] for record in lines) == sorted(record["input"] for record in found)
+    written = [record for name in ("training", "validation", "test") for record in lines(data, name)]
+    assert sorted(record["input"] for record in written) == sorted(record["input"] for record in found)
