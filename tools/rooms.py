@@ -152,6 +152,11 @@ ROOMS = (
     ),
     Room("doctor", "what is installed, missing or broken, and what this machine can run", ("gpus", "backend")),
     Room(
+        "evaluation",
+        "how good a trained model is: `perplexity.py` (bits per byte of texts), `harness.py` (lm-eval's tasks)",
+        ("config", "models"),
+    ),
+    Room(
         "llm",
         "the front door for users and the entry points `pretrain`, `validate`, `generate`; `set_up.py` is set-up without a loop",
     ),

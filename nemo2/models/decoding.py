@@ -5,7 +5,7 @@ Every rank of a tensor-, expert- and pipeline-parallel group feeds the same toke
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 from megatron.core import parallel_state
@@ -47,31 +47,49 @@ class CachedDecoder:
 
     def feed(self, tokens: Tensor) -> Tensor:
         """As `Decoder.feed` says."""
-        batch, length = tokens.shape
-        start = self.context.sequence_len_offset
-        if start and length > 1:
+        if self.context.sequence_len_offset and tokens.size(1) > 1:
             raise ValueError("Megatron-Core lets several tokens of a later call see each other: feed one.")
-        positions = torch.arange(start, start + length, device=tokens.device).expand(batch, length).contiguous()
-        first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-        group: Any = parallel_state.get_pipeline_model_parallel_group()
-        config = self.core.config
-        dtype = config.pipeline_dtype or config.params_dtype
-        if not first:
-            hidden = torch.empty(length, batch, config.hidden_size, dtype=dtype, device=tokens.device)
-            torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
-            self.core.set_input_tensor(hidden)
-        found = self.core(tokens, positions, None, inference_context=self.context, runtime_gather_output=True)
-        if not last:
-            following = parallel_state.get_pipeline_model_parallel_next_rank()
-            torch.distributed.send(found.to(dtype).contiguous(), following, group=group)
-        self.context.sequence_len_offset += length
+        logits = logits_of_stage(self.core, tokens, self.context)
+        self.context.sequence_len_offset += tokens.size(1)
         self.context.enable_decode_mode()
-        logits = found[:, -1].float() if last else found.new_empty(batch, self.core.vocab_size, dtype=torch.float32)
-        if not (first and last):
-            # Megatron-Core's own way of handing them round asserts a GPU.
-            logits = logits.contiguous()
-            torch.distributed.broadcast(logits, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-        return logits
+        last = None if logits is None else logits[:, -1].float()
+        return from_last_stage(last, (tokens.size(0), self.core.vocab_size))
+
+
+def logits_of_stage(core: Any, tokens: Tensor, context: Any = None) -> Optional[Tensor]:
+    """``[batch, length, vocabulary]`` of ``tokens`` ``[batch, length]`` on ranks of the last pipeline stage, None on the others.
+
+    Every rank of the pipeline calls it. ``context``: Megatron-Core's of inference, which makes it the last token's logits only;
+    None runs the plain forward pass, for which sequence parallelism needs a length that it divides.
+    """
+    batch, length = tokens.shape
+    start = 0 if context is None else context.sequence_len_offset
+    positions = torch.arange(start, start + length, device=tokens.device).expand(batch, length).contiguous()
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    config = core.config
+    dtype = config.pipeline_dtype or config.params_dtype
+    if not parallel_state.is_pipeline_first_stage():
+        share = length // config.tensor_model_parallel_size if config.sequence_parallel else length
+        hidden = torch.empty(share, batch, config.hidden_size, dtype=dtype, device=tokens.device)
+        torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
+        core.set_input_tensor(hidden)
+    found = core(tokens, positions, None, inference_context=context, runtime_gather_output=True)
+    if parallel_state.is_pipeline_last_stage():
+        return found
+    following = parallel_state.get_pipeline_model_parallel_next_rank()
+    torch.distributed.send(found.to(dtype).contiguous(), following, group=group)
+    return None
+
+
+def from_last_stage(value: Optional[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The last pipeline stage's fp32 ``value`` of this ``shape``, on every stage. Megatron-Core's own way asserts a GPU."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        assert value is not None, "a single stage is the last one"
+        return value
+    value = torch.empty(shape, device=get_backend().device) if value is None else value.contiguous()
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    torch.distributed.broadcast(value, parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return value
 
 
 class RecomputingDecoder:
@@ -100,10 +118,10 @@ def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cac
     Raises:
         ConfigError: the model's layout can't generate.
     """
-    core = _core_of(model)
+    core = core_of(model)
     config = getattr(core, "config", None)
     cached = use_cache and core is not None and not getattr(config, "sequence_parallel", False)
-    _refuse_layouts(cached)
+    refuse_layouts(cached)
     if cached and core is not None:
         return CachedDecoder(core, batch_size=batch_size, max_sequence_length=max_sequence_length)
     if isinstance(model, nn.Module):
@@ -124,13 +142,18 @@ def agreed(picked: Tensor) -> Tensor:
     return chosen.cpu()
 
 
-def _core_of(model: Any) -> LanguageModule | None:
+def core_of(model: Any) -> LanguageModule | None:
+    """Megatron-Core's model in a LightningModule or a wrapper; None where there is none."""
     while isinstance(model, nn.Module) and not isinstance(model, LanguageModule):
         model = getattr(model, "module", None)
     return model if isinstance(model, LanguageModule) else None
 
 
-def _refuse_layouts(cached: bool) -> None:
+def refuse_layouts(cached: bool) -> None:
+    """
+    Raises:
+        ConfigError: tokens can't be read one by one (``cached``), or whole sequences of them, in the model's layout.
+    """
     if not parallel_state.is_initialized():
         return
     pipeline = parallel_state.get_pipeline_model_parallel_world_size()

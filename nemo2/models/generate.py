@@ -113,7 +113,7 @@ def generate(
     size = len(rows) if max_batch_size is None else max_batch_size
     if size < 1:
         raise ConfigError(f"max_batch_size={max_batch_size} must be at least 1, or None for all prompts at once.")
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluating(model):
         for start in range(0, len(rows), size):
             places = by_length[start : start + size]
             batch = [rows[place] for place in places]
@@ -208,7 +208,8 @@ def _tokens(rows: list[list[int]]) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module | Forward) -> Iterator[None]:
+def evaluating(model: nn.Module | Forward) -> Iterator[None]:
+    """``model`` in its ``eval`` mode and without userbuffers, which have the size of a micro-batch of training."""
     if not isinstance(model, nn.Module):
         yield
         return

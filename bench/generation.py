@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second of `llm.generate`'s loop beside transformers' own ``generate`` with the same weights, in one process.
+
+    python bench/generation.py                   # a Llama of 8 layers, batches of 1 and 8, prompts of 32 and 512 tokens
+
+The two take turns, so that a slow minute of the machine touches both; medians of the turns.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo2.columns import columns
+
+NEW = 48
+SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "vocab_size": 8192, "max_position_embeddings": 2048}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--turns", type=int, default=5)
+    turns = parser.parse_args().turns
+    torch.set_num_threads(1)
+    theirs, ours = models()
+    rows = []
+    for batch in (1, 8):
+        for length in (32, 512):
+            ids = torch.randint(0, SIZES["vocab_size"], (batch, length))
+            ways: dict[str, Callable[[], Any]] = {
+                "nemo2": lambda ids=ids: of_ours(ours, ids),
+                "transformers": lambda ids=ids: of_theirs(theirs, ids),
+            }
+            assert ways["nemo2"]() == ways["transformers"](), "the two take different tokens"
+            seconds: dict[str, list[float]] = {name: [] for name in ways}
+            for _ in range(turns):
+                for name, way in ways.items():
+                    start = time.perf_counter()
+                    way()
+                    seconds[name].append(time.perf_counter() - start)
+            speed = {name: batch * NEW / statistics.median(times) for name, times in seconds.items()}
+            ratio = f"{speed['nemo2'] / speed['transformers']:.2f}"
+            rows.append((batch, length, *(f"{speed[name]:.1f}" for name in ways), ratio))
+    head = ("batch", "prompt", "nemo2 tokens/s", "transformers tokens/s", "ratio")
+    print("\n".join(columns(rows, head=head, right=range(5))))
+
+
+def models() -> tuple[Any, Any]:
+    """A random Llama of transformers', and ours with its weights."""
+    import transformers
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+    from support import hf_parity
+
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, initializer_range=0.05)).eval()  # pyright: ignore
+    get_backend().install()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        released = hf_parity.Released(Path(folder))
+        return model, released.chunk(released.config())
+
+
+class Numbers:
+    """Tokens as they are."""
+
+    vocab_size = SIZES["vocab_size"]
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def ids_to_text(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def of_ours(model: Any, ids: torch.Tensor) -> list[list[int]]:
+    from nemo2.models.generate import generate
+
+    prompts = [Numbers().ids_to_text(row) for row in ids.tolist()]
+    return [one.token_ids for one in generate(model, Numbers(), prompts, max_new_tokens=NEW, temperature=0)]
+
+
+def of_theirs(model: Any, ids: torch.Tensor) -> list[list[int]]:
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    return made[:, ids.size(1) :].tolist()
+
+
+if __name__ == "__main__":
+    main()

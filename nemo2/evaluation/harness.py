@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EleutherAI's lm-eval over a model of ours: its tasks, prompts and metrics; log-probabilities and texts are ours.
+
+Every rank calls it with the same arguments. Data-parallel replicas share the requests; experts that are spread over them keep
+them together, and each replica then answers everything.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Optional, TypeVar
+
+import torch
+from megatron.core import parallel_state
+
+from nemo2.errors import ConfigError
+from nemo2.models.generate import generate
+from nemo2.models.scoring import score
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_MOST_NEW_TOKENS = 256
+"""lm-eval's own limit where a task sets none."""
+
+
+def evaluate_tasks(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    *,
+    max_sequence_length: int,
+    task_folder: Optional[Path] = None,
+    num_fewshot: Optional[int] = None,
+    limit: Optional[int] = None,
+    max_batch_size: int = 8,
+    seed: int = 1234,
+) -> dict[str, Any]:
+    """lm-eval's results, ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
+
+    Args:
+        model, tokenizer, max_sequence_length, max_batch_size: As for `nemo2.models.scoring.score`.
+        tasks: Names of lm-eval's, or of those in ``task_folder``.
+        task_folder: Tasks of one's own, as YAML files in lm-eval's form. Their data may lie beside them.
+        num_fewshot: Solved examples before each question. None: as the task says.
+        limit: Questions per task. None: all.
+        seed: Of the choice of examples.
+
+    Raises:
+        ConfigError: lm-eval isn't installed, or there is no such task.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError("Tasks need lm-eval: pip install 'nemo2[evaluate]'. Texts are measured without it (--text).")
+    from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+
+    known = TaskManager(include_path=None if task_folder is None else str(task_folder))
+    if unknown := [name for name in tasks if not known.match_tasks([name])]:
+        from nemo2.names import did_you_mean
+
+        hint = did_you_mean(unknown[0], known.all_tasks)
+        raise ConfigError(f"lm-eval knows no task {unknown[0]!r}{hint} Its tasks: `lm-eval ls tasks`; own ones: --include FOLDER.")
+    found = simple_evaluate(
+        model=_language_model(model, tokenizer, max_sequence_length, max_batch_size),
+        tasks=list(tasks),
+        num_fewshot=num_fewshot,
+        limit=limit,
+        task_manager=known,
+        random_seed=seed,
+        numpy_random_seed=seed,
+        torch_random_seed=seed,
+        fewshot_random_seed=seed,
+        log_samples=False,
+    )
+    return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples") if name in found}
+
+
+def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) -> Any:
+    """Ours behind lm-eval's interface: `TemplateLM` splits texts into tokens just as lm-eval's own class for transformers does."""
+    from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+    from lm_eval.models.utils import handle_stop_sequences  # pyright: ignore[reportMissingImports]
+
+    class Ours(TemplateLM):
+        @property
+        def eot_token_id(self) -> int:
+            return tokenizer.eos_id
+
+        @property
+        def prefix_token_id(self) -> int:
+            return tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+        @property
+        def max_length(self) -> int:
+            return most
+
+        def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **_: Any) -> list[int]:
+            del add_special_tokens
+            return list(tokenizer.text_to_ids(string))
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            pairs = [(given, asked[-most:]) for _, given, asked in requests]
+            settings = {"vocab_size": tokenizer.vocab_size, "max_sequence_length": most, "max_batch_size": max_batch_size}
+            scores = _shared(pairs, lambda mine: score(model, mine, **settings))
+            return [(one.log_prob, one.greedy) for one in scores]
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            from nemo2.evaluation.perplexity import perplexity_of
+
+            del disable_tqdm
+            texts = [text for (text,) in (request.args for request in requests)]
+            results = _shared(
+                texts,
+                lambda mine: perplexity_of(
+                    model, tokenizer, mine, max_sequence_length=most, max_batch_size=max_batch_size
+                ),
+            )
+            return [-result.nats for result in results]
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            del disable_tqdm
+            return _shared([request.args for request in requests], self._texts)
+
+        def _texts(self, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+            return [self._text(context, dict(settings)) for context, settings in asked]
+
+        def _text(self, context: str, settings: dict[str, Any]) -> str:
+            new = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or _MOST_NEW_TOKENS)
+            if new >= most:
+                raise ConfigError(f"A task asks for {new} new tokens, and the model reads {most}: set max_gen_toks lower.")
+            ids = tokenizer.text_to_ids(context)
+            sampled = settings.get("do_sample") or settings.get("temperature", 0)
+            [answer] = generate(
+                model,
+                tokenizer,
+                [context if len(ids) <= most - new else tokenizer.ids_to_text(ids[new - most :])],
+                max_new_tokens=new,
+                temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
+                top_k=int(settings.get("top_k", 0)),
+                top_p=float(settings.get("top_p", 1.0)),
+                stop=handle_stop_sequences(settings.get("until"), eos=None),
+                max_sequence_length=most,
+            )
+            return answer.text
+
+    return Ours()
+
+
+def _shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) -> list[_R]:
+    """Answers to ``items``, in their order, each worked out by one replica of the model."""
+    replicas = parallel_state.get_data_parallel_world_size()
+    if replicas == 1 or parallel_state.get_expert_model_parallel_world_size() > 1:
+        return list(answer(items)) if items else []
+    rank = parallel_state.get_data_parallel_rank()
+    mine = list(items[rank::replicas])
+    parts: list[Any] = [None] * replicas
+    found = list(answer(mine)) if mine else []
+    torch.distributed.all_gather_object(parts, found, group=parallel_state.get_data_parallel_group())
+    return [parts[place % replicas][place // replicas] for place in range(len(items))]
