@@ -20,6 +20,7 @@ from nemo2.cli import (
     cluster,
     convert,
     doctor,
+    evaluate,
     explain,
     inspect,
     jobs,
@@ -72,6 +73,7 @@ preview.register(app)
 recipe_tools.register(app)
 convert.register(app)
 rehearse.register(app)
+evaluate.register(app)
 trace.register(app)
 runs.register(app)
 cluster.register(app)

@@ -139,6 +139,14 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample among this many likeliest tokens; 0 means all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample within this probability mass.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Leave out what is less likely than this share of the likeliest.")
+    ] = 0.0,
+    stop: Annotated[Optional[list[str]], typer.Option(help="End before this word; may be given several times.")] = None,
+    prompts_file: Annotated[
+        Optional[Path], typer.Option("--prompts", help='A file of JSON lines, {"input": PROMPT} each.')
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are completed together.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
     output: Annotated[Optional[Path], typer.Option(help="Also write JSON lines there.")] = None,
     trust_remote_code: Annotated[
@@ -149,23 +157,34 @@ def generate(
     """Complete prompts with the model of a checkpoint, in this process."""
     from nemo2.errors import ConfigError
 
-    if not prompt:
-        raise ConfigError("generate needs a prompt: --prompt 'def main('.")
-    prompts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    if bool(prompt) == bool(prompts_file):
+        raise ConfigError("generate needs a prompt, --prompt 'def main(', or a file of them, --prompts FILE.")
+    texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
     path = _existing(checkpoint)
     from nemo2.llm.api import generate as entry
 
+    alone = len(texts) == 1
+    if alone:
+        print(texts[0], end="", flush=True)
     completions = entry(
         path=str(path),
-        prompts=prompts,
+        prompts=texts or None,
+        input_dataset=prompts_file,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        stop=stop,
+        max_batch_size=batch_size,
         random_seed=seed,
         output_path=str(output) if output else None,
         trust_remote_code=trust_remote_code,
+        on_text=(lambda place, text: print(text, end="", flush=True)) if alone else None,
     )
+    if alone:
+        print()
+        return
     for number, completion in enumerate(completions):
         if number:
             print("-" * 40)

@@ -16,6 +16,7 @@ from megatron.core import parallel_state
 from nemo2.errors import ConfigError
 from nemo2.models.generate import generate
 from nemo2.models.scoring import score
+from nemo2.names import did_you_mean
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -48,17 +49,9 @@ def evaluate_tasks(
     Raises:
         ConfigError: lm-eval isn't installed, or there is no such task.
     """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError("Tasks need lm-eval: pip install 'nemo2[evaluate]'. Texts are measured without it (--text).")
+    known = refuse_unknown(tasks, task_folder)
     from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
-    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
-    known = TaskManager(include_path=None if task_folder is None else str(task_folder))
-    if unknown := [name for name in tasks if not known.match_tasks([name])]:
-        from nemo2.names import did_you_mean
-
-        hint = did_you_mean(unknown[0], known.all_tasks)
-        raise ConfigError(f"lm-eval knows no task {unknown[0]!r}{hint} Its tasks: `lm-eval ls tasks`; own ones: --include FOLDER.")
     found = simple_evaluate(
         model=_language_model(model, tokenizer, max_sequence_length, max_batch_size),
         tasks=list(tasks),
@@ -74,8 +67,28 @@ def evaluate_tasks(
     return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples") if name in found}
 
 
+def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path]) -> Any:
+    """lm-eval's register of tasks, which has all of ``tasks``.
+
+    Raises:
+        ConfigError: lm-eval isn't installed, or there is no such task.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError("Tasks need lm-eval: pip install 'nemo2[evaluate]'. Texts are measured without it (--text).")
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+
+    known = TaskManager(include_path=None if task_folder is None else str(task_folder))
+    for name in tasks:
+        if not known.match_tasks([name]):
+            hint = did_you_mean(name, known.all_tasks)
+            raise ConfigError(
+                f"lm-eval knows no task {name!r}{hint} `lm-eval ls tasks` lists its tasks; --include FOLDER adds others."
+            )
+    return known
+
+
 def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) -> Any:
-    """Ours behind lm-eval's interface: `TemplateLM` splits texts into tokens just as lm-eval's own class for transformers does."""
+    """Ours behind lm-eval's interface, whose `TemplateLM` splits texts into tokens for transformers' models too."""
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
     from lm_eval.models.utils import handle_stop_sequences  # pyright: ignore[reportMissingImports]
 
@@ -98,7 +111,11 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) 
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
             pairs = [(given, asked[-most:]) for _, given, asked in requests]
-            settings = {"vocab_size": tokenizer.vocab_size, "max_sequence_length": most, "max_batch_size": max_batch_size}
+            settings = {
+                "vocab_size": tokenizer.vocab_size,
+                "max_sequence_length": most,
+                "max_batch_size": max_batch_size,
+            }
             scores = _shared(pairs, lambda mine: score(model, mine, **settings))
             return [(one.log_prob, one.greedy) for one in scores]
 
@@ -125,7 +142,9 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) 
         def _text(self, context: str, settings: dict[str, Any]) -> str:
             new = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or _MOST_NEW_TOKENS)
             if new >= most:
-                raise ConfigError(f"A task asks for {new} new tokens, and the model reads {most}: set max_gen_toks lower.")
+                raise ConfigError(
+                    f"A task asks for {new} new tokens, and the model reads {most}: set max_gen_toks lower."
+                )
             ids = tokenizer.text_to_ids(context)
             sampled = settings.get("do_sample") or settings.get("temperature", 0)
             [answer] = generate(

@@ -5,6 +5,7 @@ Each takes built objects (a recipe builds to one of these calls) and returns whe
 an exception here, written down for the launcher (`nemo2.run_dir.faults`).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -184,6 +185,9 @@ def generate(
     top_k: Optional[int] = None,
     top_p: Optional[float] = None,
     trust_remote_code: bool = False,
+    min_p: Optional[float] = None,
+    stop: Optional[list[str]] = None,
+    on_text: Optional[Callable[[int, str], None]] = None,
 ) -> list[Any]:
     """Complete prompts with the model of a checkpoint. Parameters up to ``enable_flash_decode`` are NeMo 2.0's, in its order.
 
@@ -198,18 +202,20 @@ def generate(
         add_BOS: Begin each prompt with the tokenizer's token for that.
         max_batch_size: Prompts that are completed at the same time.
         random_seed: Of the sampling; every rank draws the same. None: 1234.
-        inference_batch_times_seqlen_threshold, enable_flash_decode: Kept for NeMo's signature; neither pipelines nor a cache
-            of keys and values take part here.
+        inference_batch_times_seqlen_threshold, enable_flash_decode: Kept for NeMo's signature: a batch goes through a pipeline
+            as a whole, and Megatron-Core's static cache is used.
         inference_params: Megatron-Core's ``CommonInferenceParams`` (later ``SamplingParams``), in place of ``max_new_tokens``,
             ``temperature``, ``top_k`` and ``top_p``. A ``top_p`` of 0 doesn't narrow the choice.
         text_only: Return texts only.
         output_path: Write the completions there too, one JSON object per line: ``input`` and ``prediction``, ``label`` and the
             other fields of ``input_dataset``'s lines. None: only return them.
         max_new_tokens: Per prompt. None: 64.
-        temperature, top_k, top_p: As in `nemo2.models.generate.generate`; temperature 0 takes the likeliest token. None: 1.0, 0
-            and 1.0.
+        temperature, top_k, top_p, min_p: See `nemo2.models.sampling.Sampling`; temperature 0 takes the likeliest token. None:
+            1.0, 0, 1.0 and 0.
         trust_remote_code: Build a tokenizer that was trained with ``AutoTokenizer(trust_remote_code=True)``, which runs Python
             that lies beside its files. Without it such a checkpoint is refused.
+        stop: A text ends before the first of these words.
+        on_text: Called on rank 0 with a prompt's place and each new piece of its completion, as it comes.
 
     Returns:
         One `nemo2.models.generate.Generation` per prompt (texts with ``text_only``), the same on every rank.
@@ -229,7 +235,13 @@ def generate(
         prompts_of(prompts, input_dataset),
         trainer=trainer,
         sampling=HowToGenerate.of(
-            inference_params, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+            inference_params,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop=stop,
         ),
         random_seed=1234 if random_seed is None else random_seed,
         params_dtype=params_dtype,
@@ -238,6 +250,7 @@ def generate(
         text_only=text_only,
         output_path=output_path,
         trust_remote_code=trust_remote_code,
+        on_text=on_text,
     )
 
 

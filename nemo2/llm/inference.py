@@ -3,7 +3,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional, Self
@@ -32,6 +33,8 @@ class HowToGenerate:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    stop: Sequence[str] = ()
 
     @classmethod
     def of(cls, inference_params: Any, **asked: Any) -> Self:
@@ -95,14 +98,12 @@ def generate_from_checkpoint(
     text_only: bool,
     output_path: Optional[str],
     trust_remote_code: bool,
+    on_text: Optional[Callable[[int, str], None]] = None,
 ) -> list[Any]:
     """See `nemo2.llm.generate`. ``records`` are those of `prompts_of`."""
-    checkpoint = find_checkpoint(Path(path))
-    model = model_of(checkpoint, trust_remote_code=trust_remote_code)
     trainer = trainer or _trainer(params_dtype)
     _refuse_another_dtype(trainer, params_dtype)
-    _without_sequence_parallelism(trainer.strategy, model)
-    with set_up(trainer, model, checkpoint=checkpoint):
+    with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
         results = generate(
             model,
             model.tokenizer,
@@ -112,11 +113,23 @@ def generate_from_checkpoint(
             max_sequence_length=model.config.seq_length,
             max_batch_size=max_batch_size,
             add_bos=add_bos,
+            on_text=on_text if trainer.is_global_zero else None,
         )
     if output_path is not None and trainer.is_global_zero:
         lines = [_line(record, result) for record, result in zip(records, results, strict=True)]
         Path(output_path).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [result.text for result in results] if text_only else results
+
+
+@contextmanager
+def loaded(path: str, trainer: Optional[pl.Trainer] = None, *, trust_remote_code: bool = False) -> Iterator[Any]:
+    """The model of the checkpoint at ``path``, set up without a loop in ``trainer``'s layout. None: in this process, in fp32."""
+    checkpoint = find_checkpoint(Path(path))
+    model = model_of(checkpoint, trust_remote_code=trust_remote_code)
+    trainer = trainer or _trainer(None)
+    _without_sequence_parallelism(trainer.strategy, model)
+    with set_up(trainer, model, checkpoint=checkpoint):
+        yield model
 
 
 def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:

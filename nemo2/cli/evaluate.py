@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 evaluate``: a checkpoint measured on texts and on lm-eval's tasks."""
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+EVALUATE_EXAMPLE = "Example: nemo2 evaluate runs/first --text README.md"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate)
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    text: Annotated[
+        Optional[list[Path]], typer.Option(help="A text file to predict: loss, perplexity, bits per byte.")
+    ] = None,
+    tasks: Annotated[Optional[str], typer.Option(help="lm-eval's tasks, by commas; needs nemo2[evaluate].")] = None,
+    include: Annotated[Optional[Path], typer.Option(help="A folder with tasks of your own, in lm-eval's form.")] = None,
+    fewshot: Annotated[Optional[int], typer.Option(min=0, help="Solved examples before each question.")] = None,
+    limit: Annotated[Optional[int], typer.Option(min=1, help="Questions per task.")] = None,
+    stride: Annotated[Optional[int], typer.Option(min=1, help="New tokens per window of a text.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are read together.")] = 8,
+    output: Annotated[Optional[Path], typer.Option(help="Also write the tasks' results there, as JSON.")] = None,
+) -> None:
+    """Measure the model of a checkpoint, in this process."""
+    from nemo2.errors import CheckpointError, ConfigError
+
+    if not text and not tasks:
+        raise ConfigError("evaluate needs something to measure: --text FILE, or --tasks NAME.")
+    if not checkpoint.exists():
+        raise CheckpointError(f"{checkpoint}: there is nothing there.")
+    if text:
+        print("\n".join(_of_texts(checkpoint, text, stride, batch_size)))
+    if tasks:
+        from nemo2.llm.evaluation import evaluate as entry
+
+        results = entry(
+            str(checkpoint),
+            tasks.split(","),
+            task_folder=None if include is None else str(include),
+            num_fewshot=fewshot,
+            limit=limit,
+            max_batch_size=batch_size,
+            output_path=None if output is None else str(output),
+        )
+        print("\n".join(_of_tasks(results)))
+
+
+def _of_texts(checkpoint: Path, files: list[Path], stride: Optional[int], batch_size: int) -> list[str]:
+    from nemo2.columns import columns
+    from nemo2.llm.evaluation import perplexity
+
+    found = perplexity(str(checkpoint), [str(file) for file in files], stride=stride, max_batch_size=batch_size)
+    rows = list(found.items())
+    if len(rows) > 1:
+        first, *others = found.values()
+        rows.append(("all", sum(others, first)))
+    head = ("text", "bytes", "tokens", "loss", "perplexity", "bits per byte")
+    cells = [
+        (name, one.num_bytes, one.num_tokens, f"{one.loss:.4f}", f"{one.perplexity:.2f}", f"{one.bits_per_byte:.4f}")
+        for name, one in rows
+    ]
+    return columns(cells, head=head, right=range(1, 6))
+
+
+def _of_tasks(results: dict[str, Any]) -> list[str]:
+    """A row per task and metric, with its standard error where there is one."""
+    from nemo2.columns import columns
+
+    cells = []
+    for task, metrics in results["results"].items():
+        for name, value in metrics.items():
+            metric, _, filtered = name.partition(",")
+            if not filtered or metric.endswith("_stderr"):
+                continue
+            error = metrics.get(f"{metric}_stderr,{filtered}")
+            shown = f"± {error:.4f}" if isinstance(error, int | float) else ""
+            cells.append((task, metric if filtered == "none" else f"{metric} ({filtered})", f"{value:.4f}", shown))
+    return columns(cells, head=("task", "metric", "value", ""), right=(2,))

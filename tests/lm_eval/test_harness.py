@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lm-eval over our model and over transformers' with the same weights: the same numbers. ``make test-evaluate`` runs it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.evaluate
+COMMON = """dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {file}
+test_split: test
+"""
+TASKS = {
+    "own_choice": """output_type: multiple_choice
+doc_to_text: "{{q}} Answer:"
+doc_to_choice: choices
+doc_to_target: gold
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+""",
+    "own_rolling": """output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: text
+metric_list:
+  - metric: byte_perplexity
+  - metric: bits_per_byte
+""",
+    "own_texts": """output_type: generate_until
+doc_to_text: "{{q}} Answer:"
+doc_to_target: "{{choices[1]}}"
+generation_kwargs:
+  until: ["e"]
+  max_gen_toks: 12
+metric_list:
+  - metric: exact_match
+  - metric: chrf
+""",
+}
+LENGTH = 96
+LAYOUTS: dict[str, dict[str, Any]] = {"1": {}, "TP 2": {"tensor_model_parallel_size": 2}, "DP 2": {}}
+
+
+def write(root: Path) -> None:
+    """A model of transformers', a tokenizer of bytes, and tasks."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore
+    fast: Any = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = transformers.LlamaConfig(
+        **sizes, vocab_size=258, max_position_embeddings=LENGTH, initializer_range=0.1, bos_token_id=0, eos_token_id=1
+    )  # pyright: ignore
+    transformers.LlamaForCausalLM(config).save_pretrained(root / "model")
+    fast.save_pretrained(root / "model")
+    rows = [
+        {
+            "q": f"What is {n} plus {n + 1}?",
+            "choices": [str(2 * n), str(2 * n + 1), "none"],
+            "gold": 1,
+            "text": f"Line {n}. " * (3 + n),
+        }
+        for n in range(9)
+    ]
+    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "tasks").mkdir()
+    for name, text in TASKS.items():
+        (root / "tasks" / f"{name}.yaml").write_text(f"task: {name}\n" + COMMON.format(file=root / "rows.jsonl") + text)
+
+
+def ours(root: str, layout: dict[str, Any]) -> dict[str, Any]:
+    from nemo2.data.tokenizer import AutoTokenizer
+    from nemo2.evaluation.harness import evaluate_tasks
+    from support import hf_parity as parity
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    parity.start(**layout)
+    released = parity.Released(Path(root) / "model")
+    tokenizer = AutoTokenizer(f"{root}/model", local_files_only=True)
+    chunk = released.chunk(released.config(**layout))
+    return evaluate_tasks(chunk, tokenizer, list(TASKS), max_sequence_length=LENGTH, task_folder=Path(root) / "tasks")
+
+
+def theirs(root: str) -> dict[str, Any]:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    write(Path(root))
+    from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+
+    model = HFLM(pretrained=f"{root}/model", batch_size=1, max_length=LENGTH, device="cpu", dtype="float32")
+    return simple_evaluate(model=model, tasks=list(TASKS), task_manager=TaskManager(include_path=f"{root}/tasks"))  # pyright: ignore
+
+
+@pytest.fixture(scope="module")
+def expected(run_on_ranks: Any, tmp_path_factory: Any) -> tuple[str, dict[str, Any]]:
+    root = str(tmp_path_factory.mktemp("harness"))
+    return root, run_on_ranks(theirs, 1, root, timeout=280)[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tasks_have_the_numbers_of_lm_evals_own_class(run_on_ranks: Any, expected: Any, layout: str) -> None:
+    root, results = expected
+    for found in run_on_ranks(ours, 1 if layout == "1" else 2, root, LAYOUTS[layout], timeout=280):
+        for task, metrics in results["results"].items():
+            numbers = {
+                name: value for name, value in metrics.items() if isinstance(value, float) and "stderr" not in name
+            }
+            assert numbers
+            for name, value in numbers.items():
+                assert found["results"][task][name] == pytest.approx(value, rel=1e-5), (task, name)
+
+
+def test_an_unknown_task_is_told_the_nearest() -> None:
+    from nemo2.errors import ConfigError
+    from nemo2.evaluation.harness import refuse_unknown
+
+    with pytest.raises(ConfigError, match="lm-eval knows no task 'arc_easi'; did you mean 'arc_easy'"):
+        refuse_unknown(["arc_easi"], None)
