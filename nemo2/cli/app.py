@@ -33,6 +33,7 @@ from nemo2.cli import (
     runs,
     tools,
     trace,
+    translate,
 )
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.run_dir.faults import words_of
@@ -79,6 +80,7 @@ runs.register(app)
 cluster.register(app)
 jobs.register(app)
 tools.register(app)
+translate.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from nemo2.data.base import MegatronDataModule as MegatronDataModule
 from nemo2.data.bpe import train_bpe as train_bpe
+from nemo2.data.libraries import get_nmt_tokenizer as get_nmt_tokenizer
 from nemo2.data.mock import MockDataModule as MockDataModule
 from nemo2.data.prepare import PreparedData as PreparedData
 from nemo2.data.prepare import prepare_data as prepare_data

@@ -29,6 +29,9 @@ DEFAULT_BASE = "nemo_experiments"
 VERSION_VARIABLE = "NEMO2_RUN_VERSION"
 """The version for a new run, the same for all ranks; set by the launcher."""
 
+NAMED_VERSION_VARIABLE = "NEMO_EXPM_VERSION"
+"""NeMo's: the version of the run, new or not, as ``log.version`` says it, which goes before it."""
+
 DECISION_VARIABLE = "NEMO2_RUN_DECISION"
 """Variable with a process's decisions, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
 
@@ -90,7 +93,7 @@ def choose_directory(
     """Settle the directory of a run, by the first rule that applies:
 
     1. ``explicit_log_dir`` is used as it is; name and version play no part.
-    2. ``version``, if given, is the folder's name.
+    2. ``version``, if given, is the folder's name; without it, what ``NEMO_EXPM_VERSION`` says.
     3. With ``resume_if_exists``, the version that an earlier start of the same launch had is continued, or else the one of this
        name that holds the newest finished checkpoint.
     4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, or no version folder without ``use_datetime_version``.
@@ -109,6 +112,7 @@ def choose_directory(
     base = Path(log_dir or DEFAULT_BASE).expanduser().absolute()
     name = safe_name(name or "default")
     root = base / name
+    version = version or os.environ.get(NAMED_VERSION_VARIABLE) or None
     if version is None:
         # Rank 0 looks and decides; another rank could already see what rank 0 is about to write.
         found = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None

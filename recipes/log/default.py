@@ -16,6 +16,13 @@ def tensorboard_logger(name: str, save_dir: str = "tb_logs") -> Config:
     return Config(TensorBoardLogger, save_dir=save_dir, name=name)
 
 
+def wandb_logger(project: str, name: str, entity: Optional[str] = None) -> Config:
+    """Weights & Biases; ``entity`` None is the user's own. The package ``wandb`` is needed where it runs."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    return Config(WandbLogger, project=project, name=name, **({} if entity is None else {"entity": entity}))
+
+
 def default_log(
     dir: Optional[str] = None,
     name: str = "default",

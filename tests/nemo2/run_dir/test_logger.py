@@ -214,6 +214,16 @@ def choose(tmp_path, **settings):
     return choose_directory(**(defaults | settings))
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_nemos_variable_names_the_version_where_the_log_does_not(tmp_path, monkeypatch, resume):
+    monkeypatch.setenv("NEMO_EXPM_VERSION", "seventh")
+    assert choose(tmp_path, resume_if_exists=resume).log_dir == tmp_path / "n" / "seventh"
+    assert choose(tmp_path, version="mine", resume_if_exists=resume).log_dir == tmp_path / "n" / "mine"
+    monkeypatch.setenv("NEMO_EXPM_VERSION", "../up")
+    with pytest.raises(ConfigError, match="can't name a directory"):
+        choose(tmp_path)
+
+
 def test_explicit_directory_version_and_no_version(tmp_path, monkeypatch):
     assert choose(tmp_path, explicit_log_dir=str(tmp_path / "x"), version="v").log_dir == tmp_path / "x"
     assert choose(tmp_path, version="v").log_dir == tmp_path / "n" / "v"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of NeMo 2.0 and where nemo2 has them: what ``nemo2 translate`` writes, and the page for people who come from NeMo says.
+
+A name that nemo2 has is found where its front doors list it. Here stand the others: what is called otherwise, and what is gone,
+with the reason.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, Optional
+
+DOORS = (
+    "nemo2",
+    "nemo2.llm",
+    "nemo2.callbacks",
+    "nemo2.optim.lr_scheduler",
+    "nemo2.data",
+    "nemo2.llm.peft",
+    "nemo2.llm.fn",
+    "nemo2.recipes.log.default",
+    "nemo2.recipes.optim.adam",
+    "nemo2.recipes.precision.mixed_precision",
+    "nemo2.recipes.callbacks.common",
+    "nemo2.recipes.tp_overlap_configs.userbuffers",
+    "nemo2.overlap",
+    "nemo2.parallel.megatron_parallel",
+    "nemo2.parallel.loss",
+    "nemo2.parallel.hooks",
+    "nemo2.models.gpt_step",
+    "nemo2.models.ssm",
+    "nemo2.checkpoint.io",
+    "nemo2.data.finetuning.published",
+)
+"""Where a name is looked for, in this order."""
+
+MODULES = {
+    "nemo.lightning": "nemo2",
+    "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
+    "nemo.lightning.pytorch.optim.lr_scheduler": "nemo2.optim.lr_scheduler",
+    "nemo.collections.llm": "nemo2.llm",
+    "nemo.collections.llm.api": "nemo2.llm",
+    "nemo.collections.llm.peft": "nemo2.llm.peft",
+    "nemo.collections.llm.fn": "nemo2.llm.fn",
+    "nemo.collections.llm.fn.activation": "nemo2.llm.fn",
+    "nemo.collections.llm.recipes": "nemo2.recipes",
+    "nemo.collections.llm.recipes.callbacks.common": "nemo2.recipes.callbacks.common",
+    "nemo.collections.llm.recipes.log.default": "nemo2.recipes.log.default",
+    "nemo.collections.llm.recipes.optim.adam": "nemo2.recipes.optim.adam",
+    "nemo.collections.llm.recipes.precision.mixed_precision": "nemo2.recipes.precision.mixed_precision",
+    "nemo.collections.llm.recipes.tp_overlap_configs.userbuffers": "nemo2.recipes.tp_overlap_configs.userbuffers",
+}
+"""Modules that scripts import as such."""
+
+RENAMED = {
+    "MegatronOptim": "nemo2:MegatronOptimizerModule",
+    "TokenizerSpec": "nemo2.data:Tokenizer",
+    "OptimizerConfig": "megatron.core.optimizer:OptimizerConfig",
+    "DistributedDataParallelConfig": "megatron.core.distributed:DistributedDataParallelConfig",
+    "load_context": "nemo2.checkpoint.context:load_context",
+    "ModelCallback": "lightning.pytorch.callbacks:LambdaCallback",
+    "logging": "logging:",
+}
+"""Names that are something else here: "module:name"."""
+
+_REASONS = {
+    "the strategy's own line or bar: MegatronStrategy(replace_progress_bar, progress_interval)": """
+        MegatronProgressBar ProgressPrinter
+    """,
+    "background saves are finished by the strategy": "AsyncFinalizerCallback",
+    "the launcher sets these variables for every run, by its GPUs and layout": "PerfEnvPlugin",
+    "the data sets of fine-tuning take a path: dataset_root=...": "get_dataset_root",
+    "AutoTokenizer, BPETokenizer and others of nemo2.data": "get_tokenizer",
+    "Lightning's Fabric loop isn't there: train with nl.Trainer, or call MegatronParallel in a loop of your own": """
+        Fabric FabricMegatronStrategy FabricMegatronMixedPrecision to_fabric
+    """,
+    "the deployment and evaluation of models have moved to NVIDIA-NeMo's Export-Deploy and Eval": """
+        deploy evaluate evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
+        TensorRTLLM
+    """,
+    "NVIDIA's ModelOpt, which prunes, distills and quantises, isn't wired in": """
+        prune distill ptq PruningConfig QuantizationConfig ExportConfig DistillationGPTModel LogitsKLLoss MSELoss
+        HiddenStateCosineLoss prune_language_model save_pruned_model Quantizer apply_speculative_decoding
+        distillation_recipe prune_recipe
+    """,
+    "`nemo2 plan NAME` searches layouts and batch sizes": "AutoConfigurator generate_configs get_results",
+    "no text model that is pre-trained as a decoder: BERT, T5, Hyena, embeddings and re-rankers are left out": """
+        BertModel HuggingFaceBertModel BertEmbeddingModel T5Model HyenaModel LlamaEmbeddingModel ReRankerModel
+        BERTMockDataModule BERTPreTrainingDataModule CustomRetrievalDataModule CustomReRankerDataModule
+        SpecterDataModule SpecterReRankerDataModule Llama32EmbeddingConfig1B Llama32EmbeddingConfig3B
+        Llama32Reranker1B Llama32Reranker500M T5Config220M T5Config3B T5Config11B HyenaConfig
+    """,
+    "llm.import_ckpt and llm.export_ckpt; a family's table of tensor names replaces connectors": """
+        Connector ModelConnector ConnectorMixin model_importer model_exporter state_transform apply_transforms
+        TransformCTX TransformFns HFCheckpointIO import_from importer exporter
+    """,
+    "classes of nemo2 remember their arguments by @nemo2.config.capture.configurable": """
+        IOMixin track_io reinit TrainerContext drop_unexpected_params io
+    """,
+    "a checkpoint's context/ holds text only: tokenizers by their files and hashes, nothing pickled": """
+        FileArtifact DirArtifact DirOrStringArtifact PathArtifact PickleArtifact HFAutoArtifact
+    """,
+    "a part of the strategy that is no interface here": """
+        setup_parallel_ranks init_model_parallel setup_data_sampler fix_progress_bar create_checkpoint_io
+        mcore_to_pyt_sharded_state_dict pyt_to_mcore_state_dict fsdp2_strategy_parallelize get_hf_tp_shard_plan
+        translate_to_torch_parallel_style to_cpu create_context_parallel_ctx get_train_context teardown
+        init_parallel_ranks set_model_parallel_attributes megatron_lazy_init_context megatron_cpu_init_context
+        GradScaler enable_nvidia_optimizations optimizer_sharded_state_dict load_model_state_dict
+        setup_megatron_optimizer configure_no_restart_validation_training_loop extract_ddp_funcs getattr_proxy
+        setup_microbatch_calculator create_dataloader DDP moe_loss_tracker_ctx aggregate_moe_loss_stats
+        is_list_of_iterators ckpt_to_dir ckpt_to_context_subdir ckpt_to_weights_subdir idempotent_path_append
+        ADAPTER_META_FILENAME HF_WEIGHTS_PATH HF_ADAPTER_PATH HF_ADAPTER_CONFIG_FILENAME is_distributed_ckpt
+        update_config_with_dtype_overrides default_forward_step ParallelLinearAdapter AdapterWrapper LoRAMerge
+        add_megatron_sampler MegatronPretrainingSampler MegatronPretrainingRandomSampler
+        setup_model_and_tokenizer setup_mcore_engine MCoreTokenizerWrappper build_pretraining_datamodule
+    """,
+    "return torch's optimizer from the model's configure_optimizers; MegatronStrategy steps it": """
+        PytorchOptimizerModule pytorch_adam_with_cosine_annealing pytorch_adam_with_flat_lr
+        te_adam_with_cosine_annealing te_adam_with_flat_lr pytorch_sgd_with_cosine_annealing
+        pytorch_sgd_with_flat_lr
+    """,
+    "nemo2's launcher does it for every run (docs: launching), and its settings are profiles": """
+        PreemptionPlugin FaultTolerancePlugin WandbPlugin ConfigValidationPlugin TritonCacheSetup
+    """,
+    "callbacks.NsysCallback, with the run started under nsys": "NsysPlugin",
+    "callbacks.MemoryProfileCallback": "MemoryProfilePlugin",
+    "no multimodal models; FLOPsMeasurementCallback counts a text model's configuration": "MM_FLOPsMeasurementCallback",
+    "Megatron-Core's own switch: megatron.core.config.set_experimental_flag": "MegatronEnableExperimentalCallback",
+    "checkpoints are written in the background to the run's directory; none node-local": """
+        update_trainer_local_checkpoint_io
+    """,
+    "a recipe's own finetune_recipe() and trainer()": "default_finetune_trainer default_finetune_recipe",
+    "models of transformers are imported (llm.import_ckpt)": "HFAutoModelForCausalLM hf_auto_model_for_causal_lm",
+    "HFDatasetDataModule(packed_sequence_specs=...)": "HFDatasetDataModulePacked",
+    "MockDataModule": "HFMockDataModule",
+    "SquadDataModule": "SquadHFDataModule",
+    "ChatDataModule or FineTuningDataModule over its files": "MLPerfGovReportDataModule",
+    "$NEMO_HOME is honoured where models are kept": "DEFAULT_NEMO_CACHE_HOME NEMO_CACHE_HOME",
+    "$NEMO_MODELS_CACHE is honoured where models are kept": "NEMO_MODELS_CACHE",
+    "$NEMO_DATASETS_CACHE is honoured where data sets are kept": "NEMO_DATASETS_CACHE",
+    "run.LocalExecutor(launcher='torchrun', ntasks_per_node=8), or --executor local on the command line": "torchrun",
+    "nl.AutoResume(restore_config=nl.RestoreConfig(path=...))": "nemo_resume",
+}
+"""The names that aren't there, by what is in their place or why not."""
+GONE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+class Found(NamedTuple):
+    """A name of NeMo's in nemo2."""
+
+    status: str
+    """"works", "renamed", "gone" or "unknown"."""
+    home: str = ""
+    """The module to import from."""
+    name: str = ""
+    """Its name there; "" for a module."""
+    reason: str = ""
+
+
+@cache
+def find(name: str) -> Found:
+    """Where nemo2 has what NeMo calls ``name``, the last part of its path."""
+    if name in RENAMED:
+        home, _, own = RENAMED[name].partition(":")
+        same = own == name
+        return Found("works" if same else "renamed", home, own)
+    if (home := _home(name)) is not None:
+        return Found("works", home, name)
+    if name in GONE:
+        return Found("gone", reason=GONE[name])
+    return Found("unknown", reason="nemo2 has no such name")
+
+
+def module_of(path: str) -> Optional[str]:
+    """The module of nemo2 that takes the place of NeMo's at ``path``; None where there is none."""
+    if path in MODULES:
+        return MODULES[path]
+    prefix, _, last = path.rpartition(".")
+    from nemo2 import recipes
+
+    return f"nemo2.recipes.{last}" if prefix == "nemo.collections.llm.recipes" and last in recipes.names() else None
+
+
+def _home(name: str) -> Optional[str]:
+    for door in DOORS:
+        module = import_module(door)
+        if name in getattr(module, "__all__", ()) or _is_ours(getattr(module, name, None)):
+            return door
+    from nemo2 import recipes
+
+    return "nemo2.recipes" if name in recipes.names() else None
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a function, a class or an object of one is defined in nemo2."""
+    return (getattr(value, "__module__", None) or type(value).__module__).startswith("nemo2.")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, and a list of what needs a hand.
+
+The script is read, never run. Only its import statements are rewritten; everything else stays as it is, line by line.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple, Optional
+
+import typer
+
+from nemo2.config.aliases import gone
+from nemo2.errors import ConfigError
+
+EXAMPLE = "Example: nemo2 translate pretrain.py --output pretrain_nemo2.py"
+
+
+class Translation(NamedTuple):
+    text: str
+    left: list[tuple[int, str]]
+    """Lines of the script that need a hand, and why."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("translate", epilog=EXAMPLE)(translate)
+
+
+def translate(
+    script: Annotated[Path, typer.Argument(help="A Python file for NeMo 2.0.")],
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="Where to write; default: print.")] = None,
+) -> None:
+    """Rewrite a NeMo 2.0 script's imports for nemo2. Exit code 1 where something is left to do, which is listed."""
+    try:
+        done = translated(script.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{script} can't be read as Python: {error}.") from None
+    if output is None:
+        print(done.text, end="")
+    else:
+        output.write_text(done.text, encoding="utf-8")
+    for line, reason in done.left:
+        print(f"{script}:{line}: {reason}", file=sys.stderr)
+    if done.left:
+        raise typer.Exit(1)
+
+
+def translated(text: str) -> Translation:
+    """The script with its imports rewritten. Raises SyntaxError where it isn't Python."""
+    tree = ast.parse(text)
+    lines = text.splitlines(keepends=True)
+    left: list[tuple[int, str]] = []
+    aliases: dict[str, str] = {}
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in sorted(imports, key=lambda one: one.lineno, reverse=True):
+        written, problems = _rewritten(node)
+        left += [(node.lineno, problem) for problem in problems]
+        aliases |= _modules_named_by(node)
+        if written is not None:
+            indent = " " * node.col_offset
+            end = "\n" if lines[(node.end_lineno or node.lineno) - 1].endswith("\n") else ""
+            lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written or ["pass"]) + end]
+    left += [*_unknown_attributes(tree, aliases), *_swallowed(tree)]
+    return Translation("".join(lines), sorted(set(left)))
+
+
+def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
+    """The statements in place of an import, None where it isn't NeMo's, and what is left."""
+    if isinstance(node, ast.ImportFrom):
+        if node.level or not _of_nemo(node.module or ""):
+            return None, []
+        return _of_names(node)
+    if not any(_of_nemo(one.name) for one in node.names):
+        return None, []
+    written, problems = [], []
+    for one in node.names:
+        from nemo2.cli.nemo_names import module_of
+
+        home = module_of(one.name) if _of_nemo(one.name) else one.name
+        if home is None:
+            problems.append(f"import {one.name}: nemo2 has no such module")
+            written.append(f"# import {one.name}")
+        elif one.asname is None and home != one.name:
+            problems.append(
+                f"import {one.name}: give it a name (import {home} as ...), which the code uses in place of {one.name}"
+            )
+            written.append(f"import {home}")
+        else:
+            written.append(f"import {home} as {one.asname}" if one.asname and one.asname != home else f"import {home}")
+    return written, problems
+
+
+def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
+    from nemo2.cli.nemo_names import find, module_of
+
+    by_home: dict[str, list[str]] = {}
+    written: list[str] = []
+    problems: list[str] = []
+    for one in node.names:
+        used = one.asname or one.name
+        if one.name == "*":
+            home = module_of(node.module or "")
+            written.append(f"from {home} import *" if home else f"# from {node.module} import *")
+            problems += [] if home else [f"from {node.module} import *: nemo2 has no such module"]
+            continue
+        home = module_of(f"{node.module}.{one.name}")
+        if home is not None:
+            package, _, last = home.rpartition(".")
+            if not package:
+                written.append(f"import {home}" + (f" as {used}" if used != home else ""))
+            else:
+                by_home.setdefault(package, []).append(_as(last, used))
+            continue
+        inside, found = module_of(node.module or ""), find(one.name)
+        if inside is not None and found.status in ("gone", "unknown") and _has(inside, one.name):
+            by_home.setdefault(inside, []).append(_as(one.name, used))
+        elif found.status in ("works", "renamed"):
+            if found.name:
+                by_home.setdefault(found.home, []).append(_as(found.name, used))
+            else:
+                written.append(f"import {found.home}" + (f" as {used}" if used != found.home else ""))
+            if found.status == "renamed":
+                problems.append(
+                    f"{one.name} is {found.home}.{found.name} now: look whether its arguments fit" if found.name else ""
+                )
+        else:
+            written.append(f"# from {node.module} import {one.name}")
+            problems.append(f"{one.name}: {found.reason}")
+    written += [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
+    return written, [problem for problem in problems if problem]
+
+
+def _as(name: str, used: str) -> str:
+    return name if name == used else f"{name} as {used}"
+
+
+def _of_nemo(module: str) -> bool:
+    return module.partition(".")[0] == "nemo"
+
+
+def _has(module: str, name: str) -> bool:
+    from importlib import import_module
+
+    try:
+        return hasattr(import_module(module), name)
+    except ImportError:
+        return False
+
+
+def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
+    """Names in the script that stand for modules of NeMo's, and those of nemo2."""
+    from nemo2.cli.nemo_names import module_of
+
+    found = {}
+    for one in node.names:
+        full = f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
+        home = module_of(full) if _of_nemo(full) else None
+        if home is not None and (isinstance(node, ast.ImportFrom) or one.asname):
+            found[one.asname or one.name] = home
+    return found
+
+
+def _unknown_attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """``nl.io``, ``llm.deploy``: attributes of modules that nemo2's don't have."""
+    from nemo2.cli.nemo_names import find
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            home = aliases[node.value.id]
+            if not _has(home, node.attr):
+                found = find(node.attr)
+                told = f"it is in {found.home}" if found.status in ("works", "renamed") else found.reason
+                yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {told}"
+
+
+def _swallowed(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Arguments of the strategy that NeMo took and did nothing with."""
+    from nemo2.strategy import MegatronStrategy
+
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        names = {getattr(one, "attr", getattr(one, "id", "")) for one in (node.func, *node.args[:1])}
+        for keyword in node.keywords if "MegatronStrategy" in names else ():
+            if keyword.arg and (reason := gone(MegatronStrategy, keyword.arg)) is not None:
+                yield keyword.value.lineno, f"MegatronStrategy({keyword.arg}=...): {reason}"

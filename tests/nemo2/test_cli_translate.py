@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo 2.0's scripts with nemo2's imports."""
+
+import ast
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from nemo2.cli import nemo_names
+from nemo2.cli.app import app
+from nemo2.cli.translate import translated
+from tools import nemo_page
+
+SCRIPT = '''\
+"""A script."""
+import os, torch
+from nemo import lightning as nl
+from nemo.collections import llm
+import nemo.lightning as lightning
+from nemo.collections.llm.recipes import llama3_8b, llama3_70b as big
+from nemo.collections.llm.recipes.precision.mixed_precision import (
+    bf16_mixed,
+    fp16_mixed as half,
+)
+from nemo.lightning.pytorch.callbacks import ModelCheckpoint, GarbageCollectionCallback
+from nemo.utils.exp_manager import TimingCallback
+from nemo.utils import logging
+from nemo.collections.llm.gpt.model.llama import Llama3Config8B, LlamaModel
+
+
+def late():
+    from nemo.lightning.pytorch.optim import CosineAnnealingScheduler, MegatronOptimizerModule
+    return CosineAnnealingScheduler(max_steps=3), MegatronOptimizerModule
+
+logging.info("%s", os.sep)
+made = nl.MegatronStrategy(
+    tensor_model_parallel_size=2,
+)
+same = llm.LlamaModel is LlamaModel
+'''
+
+
+def test_imports_are_rewritten_and_every_other_line_stays() -> None:
+    done = translated(SCRIPT)
+    assert done.left == []
+    old, new = SCRIPT.splitlines(), done.text.splitlines()
+    assert [line for line in new if "import" not in line] == [
+        line
+        for number, line in enumerate(old)
+        if "import" not in line and not (old.index("    bf16_mixed,") <= number <= old.index("    bf16_mixed,") + 2)
+    ]
+    namespace: dict = {}
+    exec(compile(done.text, "script", "exec"), namespace)
+    assert namespace["made"].tensor_model_parallel_size == 2 and namespace["same"] is True
+    assert namespace["big"].__name__ == "nemo2.recipes.llama3_70b" and namespace["late"]()[0].max_steps == 3
+
+
+def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(
+        "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import deploy, pretrain\n"
+        "s = nl.MegatronStrategy(store_optimizer_states=False)\nc = run.Config(nl.MegatronStrategy, precision=1)\n"
+        "f = nl.Fabric\nimport nemo.core\n"
+    )
+    done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
+    assert done.exit_code == 1
+    for words in (
+        ":3: deploy: the deployment",
+        ":4: MegatronStrategy(store_optimizer_states=...): NeMo 2.0 takes it",
+        ":5: MegatronStrategy(precision=...): dtypes are the precision's",
+        ":6: nl.Fabric: nemo2 has no Fabric; Lightning's Fabric",
+        ":7: import nemo.core: nemo2 has no such module",
+    ):
+        assert f"script.py{words}" in done.stderr, done.stderr
+    text = (tmp_path / "new.py").read_text()
+    assert "# from nemo.collections.llm import deploy\nfrom nemo2.llm import pretrain" in text and ast.parse(text)
+
+
+def test_a_file_that_is_no_python_is_refused(tmp_path) -> None:
+    (tmp_path / "no.py").write_text("def (")
+    done = CliRunner().invoke(app, ["translate", str(tmp_path / "no.py")])
+    assert done.exit_code != 0 and "can't be read as Python" in f"{done.exception}{done.stderr}"
+
+
+NAMES = [name for names in nemo_page.sections().values() for name in names]
+
+
+def test_every_public_name_of_nemo_is_there_renamed_or_gone_with_its_reason() -> None:
+    found = {name: nemo_names.find(name) for name in NAMES}
+    assert len(found) == len(NAMES) > 480, "no name twice"
+    assert [name for name, one in found.items() if one.status == "unknown"] == []
+    for name, one in found.items():
+        if one.status in ("works", "renamed"):
+            assert getattr(import_module(one.home), one.name) is not None, name
+        else:
+            assert len(one.reason) > 10, name
+    assert sum(one.status == "works" for one in found.values()) >= 330
+
+
+def test_what_is_called_gone_is_gone() -> None:
+    # So that the table is changed when they come.
+    for name in nemo_names.GONE:
+        assert nemo_names._home(name) is None, f"{name} is there: take it off the list"
+
+
+def test_the_page_has_the_table_as_it_is() -> None:
+    text = nemo_page.PAGE.read_text()
+    assert nemo_page.page(text) == text, "python -m tools.nemo_page"
+
+
+@pytest.mark.parametrize("library", ["huggingface", "null", "byte-level", "megatron"])
+def test_tokenizers_by_nemos_names(library: str) -> None:
+    from nemo2.data import get_nmt_tokenizer
+
+    arguments = {
+        "huggingface": {"model_name": "a/b"},
+        "null": {"vocab_size": 10},
+        "megatron": {"vocab_file": "v", "merges_file": "m"},
+    }.get(library, {})
+    made = get_nmt_tokenizer(library, **arguments)
+    kind = {"huggingface": "AutoTokenizer", "null": "NullTokenizer", "megatron": "GPT2BPETokenizer"}
+    assert type(made).__name__ == kind.get(library, "ByteTokenizer")
+    if library == "null":
+        assert (made.vocab_size, made.eos_id) == (11, 10), "NeMo's vocabulary is one id larger than it is told"
+    for needed in arguments:
+        with pytest.raises(Exception, match=f"needs .*{needed}"):
+            get_nmt_tokenizer(library, **{name: value for name, value in arguments.items() if name != needed})

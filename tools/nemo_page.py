@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of every public name of NeMo 2.0 on the page for people who come from it: ``python -m tools.nemo_page`` writes it."""
+
+from pathlib import Path
+
+from nemo2.cli.nemo_names import find
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "from_nemo.md"
+NAMES = ROOT / "tools" / "nemo_names.txt"
+BEGIN, END = "<!-- every name, written by `python -m tools.nemo_page` -->", "<!-- end of every name -->"
+
+
+def sections() -> dict[str, list[str]]:
+    """NeMo 2.0's public names, by where they are."""
+    found: dict[str, list[str]] = {}
+    for line in NAMES.read_text().splitlines():
+        if line.startswith("## "):
+            names = found[line.removeprefix("## ")] = []
+        elif not line.startswith("#"):
+            names += line.split()
+    return found
+
+
+def table() -> str:
+    """The counts, and a row for each name that isn't the same."""
+    rows, counts = [], {"works": 0, "renamed": 0, "gone": 0}
+    lines = ["| of NeMo 2.0 | names | the same | otherwise | gone |", "|---|---|---|---|---|"]
+    for section, names in sections().items():
+        found = {name: find(name) for name in names}
+        here = {status: sum(one.status == status for one in found.values()) for status in counts}
+        counts = {status: counts[status] + here[status] for status in counts}
+        lines.append(f"| {section} | {len(names)} | {here['works']} | {here['renamed']} | {here['gone']} |")
+        by_reason: dict[str, list[str]] = {}
+        for name, one in found.items():
+            if one.status != "works":
+                told = f"`{one.home}.{one.name}`" if one.status == "renamed" else one.reason
+                by_reason.setdefault(told, []).append(f"`{name}`")
+        rows += [f"| {', '.join(names)} | {told} |" for told, names in by_reason.items()]
+    lines.append(f"| all | {sum(counts.values())} | {' | '.join(str(counts[status]) for status in counts)} |")
+    return "\n".join([*lines, "", "| not the same | instead, or why not |", "|---|---|", *rows])
+
+
+def page(text: str) -> str:
+    """The page with the table as it is now."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
