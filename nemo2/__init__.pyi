@@ -10,6 +10,7 @@ from nemo2.config import Partial as Partial
 from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
 from nemo2.data.tokenizer import get_vocab_size as get_vocab_size
 from nemo2.launch.launcher import run as run
+from nemo2.llm import io as io
 from nemo2.optim import lr_scheduler as lr_scheduler
 from nemo2.optim.base import OptimizerModule as OptimizerModule
 from nemo2.optim.lr_scheduler import LRSchedulerModule as LRSchedulerModule

@@ -17,6 +17,7 @@ DOORS = (
     "nemo2.data",
     "nemo2.llm.peft",
     "nemo2.llm.fn",
+    "nemo2.llm.io",
     "nemo2.recipes.log.default",
     "nemo2.recipes.optim.adam",
     "nemo2.recipes.precision.mixed_precision",
@@ -40,6 +41,7 @@ MODULES = {
     "nemo.collections.llm": "nemo2.llm",
     "nemo.collections.llm.api": "nemo2.llm",
     "nemo.collections.llm.peft": "nemo2.llm.peft",
+    "nemo.lightning.io": "nemo2.llm.io",
     "nemo.collections.llm.fn": "nemo2.llm.fn",
     "nemo.collections.llm.fn.activation": "nemo2.llm.fn",
     "nemo.collections.llm.recipes": "nemo2.recipes",
@@ -56,7 +58,6 @@ RENAMED = {
     "TokenizerSpec": "nemo2.data:Tokenizer",
     "OptimizerConfig": "megatron.core.optimizer:OptimizerConfig",
     "DistributedDataParallelConfig": "megatron.core.distributed:DistributedDataParallelConfig",
-    "load_context": "nemo2.checkpoint.context:load_context",
     "ModelCallback": "lightning.pytorch.callbacks:LambdaCallback",
     "logging": "logging:",
 }
@@ -94,7 +95,7 @@ _REASONS = {
         TransformCTX TransformFns HFCheckpointIO import_from importer exporter
     """,
     "classes of nemo2 remember their arguments by @nemo2.config.capture.configurable": """
-        IOMixin track_io reinit TrainerContext drop_unexpected_params io
+        TrainerContext drop_unexpected_params
     """,
     "a checkpoint's context/ holds text only: tokenizers by their files and hashes, nothing pickled": """
         FileArtifact DirArtifact DirOrStringArtifact PathArtifact PickleArtifact HFAutoArtifact

@@ -7,6 +7,7 @@ command fail: nemo-run's own parser refuses some spellings we document, and its 
 """
 
 import functools
+import inspect
 import re
 import sys
 import traceback
@@ -49,7 +50,7 @@ class HonestRunContext(RunContext):
             return
         task = self.parse_fn(fn, task_args)
         print(render(task))
-        executor = getattr(self, "executor", None)
+        executor = _made(getattr(self, "executor", None))
         if self.dryrun:
             if executor is not None and not self.direct:
                 run(task, executor, name=self.name, dryrun=True)
@@ -77,6 +78,13 @@ class HonestRunContext(RunContext):
                 raise ConfigError(f"--factory {self.factory}: no such recipe{did_you_mean(self.factory, known)}")
         task = super().parse_fn(fn, [], **default_kwargs)
         return apply_overrides(task, args) or task
+
+
+def _made(executor: Any) -> Any:
+    """An executor; ``run.cli.main(default_executor=...)`` may be given a function or a config that makes it."""
+    if isinstance(executor, fdl.Buildable):
+        return fdl.build(executor)
+    return executor() if inspect.isfunction(executor) else executor
 
 
 def register() -> None:

@@ -20,7 +20,10 @@ def wandb_logger(project: str, name: str, entity: Optional[str] = None) -> Confi
     """Weights & Biases; ``entity`` None is the user's own. The package ``wandb`` is needed where it runs."""
     from lightning.pytorch.loggers import WandbLogger
 
-    return Config(WandbLogger, project=project, name=name, **({} if entity is None else {"entity": entity}))
+    logger: Any = Config(WandbLogger, project=project, name=name)
+    if entity is not None:
+        logger.entity = entity
+    return logger
 
 
 def default_log(
