@@ -14,7 +14,7 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE,
     weights="openai/gpt-oss-120b",
     lora=On(ep=8, etp=1),
-    full=On(pp=4, ep=8, etp=1, nodes=4, strategy={"ckpt_async_save": False}),
+    full=On(pp=4, ep=8, etp=1, nodes=8, packed_batch_size=16, strategy={"ckpt_async_save": False}),
     peft=ATTENTION,
 )
 

@@ -21,7 +21,7 @@ RECIPE = llama31(
 FINETUNE = FinetuneRecipe(
     of=RECIPE,
     weights="meta-llama/Llama-3.1-405B",
-    lora=On(tp=4, pp=6, vp=7, nodes=3, packed_batch_size=6),
+    lora=On(tp=4, pp=6, vp=7, sp=True, nodes=3, packed_batch_size=6),
     full=On(tp=8, pp=14, nodes=14),
     fast_lora=On(tp=4, pp=4, vp=4, sp=True, nodes=2, strategy=RECIPE.strategy),
     fast_full=On(tp=8, pp=14, sp=True, nodes=14),

@@ -20,7 +20,10 @@ RECIPE = nemotron4(
     performance=partial(overlap_and_collect, tp_comm_overlap=True, wgrad_deferral_limit=22, **DEFERRED),
 )
 FINETUNE = FinetuneRecipe(
-    of=RECIPE, weights="mgoin/Nemotron-4-340B-Base-hf", lora=On(tp=8, pp=4, nodes=4), full=On(tp=8, pp=12, nodes=12)
+    of=RECIPE,
+    weights="mgoin/Nemotron-4-340B-Base-hf",
+    lora=On(tp=8, pp=4, nodes=4),
+    full=On(tp=8, pp=12, sp=True, nodes=12),
 )
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
