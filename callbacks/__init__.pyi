@@ -22,5 +22,6 @@ from nemo2.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
 from nemo2.callbacks.straggler_detection import StragglerDetectionCallback as StragglerDetectionCallback
 from nemo2.callbacks.timing import TimingCallback as TimingCallback
 from nemo2.callbacks.training_state import ModelTrainingStateCallback as ModelTrainingStateCallback
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
 from nemo2.run_dir.hang import HangWatchdog as HangWatchdog
 from nemo2.run_dir.preemption import PreemptionCallback as PreemptionCallback

@@ -105,7 +105,7 @@ class MegatronMixedPrecision(MixedPrecision):
         autocast_enabled: Run the forward under torch autocast. Not needed: the model is converted as a whole.
         grad_reduce_in_fp32: Accumulate and reduce gradients in fp32.
         fp8: "hybrid" or "e4m3"; None: no fp8. Needs Transformer Engine and a GPU of compute capability 8.9 or newer.
-        fp8_recipe: "delayed", "tensorwise" (current scaling), "blockwise" or "mxfp8".
+        fp8_recipe: "delayed", "tensorwise" (current scaling), "blockwise" or "mxfp8". None: without fp8.
         fp8_params: Deprecated spelling of ``fp8_param_gather``.
         fp8_param_gather: Keep parameters in fp8 and gather them so. None: False.
         fp4, fp4_recipe: As fp8, for 4 bit. Needs a Blackwell GPU.
@@ -128,7 +128,7 @@ class MegatronMixedPrecision(MixedPrecision):
         grad_reduce_in_fp32: bool = True,
         # fp8
         fp8: Optional[Literal["hybrid", "e4m3"]] = None,
-        fp8_recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "delayed",
+        fp8_recipe: Optional[Literal["delayed", "tensorwise", "blockwise", "mxfp8"]] = "delayed",
         first_last_layers_bf16: bool = False,
         num_layers_at_start_in_bf16: int = 0,
         num_layers_at_end_in_bf16: int = 0,
@@ -166,6 +166,8 @@ class MegatronMixedPrecision(MixedPrecision):
             fp8_param_gather = fp8_params
         if fp8 not in (None, "hybrid", "e4m3"):
             raise ConfigError(f"trainer.plugins.fp8={fp8!r}: must be 'hybrid', 'e4m3' or None.")
+        if fp8_recipe is None and fp8 is None:
+            fp8_recipe = "delayed"  # NeMo's scripts say so where there is no fp8
         if fp8_recipe not in FP8_RECIPES:
             raise ConfigError(
                 f"trainer.plugins.fp8_recipe={fp8_recipe!r}: must be one of {', '.join(FP8_RECIPES)}"

@@ -521,9 +521,11 @@ def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any
         takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
         return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
     forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
+    if forward_step is None and type(module).forward is not pl.LightningModule.forward:
+        return module  # as NeMo: called with the batch
     if forward_step is None:
         raise ConfigError(
-            f"{type(module).__name__} defines neither {step.stage}_step nor forward_step: define "
+            f"{type(module).__name__} defines neither {step.stage}_step nor forward_step, nor forward: define "
             f"`{step.stage}_step(self, batch, batch_idx)` that returns a loss, or `forward_step(self, batch)` and a "
             f"`{step.stage}_loss_reduction`."
         )

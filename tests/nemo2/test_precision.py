@@ -341,3 +341,9 @@ def test_an_argument_reaches_the_configurations_that_have_its_field(name: str) -
     for field, value in expected.items():
         found = [getattr(config, field) for config in configs.values() if hasattr(config, field)]
         assert found and all(one == value for one in found), field
+
+
+def test_no_recipe_is_no_fp8():
+    assert MegatronMixedPrecision("bf16-mixed", fp8=None, fp8_recipe=None).dtype_config.fp8_recipe == "delayed"
+    with pytest.raises(ConfigError, match="fp8_recipe=None: must be one of"):
+        MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe=None)

@@ -258,3 +258,26 @@ def test_what_would_silently_not_happen_is_refused(run_on_ranks):
     assert "optim.config.clip_grad=1.0" in messages["clip"]
     assert "data.global_batch_size" in messages["accumulate"]
     assert "MegatronOptimizerModule" in messages["fp16"]
+
+
+class OnlyForward(pl.LightningModule):
+    """Without predict_step and forward_step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = layers()
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.net(batch[0]).argmax(-1)
+
+
+def predict_by_forward() -> dict[str, Any]:
+    small_runs.quiet()
+    model = OnlyForward()
+    predicted = small_runs.build_trainer(max_steps=1).predict(model, loader(), return_predictions=True)
+    return {"predicted": torch.cat(predicted).tolist(), "direct": model(examples()[:]).tolist()}
+
+
+def test_a_module_without_steps_is_called_with_the_batch(run_on_ranks):
+    [found] = run_on_ranks(predict_by_forward, 1)
+    assert found["predicted"] == found["direct"] and len(found["direct"]) == STEPS * BATCH
