@@ -130,8 +130,6 @@ class MegatronMixedPrecision(MixedPrecision):
         fp8: Optional[Literal["hybrid", "e4m3"]] = None,
         fp8_recipe: Optional[Literal["delayed", "tensorwise", "blockwise", "mxfp8"]] = "delayed",
         first_last_layers_bf16: bool = False,
-        num_layers_at_start_in_bf16: int = 0,
-        num_layers_at_end_in_bf16: int = 0,
         fp8_margin: int = 0,
         fp8_amax_history_len: int = 1,
         fp8_amax_compute_algo: str = "most_recent",
@@ -148,6 +146,8 @@ class MegatronMixedPrecision(MixedPrecision):
         fp16_min_loss_scale: float = 1.0,
         fp16_loss_scale_window: int = 1000,
         fp16_hysteresis: int = 2,
+        num_layers_at_start_in_bf16: int = 0,
+        num_layers_at_end_in_bf16: int = 0,
         reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     ) -> None:
         super(MixedPrecision, self).__init__()  # its own would make a gradient scaler

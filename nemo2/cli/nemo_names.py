@@ -75,7 +75,7 @@ _REASONS = {
         Fabric FabricMegatronStrategy FabricMegatronMixedPrecision to_fabric
     """,
     "the deployment and evaluation of models have moved to NVIDIA-NeMo's Export-Deploy and Eval": """
-        deploy evaluate evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
+        deploy evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM
     """,
     "NVIDIA's ModelOpt, which prunes, distills and quantises, isn't wired in": """
