@@ -23,7 +23,7 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE,
     weights="mgoin/Nemotron-4-340B-Base-hf",
     lora=On(tp=8, pp=4, nodes=4),
-    full=On(tp=8, pp=12, sp=True, nodes=12),
+    full=On(tp=8, pp=12, sp=True, nodes=24),
 )
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
