@@ -58,11 +58,15 @@ def run_on_ranks() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def terminals_can_be_closed() -> Iterator[None]:
-    """What nohup starts ignores the end of a terminal, and hands that on: runs of tests say themselves which are to."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals_mean_what_they_mean() -> Iterator[None]:
+    """What nohup starts ignores the end of a terminal, what a shell starts in the background ignores Ctrl-C, and both hand that
+    on: runs of tests say themselves which are to."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL), signal.getsignal(signal.SIGINT)
+    if before[1] is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, before[0])
+    signal.signal(signal.SIGINT, before[1])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,6 +16,7 @@ from nemo2.hugging_face.safetensors_files import open_folder, read_config
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.settings import refusal, text_config
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
@@ -23,6 +24,10 @@ _log = logging.getLogger(__name__)
 _ALL = slice(None)
 _COMPUTED_BYTES = 64 << 20
 _SHOWN = 20
+_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_nextn_predict_layers", "num_local_experts", "num_experts",
+           "n_routed_experts", "num_attention_heads", "n_head", "num_key_value_heads")  # fmt: skip
+"""Of what lists are made before a tensor has been looked at."""
+_MOST = 100_000
 _WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -150,6 +155,11 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: it says what our model can't be, or what Megatron-Core refuses.
     """
+    for name in _COUNTS:
+        if isinstance(count := text_config(hf_config).get(name), int | float) and count > _MOST:
+            raise refusal(
+                hf_config, name, f"no model has more than {_MOST}, and so many would fill this machine's memory"
+            )
     try:
         return conversion.config(hf_config)
     except Nemo2Error:

@@ -2,6 +2,7 @@
 """Process groups and random streams of the parallel layout, made by Megatron-Core."""
 
 import contextlib
+import gc
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Optional, cast
@@ -10,6 +11,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from torch.distributed.device_mesh import DeviceMesh
 
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
@@ -46,8 +48,9 @@ def destroy_model_parallel() -> None:
         parallel_state.destroy_model_parallel()
         # Megatron-Core forgets its groups, torch doesn't: each of gloo's keeps three threads, which look every 10 ms for what
         # came.
+        kept = _names_in_meshes()
         for group in groups:
-            if isinstance(group, torch.distributed.ProcessGroup):
+            if isinstance(group, torch.distributed.ProcessGroup) and group.group_name not in kept:
                 with contextlib.suppress(ValueError):  # taken down by somebody else
                     torch.distributed.destroy_process_group(group)
         for embedding in (
@@ -56,6 +59,17 @@ def destroy_model_parallel() -> None:
         ):  # caches of the last 32 embeddings, and the groups in them
             cast(Any, embedding.forward).cache_clear()
     unset_num_microbatches_calculator()
+
+
+def _names_in_meshes() -> set[str]:
+    """Groups that a device mesh refers to. torch's cache of sharded operations keeps meshes, and gives the next model's tensors
+    an equal one that it has met before."""
+    names = set()
+    for mesh in gc.get_objects():
+        if type(mesh) is DeviceMesh:
+            with contextlib.suppress(RuntimeError):  # one of its groups is gone
+                names |= {group.group_name for group in mesh.get_all_groups()}
+    return names
 
 
 def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: bool = False) -> None:

@@ -187,7 +187,9 @@ class Linear(_Module):
 
     def forward(self, x: Tensor, is_first_microbatch: Any = None) -> Any:
         from megatron.core.tensor_parallel import (
+            copy_to_tensor_model_parallel_region,
             gather_from_sequence_parallel_region,
+            reduce_from_tensor_model_parallel_region,
             reduce_scatter_to_sequence_parallel_region,
         )
 
@@ -198,11 +200,16 @@ class Linear(_Module):
             for suffix in current.buffers_of(file, switch):
                 scatter = switch in ("ub_overlap_rs_dgrad", "ub_overlap_rs_fprop")
                 current.ask(f"{self.ub_name}{suffix}", scatter=scatter, tokens=tokens)
+        split = self.sequence_parallel
         if self.cut == "column":
-            x = gather_from_sequence_parallel_region(x)
+            x = gather_from_sequence_parallel_region(x) if split else copy_to_tensor_model_parallel_region(x)
         out = F.linear(x, self.weight)
         if self.cut == "row":
-            out = reduce_scatter_to_sequence_parallel_region(out)
+            out = (
+                reduce_scatter_to_sequence_parallel_region(out)
+                if split
+                else reduce_from_tensor_model_parallel_region(out)
+            )
         if not self.use_bias:
             return out
         return (out, self.bias) if self.return_bias else out + self.bias

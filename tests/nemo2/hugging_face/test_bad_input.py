@@ -103,6 +103,13 @@ def test_sizes_that_no_model_has(tmp_path: Path) -> None:
     refused(source, r"config.json \(LlamaForCausalLM\) describes a model that can't be built", ConfigError)
 
 
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_local_experts"])
+def test_numbers_that_would_fill_the_memory(tmp_path: Path, name: str) -> None:
+    """Before anything is counted up to them."""
+    told = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", name: 10**12}
+    refused(write(tmp_path / "hf", **told), rf"{name}=1000000000000: no model has more than 100000", ConfigError)
+
+
 def test_further_predictions_that_a_file_lacks_are_left_out_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

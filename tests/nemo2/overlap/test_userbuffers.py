@@ -117,7 +117,7 @@ def test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_free
         assert "error" not in run, f"{number} {entry}: {run.get('error')}"
         steps = [line[0] for line in run["log"]]
         if entry == "generate":
-            assert steps == ["build"] * 8 and {tuple(line[2]) for line in run["log"]} == {()}
+            assert not steps  # without sequence parallelism, which single tokens can't have, no layer has a buffer
             continue
         assert steps[0] == "start" and steps[-1] == "destroy" and steps.count("start") == steps.count("destroy") == 1
         assert not run["left"] and steps.index("build") < steps.index("ask")

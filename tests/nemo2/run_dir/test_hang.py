@@ -23,13 +23,16 @@ def watched(directory: Path, action: Any, timeout_seconds: float = 0.4) -> int:
     """Run ``action(watchdog, trainer)`` in a process that is watched; its exit code."""
     pid = os.fork()
     if pid == 0:
-        trainer: Any = types.SimpleNamespace(
-            global_rank=3, global_step=7, log_dir=str(directory), default_root_dir="/nowhere"
-        )
-        watchdog = HangWatchdog(timeout_seconds)
-        watchdog.on_train_start(trainer, None)  # pyright: ignore[reportArgumentType]
-        action(watchdog, trainer)
-        os._exit(0)
+        try:  # whatever is raised, this process is no second pytest
+            trainer: Any = types.SimpleNamespace(
+                global_rank=3, global_step=7, num_nodes=1, log_dir=str(directory), default_root_dir="/nowhere"
+            )
+            watchdog = HangWatchdog(timeout_seconds)
+            watchdog.on_train_start(trainer, None)  # pyright: ignore[reportArgumentType]
+            action(watchdog, trainer)
+            os._exit(0)
+        finally:
+            os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -141,6 +144,7 @@ def test_a_stopped_rank_is_ended_by_a_peer_and_told(tmp_path, monkeypatch):
     faults.mkdir()
     monkeypatch.setenv("NEMO2_FAULT_DIR", str(faults))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("RANK", "3")
     stopped = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"}
     )  # fmt: skip

@@ -124,6 +124,7 @@ def test_a_machine_without_gpus_runs_the_processes_that_it_says(
     from nemo2 import Trainer
 
     monkeypatch.setenv("WORLD_SIZE", str(expected))
+    monkeypatch.setenv("RANK", "0")
     assert world_of(SimpleNamespace(devices=devices, num_nodes=1), Machine.here()) == World(1, expected)
     trainer: Any = Trainer(devices=devices, logger=False, enable_checkpointing=False)
     assert trainer.num_devices == expected
