@@ -19,6 +19,7 @@ from nemo2.config.explicit import explicit_fields
 from nemo2.errors import CheckpointError, ConfigError, DataError
 from nemo2.llm.set_up import set_up
 from nemo2.models.generate import Generation, generate
+from nemo2.models.sampling import Sampling
 from nemo2.strategy import MegatronStrategy
 from nemo2.trainer import Trainer
 
@@ -26,14 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HowToGenerate:
-    """How the next token is drawn (`nemo2.models.generate.generate`), and how many."""
+class HowToGenerate(Sampling):
+    """How the next token is drawn, how many there are, and what ends them; out of range is said before a model is loaded."""
 
     max_new_tokens: int = 64
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
     stop: Sequence[str] = ()
 
     @classmethod

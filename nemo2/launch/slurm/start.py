@@ -357,7 +357,7 @@ def _parameters(recipe: Any) -> float:
 
     try:
         return float(shape_of(recipe.model.config).parameters)
-    except Exception:  # a model of the user's own: the minute alone
+    except (AttributeError, TypeError, ConfigError):  # a model of the user's own, without these sizes: the minute alone
         return 0.0
 
 
