@@ -73,6 +73,16 @@ class Row:
 
 
 _EXPERTS = ("TP 2, SP", "PP 2", "EP 2")
+_FOUR_FOLD = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def _per_channel(channels: int) -> dict[str, Any]:
+    """LongRoPE's factors of half as many frequencies, as different from each other as the releases'."""
+    return {
+        "rope_type": "longrope", "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.05 * channel for channel in range(channels // 2)],
+        "long_factor": [1.5 + 0.9 * channel for channel in range(channels // 2)],
+    }  # fmt: skip
 
 
 def _row(name: str, config: str, switches: str, base: dict[str, Any] = _LLAMA, **fields: Any) -> Row:
@@ -190,6 +200,8 @@ ROWS: tuple[Row, ...] = (
          rope_parameters=_EIGHT_FOLD | {"factor": 32.0}),
     _row("Llama, linear scaling", "LlamaConfig", "rotary scaling `linear`, biases everywhere", attention_bias=True,
          mlp_bias=True, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    _row("Llama, dynamic scaling", "LlamaConfig", "rotary scaling `dynamic`, of sequences longer than the original ones",
+         max_position_embeddings=24, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
     _row("Llama 4 Scout", "Llama4TextConfig", "chunks, layers without positions, frequencies kept or divided, far queries "
          "sharpened, normalised heads, a shared expert", _LLAMA | _LLAMA4, layouts=_EXPERTS,
          rope_parameters=_EIGHT_FOLD | {"factor": 16.0, "high_freq_factor": 1.0}),
@@ -208,6 +220,7 @@ ROWS: tuple[Row, ...] = (
          use_sliding_window=True, sliding_window=8, max_window_layers=2),
     _row("Qwen 3", "Qwen3Config", "normalised heads, wider than fits", head_dim=32),
     _row("Qwen 3, small", "Qwen3Config", "tied", head_dim=16, tie_word_embeddings=True),
+    _row("Qwen 3, stretched", "Qwen3Config", "rotary scaling `yarn`", head_dim=32, rope_parameters=_FOUR_FOLD),
     _row("Qwen 3 MoE", "Qwen3MoeConfig", "weights of experts renormalised", head_dim=32, num_experts=8, norm_topk_prob=True,
          num_experts_per_tok=4, moe_intermediate_size=32, layouts=_EXPERTS),
     _row("Qwen 3 MoE, mixed", "Qwen3MoeConfig", "dense layers among those with experts, weights as they are", head_dim=32,
@@ -226,6 +239,12 @@ ROWS: tuple[Row, ...] = (
     _row("Phi-3 mini", "Phi3Config", "fused projections, window", sliding_window=7),
     _row("Phi-3, part rotated", "Phi3Config", "half of the channels rotated, grouped queries", sliding_window=None,
          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
+    _row("Phi-3 mini and medium, 128k", "Phi3Config", "rotary scaling `longrope`, beyond the original length",
+         sliding_window=None, max_position_embeddings=96, original_max_position_embeddings=16,
+         rope_parameters=_per_channel(16)),
+    _row("Phi-4 mini", "Phi3Config", "`longrope` within the original length, three quarters rotated, tied",
+         sliding_window=None, tie_word_embeddings=True, max_position_embeddings=384, original_max_position_embeddings=48,
+         rope_parameters=_per_channel(12) | {"partial_rotary_factor": 0.75}),
     _row("GPT-OSS", "GptOssConfig", "sinks, windows in turn, `yarn`, biases, clamped gates", head_dim=16, sliding_window=8,
          num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, layouts=_EXPERTS, with_tp=EXPERT_RANKS,
          rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that most open decoders since Llama share, so that a family states only its differences."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Optional
 
 import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 
 from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
 from nemo2.models.gpt import GPTConfig
+from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 
 
 @configurable
@@ -23,7 +27,67 @@ class DecoderConfig(GPTConfig):
     activation_func: Callable = F.silu
     gated_linear_unit: bool = True
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
+    rope_stretching: Optional[Stretching] = None
+    """`DynamicNTK`, `LongRope` or `Yarn` of `nemo2.models.rotary`; None leaves rotary positions as they are."""
     add_bias_linear: bool = False
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     share_embeddings_and_output_weights: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rope_stretching is None:
+            return
+        self.rope_stretching.check(int((self.kv_channels or 0) * self.rotary_percent))
+        for problem in self._beside_stretching():
+            raise ConfigError(f"model.config.rope_stretching={type(self.rope_stretching).__name__} and {problem}.")
+
+    def _beside_stretching(self) -> list[str]:
+        """What positions that are stretched can't go with, and how it is mended."""
+        found = []
+        for name in ("seq_len_interpolation_factor", "scale_factor", "rope_scaling_factor"):
+            if (value := getattr(self, name, None)) is not None:
+                found.append(
+                    f"{name}={value} both change rotary frequencies: keep one of them, in a model class that has one"
+                )
+        if self.position_embedding_type != "rope":
+            found.append(f'position_embedding_type="{self.position_embedding_type}", which rotates nothing: use "rope"')
+        if self.apply_rope_fusion and self.yarn_mscale:
+            found.append(
+                "apply_rope_fusion=True, whose kernel doesn't multiply queries and keys by "
+                f"{self.yarn_mscale + 1:.6g}: use apply_rope_fusion=False"
+            )
+        return found
+
+    # Megatron-Core's attention multiplies rotated channels by (1 + m ln(s) / 10) / (1 + n ln(s) / 10), for the three below.
+    @property
+    def yarn_rotary_scaling_factor(self) -> float:
+        return math.exp(10.0)
+
+    @property
+    def yarn_mscale(self) -> float:
+        return 0.0 if self.rope_stretching is None else self.rope_stretching.amplitude - 1.0
+
+    @property
+    def yarn_mscale_all_dim(self) -> float:
+        return 0.0
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        if self.rope_stretching is not None:
+            settings: Any = self
+            model.rotary_pos_emb = StretchedRotaryEmbedding(
+                self.rope_stretching,
+                kv_channels=settings.kv_channels,
+                rotary_percent=settings.rotary_percent,
+                rotary_base=settings.rotary_base,
+                rotary_interleaved=settings.rotary_interleaved,
+                use_cpu_initialization=settings.use_cpu_initialization,
+            )
+        return model

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
+from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 
 # tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -43,17 +44,32 @@ class CachedDecoder:
 
     def __init__(self, core: nn.Module, *, batch_size: int, max_sequence_length: int) -> None:
         self.core: Any = core
-        self.context: Any = StaticInferenceContext(batch_size, max_sequence_length)
+        self.sizes = batch_size, max_sequence_length
+        self.context: Any = StaticInferenceContext(*self.sizes)
+        self.stretching = stretching_of(core)
+        self.seen: list[Tensor] = []
 
     def feed(self, tokens: Tensor) -> Tensor:
         """As `Decoder.feed` says."""
         if self.context.sequence_len_offset and tokens.size(1) > 1:
             raise ValueError("Megatron-Core lets several tokens of a later call see each other: feed one.")
+        if self.stretching is not None:
+            tokens = self._with_those_that_turn_otherwise(tokens, self.stretching)
         logits = logits_of_stage(self.core, tokens, self.context)
         self.context.sequence_len_offset += tokens.size(1)
         self.context.enable_decode_mode()
         last = None if logits is None else logits[:, -1].float()
         return from_last_stage(last, (tokens.size(0), self.core.vocab_size))
+
+    def _with_those_that_turn_otherwise(self, tokens: Tensor, stretching: Stretching) -> Tensor:
+        """All tokens so far, to be read again, where the sequence turns at other frequencies now that it is longer: what is
+        stored of them was computed at the old ones."""
+        self.seen.append(tokens)
+        alike = stretching.longest_alike(self.context.sequence_len_offset)
+        if alike is None or self.context.sequence_len_offset + tokens.size(1) <= alike:
+            return tokens
+        self.context = StaticInferenceContext(*self.sizes)
+        return torch.cat(self.seen, dim=1)
 
 
 def logits_of_stage(core: Any, tokens: Tensor, context: Any = None) -> Optional[Tensor]:
@@ -122,6 +138,9 @@ def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cac
     config = getattr(core, "config", None)
     cached = use_cache and core is not None and not getattr(config, "sequence_parallel", False)
     refuse_layouts(cached)
+    stretching = stretching_of(core)
+    if not cached and stretching is not None and getattr(config, "sequence_parallel", False):
+        refuse_padding(stretching, max_sequence_length)
     if cached and core is not None:
         return CachedDecoder(core, batch_size=batch_size, max_sequence_length=max_sequence_length)
     if isinstance(model, nn.Module):
@@ -147,6 +166,22 @@ def core_of(model: Any) -> LanguageModule | None:
     while isinstance(model, nn.Module) and not isinstance(model, LanguageModule):
         model = getattr(model, "module", None)
     return model if isinstance(model, LanguageModule) else None
+
+
+def stretching_of(core: Any) -> Optional[Stretching]:
+    """How a Megatron-Core model stretches its rotary positions; None where it doesn't."""
+    embedding = getattr(core, "rotary_pos_emb", None)
+    return embedding.stretching if isinstance(embedding, StretchedRotaryEmbedding) else None
+
+
+def refuse_padding(stretching: Stretching, length: int) -> None:
+    alike = stretching.longest_alike(1)
+    if alike is not None and length > alike:
+        raise ConfigError(
+            f"model.config.rope_stretching={type(stretching).__name__} turns positions by the length of the sequence beyond "
+            f"{alike} tokens, up to {length} are to be written, and sequence_parallel=True pads the length: load the model with "
+            "sequence_parallel=False."
+        )
 
 
 def refuse_layouts(cached: bool) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from nemo2.models.chatglm import ChatGLMConfig, ChatGLMModel
 from nemo2.models.conversion.llama import attention, decoder, output_layer
 from nemo2.models.conversion.pieces import fused_qkv, one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, rope_fields, rope_of, said, written
+from nemo2.models.conversion.positions import rope_fields, rope_of
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 
 _FIELDS = [

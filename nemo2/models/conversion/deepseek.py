@@ -8,6 +8,7 @@ import torch
 
 from nemo2.models.conversion.llama import decoder, gated_feed_forward
 from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
 from nemo2.models.conversion.qwen3 import experts
 from nemo2.models.conversion.settings import (
     NEEDED,
@@ -17,10 +18,7 @@ from nemo2.models.conversion.settings import (
     meaning,
     read,
     refusal,
-    rope_fields,
-    rope_of,
     said,
-    scaled,
     without,
     written,
 )

@@ -6,21 +6,18 @@ from typing import Any
 
 from nemo2.models.conversion.llama import attention, decoder, rows
 from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.positions import Rope, rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
     Config,
     Field,
-    Rope,
     decoder_fields,
     layer_types,
     pattern_of,
     read,
     refusal,
-    rope_fields,
-    rope_of,
     said,
-    scaled,
     size_of,
     text_config,
     window_of,

@@ -5,6 +5,7 @@ from typing import Any
 
 from nemo2.models.conversion.llama import attention, decoder
 from nemo2.models.conversion.pieces import every_other, one
+from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -14,10 +15,7 @@ from nemo2.models.conversion.settings import (
     layer_types,
     pattern_of,
     read,
-    rope_fields,
-    rope_of,
     said,
-    scaled,
     size_of,
     window_of,
     without,

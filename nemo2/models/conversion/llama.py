@@ -4,19 +4,8 @@
 from typing import Any
 
 from nemo2.models.conversion.pieces import cat, one, qkv
-from nemo2.models.conversion.settings import (
-    NEEDED,
-    Config,
-    Rope,
-    decoder_fields,
-    read,
-    refusal,
-    rope_fields,
-    rope_of,
-    said,
-    scaled,
-    written,
-)
+from nemo2.models.conversion.positions import KINDS, Rope, positions, positions_of, rope_fields, rope_of, scaled
+from nemo2.models.conversion.settings import NEEDED, Config, decoder_fields, read, refusal, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.llama import Llama31Config, LlamaConfig, LlamaModel
@@ -79,14 +68,15 @@ def gated_feed_forward(*, bias: bool = False) -> list[Row]:
 
 
 def config(hf: Config) -> LlamaConfig:
-    rope = rope_of(hf, kinds=("default", "linear", "llama3"))
-    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf), **positions(hf, rope)}
+    rope = rope_of(hf, kinds=(*KINDS, "llama3"))
+    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
+    fields |= own_positions(hf, rope, longest=fields["seq_length"])
     return (Llama31Config if rope.kind == "llama3" else LlamaConfig)(**fields)
 
 
 def hf_config(ours: LlamaConfig) -> dict[str, Any]:
     bias = ours.add_bias_linear
-    hf = {**written(ours, _FIELDS, only=_ONLY), "attention_bias": bias, "mlp_bias": bias, **positions_of(ours)}
+    hf = {**written(ours, _FIELDS, only=_ONLY), "attention_bias": bias, "mlp_bias": bias, **own_positions_of(ours)}
     return said(ours, hf, config)
 
 
@@ -98,27 +88,18 @@ def biases(hf: Config) -> dict[str, Any]:
     return {"add_bias_linear": attention}
 
 
-def positions(hf: Config, rope: Rope) -> dict[str, Any]:
-    """Our rotary settings, those of a linear or of Llama 3.1's scaling among them."""
-    if rope.partial != 1.0:
-        field = next((name for name in ("partial_rotary_factor", "rope_parameters") if hf.get(name)), "rope_scaling")
-        raise refusal(hf, field, "our Llama rotates all channels")
-    found: dict[str, Any] = {"rotary_base": rope.theta}
-    if rope.kind == "llama3":
-        return found | scaled(hf, rope, SCALING)
-    if rope.kind == "linear":
-        return found | scaled(hf, rope, {"factor": ("seq_len_interpolation_factor", NEEDED)})
-    return found
+def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
+    """Our rotary settings, those of Llama 3.1's scaling among them."""
+    found = positions(hf, rope, longest=longest)
+    return found | scaled(hf, rope, SCALING) if rope.kind == "llama3" else found
 
 
-def positions_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `positions`."""
+def own_positions_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `own_positions`."""
     if isinstance(ours, Llama31Config):
         scaling = {theirs: getattr(ours, name) for theirs, (name, _) in SCALING.items()}
         return rope_fields(ours.rotary_base, kind="llama3", **scaling)
-    if ours.seq_len_interpolation_factor is not None:
-        return rope_fields(ours.rotary_base, kind="linear", factor=ours.seq_len_interpolation_factor)
-    return rope_fields(ours.rotary_base)
+    return positions_of(ours)
 
 
 LLAMA = Conversion(

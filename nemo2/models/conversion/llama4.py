@@ -6,6 +6,7 @@ from typing import Any
 
 from nemo2.models.conversion.llama import SCALING, attention, decoder
 from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import (
     Config,
     Field,
@@ -13,10 +14,7 @@ from nemo2.models.conversion.settings import (
     meaning,
     read,
     refusal,
-    rope_fields,
-    rope_of,
     said,
-    scaled,
     text_config,
     without,
     written,

@@ -10,8 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.llama import attention, biases, decoder, gated_feed_forward, positions, positions_of
-from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, rope_of, said, without, written
+from nemo2.models.conversion.llama import (
+    attention,
+    biases,
+    decoder,
+    gated_feed_forward,
+    own_positions,
+    own_positions_of,
+)
+from nemo2.models.conversion.positions import rope_of
+from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
 from nemo2.models.conversion.table import Conversion, Row
 from nemo2.models.llama_nemotron import (
     Llama31NemotronUltra253BConfig,
@@ -42,7 +50,8 @@ def config(hf: Config) -> Any:
     blocks = hf.get("block_configs")
     if not blocks or len(blocks) != hf["num_hidden_layers"]:
         raise refusal(hf, "block_configs", "there has to be one block for each of num_hidden_layers")
-    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf), **positions(hf, rope)}
+    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
+    fields |= own_positions(hf, rope, longest=fields["seq_length"])
     kept = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
     groups = [block["attention"]["n_heads_in_group"] for block in kept if not block["attention"]["no_op"]]
     if not groups:
@@ -68,7 +77,7 @@ def hf_config(ours: Any) -> dict[str, Any]:
         "attention_bias": ours.add_bias_linear,
         "mlp_bias": ours.add_bias_linear,
         "block_configs": [{part: {**block[part], "replace_with_linear": False} for part in _KNOWN} for block in blocks],
-        **positions_of(ours),
+        **own_positions_of(ours),
     }
     return said(ours, hf, config)
 

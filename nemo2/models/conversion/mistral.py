@@ -4,12 +4,11 @@
 from typing import Any
 
 from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.positions import KINDS, positions, positions_of, rope_of
 from nemo2.models.conversion.settings import (
     Config,
     decoder_fields,
     read,
-    rope_fields,
-    rope_of,
     said,
     size_of,
     text_config,
@@ -26,9 +25,10 @@ _ONLY = {"model_type": "mistral", "hidden_act": "silu"}
 def config(hf: Config) -> MistralConfig7B:
     told = text_config(hf)
     window = window_of(told.get("sliding_window", 4096))
+    fields = read(told, _FIELDS, only=_ONLY)
     return MistralConfig7B(
-        **read(told, _FIELDS, only=_ONLY),
-        rotary_base=rope_of(told).theta,
+        **fields,
+        **positions(told, rope_of(told, kinds=KINDS), longest=fields["seq_length"]),
         window_size=window,
         cp_comm_type=None if window is None else "a2a",
     )
@@ -36,7 +36,7 @@ def config(hf: Config) -> MistralConfig7B:
 
 def hf_config(ours: MistralConfig7B) -> dict[str, Any]:
     window = {"sliding_window": size_of(ours.window_size)}
-    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **window, **rope_fields(ours.rotary_base)}, config)
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **window, **positions_of(ours)}, config)
 
 
 MISTRAL = Conversion(

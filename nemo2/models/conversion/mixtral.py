@@ -5,18 +5,8 @@ from typing import Any
 
 from nemo2.models.conversion.llama import attention, decoder
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import (
-    Config,
-    Field,
-    decoder_fields,
-    read,
-    rope_fields,
-    rope_of,
-    said,
-    size_of,
-    window_of,
-    written,
-)
+from nemo2.models.conversion.positions import KINDS, positions, positions_of, rope_of
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, size_of, window_of, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.mixtral import MixtralConfig, MixtralModel
 
@@ -46,7 +36,7 @@ def config(hf: Config) -> MixtralConfig:
     return MixtralConfig(
         **fields,
         max_position_embeddings=fields["seq_length"],
-        rotary_base=rope_of(hf, theta=1_000_000.0).theta,
+        **positions(hf, rope_of(hf, theta=1_000_000.0, kinds=KINDS), longest=fields["seq_length"]),
         window_size=window_of(hf.get("sliding_window")),
     )
 
@@ -56,7 +46,7 @@ def hf_config(ours: MixtralConfig) -> dict[str, Any]:
         **written(ours, _FIELDS, only=_ONLY),
         "max_position_embeddings": ours.max_position_embeddings,
         "sliding_window": size_of(ours.window_size),
-        **rope_fields(ours.rotary_base),
+        **positions_of(ours),
     }
     return said(ours, hf, config)
 

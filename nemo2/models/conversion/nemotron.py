@@ -5,17 +5,8 @@ from typing import Any
 
 from nemo2.models.conversion.llama import attention, decoder
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import (
-    Config,
-    Field,
-    decoder_fields,
-    read,
-    rope_fields,
-    rope_of,
-    said,
-    without,
-    written,
-)
+from nemo2.models.conversion.positions import rope_fields, rope_of
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, without, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.nemotron import NemotronConfig, NemotronModel
 

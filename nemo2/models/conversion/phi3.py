@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3 mini and medium, their short versions: long ones stretch positions by a factor per channel, which ours don't."""
+"""Phi-3 mini and medium, Phi-4 mini; their long versions stretch positions by a factor per channel."""
 
 from typing import Any
 
 from nemo2.models.conversion.llama import decoder
 from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.positions import partial_positions, positions_of, rope_of
 from nemo2.models.conversion.settings import (
     Config,
     Field,
     decoder_fields,
     read,
-    rope_fields,
-    rope_of,
     said,
     size_of,
     window_of,
@@ -25,6 +24,7 @@ _FIELDS = [
     *without(decoder_fields(max_position_embeddings=4096, rms_norm_eps=1e-5), "head_dim"),
     Field("resid_pdrop", "hidden_dropout", 0.0),
 ]
+_LENGTH = "original_max_position_embeddings"
 _ONLY = {"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0}
 
 
@@ -41,12 +41,16 @@ def rows(config: Phi3Config) -> list[Row]:
 
 
 def config(hf: Config) -> Phi3Config:
-    rope = rope_of(hf)
-    # transformers 5 writes the length before stretching also where nothing is stretched.
+    fields = read(hf, _FIELDS, only=_ONLY)
+    told = {**hf, _LENGTH: hf.get(_LENGTH, 4096)}
+    for name in ("rope_scaling", "rope_parameters"):  # as the first releases spell it
+        if (hf.get(name) or {}).get("type", (hf.get(name) or {}).get("rope_type")) in ("su", "yarn"):
+            told[name] = {**hf[name], "rope_type": "longrope"}
+    rope = rope_of(told, kinds=("default", "longrope"))
     window = window_of(hf.get("sliding_window"))
     return Phi3Config(
-        **read(hf, _FIELDS, only=_ONLY),
-        rotary_base=rope.theta,
+        **fields,
+        **partial_positions(told, rope, longest=fields["seq_length"]),
         rotary_percent=rope.partial,
         window_size=window,
         cp_comm_type=None if window is None else "a2a",
@@ -56,11 +60,21 @@ def config(hf: Config) -> Phi3Config:
 def hf_config(ours: Phi3Config) -> dict[str, Any]:
     hf = {
         **written(ours, _FIELDS, only=_ONLY),
-        "original_max_position_embeddings": ours.seq_length,
+        _LENGTH: ours.rope_stretching.original_length if ours.rope_stretching else ours.seq_length,
         "sliding_window": size_of(ours.window_size),
-        **rope_fields(ours.rotary_base, partial=ours.rotary_percent),
+        **positions_of(ours, partial=ours.rotary_percent),
     }
-    return said(ours, hf, config)
+    return said(ours, _as_released(hf), config)
+
+
+def _as_released(hf: dict[str, Any]) -> dict[str, Any]:
+    """transformers 4 takes no other fields of a scaling than those of the releases, and they are enough unless the factor isn't
+    the ratio of both lengths."""
+    told = hf.get("rope_scaling")
+    if told is None or "attention_factor" in told or told["factor"] != hf["max_position_embeddings"] / hf[_LENGTH]:
+        return hf
+    kept = {name: told[name] for name in ("rope_type", "short_factor", "long_factor")}
+    return {**hf, "rope_scaling": {"type": kept.pop("rope_type"), **kept}}
 
 
 PHI3 = Conversion(

@@ -4,6 +4,7 @@
 from typing import Any
 
 from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.positions import KINDS, positions, positions_of, rope_of
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -12,8 +13,6 @@ from nemo2.models.conversion.settings import (
     layer_types,
     pattern_of,
     read,
-    rope_fields,
-    rope_of,
     said,
     size_of,
     window_of,
@@ -29,13 +28,13 @@ _ONLY = {"model_type": "qwen2", "hidden_act": "silu"}
 
 
 def config(hf: Config) -> Qwen2Config:
-    return Qwen2Config(**read(hf, _FIELDS, only=_ONLY), **windows(hf), rotary_base=rope_of(hf).theta)
+    fields = read(hf, _FIELDS, only=_ONLY)
+    rotary = positions(hf, rope_of(hf, kinds=KINDS), longest=fields["seq_length"])
+    return Qwen2Config(**fields, **windows(hf), **rotary)
 
 
 def hf_config(ours: Qwen2Config) -> dict[str, Any]:
-    return said(
-        ours, {**written(ours, _FIELDS, only=_ONLY), **windows_of(ours), **rope_fields(ours.rotary_base)}, config
-    )
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **windows_of(ours), **positions_of(ours)}, config)
 
 
 def windows(hf: Config) -> dict[str, Any]:

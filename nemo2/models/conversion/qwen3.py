@@ -6,18 +6,9 @@ from typing import Any
 
 from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward, rows
 from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.positions import KINDS, positions, positions_of, rope_of
 from nemo2.models.conversion.qwen2 import windows, windows_of
-from nemo2.models.conversion.settings import (
-    Config,
-    Field,
-    decoder_fields,
-    meaning,
-    read,
-    rope_fields,
-    rope_of,
-    said,
-    written,
-)
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.qwen3 import Qwen3Config, Qwen3Model, Qwen3MoEConfig
 
@@ -57,9 +48,7 @@ def experts() -> list[Row]:
 
 def config(hf: Config) -> Qwen3Config:
     fields = read(hf, _FIELDS, only=_ONLY)
-    return Qwen3Config(
-        **fields, **windows(hf), max_position_embeddings=fields["seq_length"], rotary_base=rope_of(hf).theta
-    )
+    return Qwen3Config(**fields, **windows(hf), **_lengths(hf, fields["seq_length"]))
 
 
 def hf_config(ours: Qwen3Config) -> dict[str, Any]:
@@ -76,8 +65,7 @@ def config_with_experts(hf: Config) -> Qwen3MoEConfig:
         **fields,
         # Whatever else config.json says, transformers' class has the window in all layers or in none.
         **windows({**hf, "max_window_layers": 0, "layer_types": None}),
-        max_position_embeddings=fields["seq_length"],
-        rotary_base=rope_of(hf).theta,
+        **_lengths(hf, fields["seq_length"]),
         moe_router_pre_softmax=not hf.get("norm_topk_prob", False),
         moe_layer_freq=1 if all(experts_in) else experts_in,
     )
@@ -94,9 +82,13 @@ def hf_config_with_experts(ours: Qwen3MoEConfig) -> dict[str, Any]:
     return said(ours, hf, config_with_experts)
 
 
+def _lengths(hf: Config, longest: int) -> dict[str, Any]:
+    return {"max_position_embeddings": longest, **positions(hf, rope_of(hf, kinds=KINDS), longest=longest)}
+
+
 def _common(ours: Qwen3Config) -> dict[str, Any]:
     longest = {"max_position_embeddings": ours.max_position_embeddings}
-    return {**longest, **windows_of(ours), **rope_fields(ours.rotary_base)}
+    return {**longest, **windows_of(ours), **positions_of(ours)}
 
 
 QWEN3 = Conversion(

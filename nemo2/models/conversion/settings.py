@@ -113,72 +113,6 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
     return {**tokens, **(only or {}), **told}
 
 
-# Rotary positions
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions as config.json has them, in either of its spellings."""
-
-    theta: Any
-    kind: str
-    """"default", or how frequencies are scaled: "linear", "llama3", "yarn", ..."""
-    scaling: Config
-    """The scaling's own numbers."""
-    partial: float
-    """The share of a head's channels that is rotated."""
-
-
-def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds: Sequence[str] = ("default",)) -> Rope:
-    """From ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``; ``theta`` and ``partial`` are defaults.
-
-    Raises:
-        ConfigError: a kind of scaling that our model hasn't.
-    """
-    told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    kind = told.pop("rope_type", told.get("type", "default"))
-    told.pop("type", None)
-    if kind not in kinds:
-        field = "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
-        raise refusal(hf, field, f"our model knows {', '.join(map(repr, kinds))}, not {kind!r}")
-    base = told.pop("rope_theta", hf.get("rope_theta", theta))
-    share = told.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
-    return Rope(theta=_whole(base), kind=kind, scaling=told, partial=share)
-
-
-def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Our settings of a scaling: its numbers by their names, as (our name, default).
-
-    Raises:
-        ConfigError: it has a number that isn't among them, or lacks one that has no default.
-    """
-    for name, value in rope.scaling.items():
-        if name not in names and value is not None:
-            raise refusal(
-                hf, "rope_parameters" if hf.get("rope_parameters") else "rope_scaling", f"{name} has no place"
-            )
-    found = {}
-    for theirs, (ours, default) in names.items():
-        value = rope.scaling.get(theirs)
-        if value is None and default is NEEDED:
-            raise ConfigError(f"config.json's rotary scaling ({rope.kind}) has no {theirs}: add it.")
-        found[ours] = default if value is None else value
-    return found
-
-
-def rope_fields(
-    theta: float, *, kind: str = "default", partial: Optional[float] = None, **scaling: Any
-) -> dict[str, Any]:
-    """Rotary positions in both spellings: transformers 4, vLLM and others read one, transformers 5 the other."""
-    told: dict[str, Any] = {"rope_type": kind, **scaling}
-    fields: dict[str, Any] = {"rope_theta": float(theta), "rope_parameters": {"rope_theta": float(theta), **told}}
-    if kind != "default":
-        fields["rope_scaling"] = told
-    if partial is not None:
-        fields["partial_rotary_factor"] = fields["rope_parameters"]["partial_rotary_factor"] = partial
-    return fields
-
-
 # Windows
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -233,9 +167,9 @@ _DECIDES = (
     "post_sublayer_layernorm", "activation_func", "gated_linear_unit", "activation_func_clamp_value",
     "glu_linear_offset", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "softmax_type",
     "attn_logit_softcapping", "final_logit_softcapping", "position_embedding_type", "rotary_percent",
-    "rotary_interleaved", "seq_len_interpolation_factor", "scale_factor", "low_freq_factor", "high_freq_factor",
-    "old_context_len", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings", "yarn_beta_fast",
-    "yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim", "yarn_correction_range_round_to_int",
+    "rotary_interleaved", "rope_stretching", "seq_len_interpolation_factor", "scale_factor", "low_freq_factor",
+    "high_freq_factor", "old_context_len", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings",
+    "yarn_beta_fast", "yarn_beta_slow", "yarn_mscale", "yarn_mscale_all_dim", "yarn_correction_range_round_to_int",
     "attention_chunk_size", "normalize_output_layer", "attn_temperature_tuning", "floor_scale", "attn_scale",
     "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
     "rope_type", "rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
@@ -324,8 +258,3 @@ def _flags(frequency: Any, layers: int, *, every: Callable[[int, int], bool]) ->
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _whole(value: Any) -> Any:
-    """An integer where a float holds one that JSON wrote with a point, such as a rotary base."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1 else value

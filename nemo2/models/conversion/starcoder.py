@@ -6,14 +6,13 @@ from typing import Any
 from nemo2.models.conversion.gpt2 import conv_fields, conv_rows, gelu_in, gelu_of
 from nemo2.models.conversion.llama import attention, decoder
 from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.positions import rope_fields, rope_of
 from nemo2.models.conversion.settings import (
     Config,
     Field,
     decoder_fields,
     read,
     refusal,
-    rope_fields,
-    rope_of,
     said,
     size_of,
     window_of,

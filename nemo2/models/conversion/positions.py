@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary positions in config.json, in both of its spellings, and how they are stretched.
+
+Kinds that any of our decoders takes (`positions`): linear, dynamic, yarn, longrope. Llama 3.1's, GPT-OSS's and DeepSeek's have
+fields of their own, and read their numbers by `scaled`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.models.conversion.settings import NEEDED, Config, refusal
+from nemo2.models.rotary import DynamicNTK, LongRope, Stretching, Yarn
+
+KINDS = ("default", "linear", "dynamic", "yarn", "longrope")
+"""Those that `positions` reads."""
+_LENGTH = "original_max_position_embeddings"
+_YARN = {
+    "factor": ("factor", None),
+    _LENGTH: ("original_length", None),
+    "beta_fast": ("beta_fast", 32.0),
+    "beta_slow": ("beta_slow", 1.0),
+    "truncate": ("round_to_channels", True),
+    "attention_factor": ("attention_factor", None),
+    "mscale": ("mscale", None),
+    "mscale_all_dim": ("mscale_all_dim", None),
+}
+_LONG = {
+    "short_factor": ("short_factors", NEEDED),
+    "long_factor": ("long_factors", NEEDED),
+    "factor": ("factor", None),
+    _LENGTH: ("original_length", None),
+    "attention_factor": ("attention_factor", None),
+}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions as config.json has them, in either of its spellings."""
+
+    theta: Any
+    kind: str
+    """"default", or how frequencies are scaled: "linear", "llama3", "yarn", ..."""
+    scaling: Config
+    """The scaling's own numbers."""
+    partial: float
+    """The share of a head's channels that is rotated."""
+
+
+def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds: Sequence[str] = ("default",)) -> Rope:
+    """From ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``; ``theta`` and ``partial`` are defaults.
+
+    Raises:
+        ConfigError: a kind of scaling that our model hasn't.
+    """
+    told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    kind = told.pop("rope_type", told.get("type", "default"))
+    told.pop("type", None)
+    if kind not in kinds:
+        raise refusal(hf, _field(hf), f"our model knows {', '.join(map(repr, kinds))}, not {kind!r}")
+    base = told.pop("rope_theta", hf.get("rope_theta", theta))
+    share = told.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
+    if kind in ("llama3", "yarn", "longrope") and hf.get(_LENGTH) is not None:
+        told[_LENGTH] = hf[_LENGTH]  # transformers prefers it to the scaling's own
+    return Rope(theta=_whole(base), kind=kind, scaling=told, partial=share)
+
+
+def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Our settings of a scaling: its numbers by their names, as (our name, default).
+
+    Raises:
+        ConfigError: it has a number that isn't among them, or lacks one that has no default.
+    """
+    for name, value in rope.scaling.items():
+        if name not in names and value is not None:
+            raise refusal(hf, _field(hf), f"{name} has no place")
+    found = {}
+    for theirs, (ours, default) in names.items():
+        value = rope.scaling.get(theirs)
+        if value is None and default is NEEDED:
+            raise ConfigError(f"config.json's rotary scaling ({rope.kind}) has no {theirs}: add it.")
+        found[ours] = default if value is None else value
+    return found
+
+
+def rope_fields(
+    theta: float, *, kind: str = "default", partial: Optional[float] = None, **scaling: Any
+) -> dict[str, Any]:
+    """Rotary positions in both spellings: transformers 4, vLLM and others read one, transformers 5 the other."""
+    told: dict[str, Any] = {"rope_type": kind, **scaling}
+    fields: dict[str, Any] = {"rope_theta": float(theta), "rope_parameters": {"rope_theta": float(theta), **told}}
+    if kind != "default":
+        fields["rope_scaling"] = told
+    if partial is not None:
+        fields["partial_rotary_factor"] = fields["rope_parameters"]["partial_rotary_factor"] = partial
+    return fields
+
+
+def positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
+    """Our settings of one of `KINDS`; ``longest`` is ``max_position_embeddings``, transformers' default where it isn't told.
+
+    Raises:
+        ConfigError: only a part of the channels is rotated; or a number of the scaling is missing, or has no place.
+    """
+    if rope.partial != 1.0:
+        field = next((name for name in ("partial_rotary_factor", "rope_parameters") if hf.get(name)), "rope_scaling")
+        raise refusal(hf, field, "our model rotates all channels")
+    return partial_positions(hf, rope, longest=longest)
+
+
+def partial_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
+    """`positions` of a family that may rotate a part of a head's channels (``rotary_percent``, which isn't among the answer)."""
+    found: dict[str, Any] = {"rotary_base": rope.theta}
+    if rope.kind == "linear":
+        return found | scaled(hf, rope, {"factor": ("seq_len_interpolation_factor", NEEDED)})
+    stretching = _stretching(hf, rope, longest)
+    if stretching is None:
+        return found
+    # Transformer Engine's fused kernel doesn't multiply.
+    unfused = {} if stretching.amplitude == 1 else {"apply_rope_fusion": False}
+    return found | unfused | {"rope_stretching": stretching}
+
+
+def _stretching(hf: Config, rope: Rope, longest: int) -> Optional[Stretching]:
+    if rope.kind == "dynamic":
+        return DynamicNTK(original_length=longest, **scaled(hf, rope, {"factor": ("factor", NEEDED)}))
+    if rope.kind not in ("yarn", "longrope"):
+        return None
+    told = scaled(hf, rope, _YARN if rope.kind == "yarn" else _LONG)
+    told["original_length"] = told["original_length"] or longest
+    # Both classes of transformers take the ratio where no factor is told, and don't shrink.
+    told["factor"] = told["factor"] or max(1.0, longest / told["original_length"])
+    if rope.kind == "longrope":
+        return LongRope(**told)
+    mscales = told.pop("mscale"), told.pop("mscale_all_dim")
+    if told["attention_factor"] is None and all(mscales):
+        wanted, on_all = (1 + 0.1 * scale * math.log(told["factor"]) for scale in mscales)
+        told["attention_factor"] = wanted / on_all
+    return Yarn(**told)
+
+
+def positions_of(ours: Any, *, partial: Optional[float] = None) -> dict[str, Any]:
+    """The inverse of `positions`; ``max_position_embeddings`` is among the answer where the stretching has one of its own."""
+    stretching = ours.rope_stretching
+    if stretching is None:
+        if ours.seq_len_interpolation_factor is None:
+            return rope_fields(ours.rotary_base, partial=partial)
+        return rope_fields(ours.rotary_base, partial=partial, kind="linear", factor=ours.seq_len_interpolation_factor)
+    told: dict[str, Any] = {"factor": float(stretching.factor)}
+    if isinstance(stretching, DynamicNTK):
+        beside = {"max_position_embeddings": stretching.original_length}
+        return {**rope_fields(ours.rotary_base, kind="dynamic", partial=partial, **told), **beside}
+    kind, names = ("yarn", _YARN) if isinstance(stretching, Yarn) else ("longrope", _LONG)
+    told |= {theirs: getattr(stretching, name) for theirs, (name, _) in names.items() if hasattr(stretching, name)}
+    told = {name: value for name, value in told.items() if value is not None}
+    return rope_fields(ours.rotary_base, kind=kind, partial=partial, **told)
+
+
+def _field(hf: Config) -> str:
+    return "rope_parameters" if hf.get("rope_parameters") else "rope_scaling"
+
+
+def _whole(value: Any) -> Any:
+    """An integer where a float holds one that JSON wrote with a point, such as a rotary base."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1 else value

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary positions stretched beyond the length that a model was first trained on: dynamic NTK, LongRoPE, YaRN.
+
+A kind says at which frequencies a sequence of a length turns; two kinds turn otherwise beyond the original length. All tokens
+of a sequence turn at the frequencies of the whole: a token's keys, stored when the sequence was shorter, are then others
+(`Stretching.longest_alike`, which generation asks). Packed sequences turn at those of the longest in their batch.
+
+Formulas and defaults are those of transformers' ``modeling_rope_utils.py``; linear interpolation is Megatron-Core's
+``seq_len_interpolation_factor``, and Llama 3.1's scaling is in `nemo2.models.llama`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch import Tensor
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+
+
+@configurable
+@dataclass
+class Stretching:
+    """How positions are stretched: by the number of tokens that the model was first trained on, and a factor."""
+
+    original_length: int
+    """Tokens of the longest sequence that it saw before it was stretched."""
+    factor: float
+    """How many times longer sequences may become."""
+
+    def __post_init__(self) -> None:
+        if self.original_length < 2 or not 1 <= self.factor < math.inf:
+            raise ConfigError(
+                f"model.config.rope_stretching ({type(self).__name__}) has original_length={self.original_length} and "
+                f"factor={self.factor}: the length must be at least 2, and the factor 1 or more."
+            )
+
+    def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
+        """Radians per position for a sequence of ``length`` tokens, of the shape of ``plain``, which are the unstretched ones."""
+        raise NotImplementedError
+
+    @property
+    def amplitude(self) -> float:
+        """What rotated channels of queries and keys are multiplied by."""
+        return 1.0
+
+    def longest_alike(self, length: int) -> Optional[int]:
+        """The longest sequence that turns at the frequencies of one of ``length`` tokens. None: any longer one does."""
+        return None
+
+    def check(self, width: int) -> None:
+        """
+        Raises:
+            ConfigError: heads with ``width`` rotated channels can't be stretched like this.
+        """
+
+
+@configurable
+@dataclass
+class DynamicNTK(Stretching):
+    """The rotary base grows with the sequence, once that is longer than the original ones.
+
+    Source: bloc97 and emozilla, "Dynamically Scaled RoPE", 2023, as in transformers.
+    """
+
+    def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
+        width = 2 * len(plain)
+        beyond = self.factor * max(length, self.original_length) / self.original_length - (self.factor - 1)
+        return _at(base * beyond ** (width / (width - 2)), plain)
+
+    def longest_alike(self, length: int) -> Optional[int]:
+        return max(length, self.original_length)
+
+    def check(self, width: int) -> None:
+        if width <= 2:
+            raise ConfigError(
+                f"model.config.rope_stretching=DynamicNTK needs heads that rotate over 2 channels, not {width}."
+            )
+
+
+@configurable
+@dataclass
+class LongRope(Stretching):
+    """Each frequency is divided by a number of its own: one for sequences up to the original length, another beyond it.
+
+    Source: Ding et al. 2024, arXiv:2402.13753, as in Phi-3's and Phi-4's releases.
+    """
+
+    short_factors: list[float]
+    """One for each two rotated channels."""
+    long_factors: list[float]
+    attention_factor: Optional[float] = None
+    """`amplitude`. None: sqrt(1 + ln(factor) / ln(original_length))."""
+
+    def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
+        factors = self.long_factors if length > self.original_length else self.short_factors
+        return _at(base, plain, torch.tensor(factors, dtype=plain.dtype, device=plain.device))
+
+    @property
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 1.0 if self.factor == 1 else math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+
+    def longest_alike(self, length: int) -> Optional[int]:
+        return self.original_length if length <= self.original_length else None
+
+    def check(self, width: int) -> None:
+        for name in ("short_factors", "long_factors"):
+            factors = getattr(self, name)
+            if len(factors) != width // 2 or not all(0 < factor < math.inf for factor in factors):
+                raise ConfigError(
+                    f"model.config.rope_stretching.{name} has {len(factors)} numbers: a head of {width} rotated channels needs "
+                    f"{width // 2}, each above 0."
+                )
+
+
+@configurable
+@dataclass
+class Yarn(Stretching):
+    """Slow frequencies are divided by the factor, fast ones kept, those between partly: the same for every length.
+
+    Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4.
+    """
+
+    beta_fast: float = 32.0
+    """A frequency that turns so many times within the original length is kept."""
+    beta_slow: float = 1.0
+    """One that turns less often than this is divided whole."""
+    round_to_channels: bool = True
+    """Whether the range between the two begins and ends at whole channels."""
+    attention_factor: Optional[float] = None
+    """`amplitude`. None: 1 + ln(factor) / 10."""
+
+    def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
+        width = 2 * len(plain)
+        first, last = (self._channel(turns, base, width) for turns in (self.beta_fast, self.beta_slow))
+        if self.round_to_channels:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        last += 0.001 if first == last else 0.0
+        divided = ((torch.arange(len(plain), dtype=plain.dtype, device=plain.device) - first) / (last - first)).clamp(
+            0, 1
+        )
+        return _at(base, plain, self.factor) * divided + _at(base, plain) * (1 - divided)
+
+    @property
+    def amplitude(self) -> float:
+        return 1 + 0.1 * math.log(self.factor) if self.attention_factor is None else self.attention_factor
+
+    def _channel(self, turns: float, base: float, width: int) -> float:
+        """The one that turns so many times within the original length."""
+        return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+
+class StretchedRotaryEmbedding(RotaryEmbedding):
+    """Megatron-Core's, at the frequencies of a `Stretching`."""
+
+    def __init__(self, stretching: Stretching, *, rotary_base: float, **settings: Any) -> None:
+        super().__init__(rotary_base=rotary_base, **settings)  # pyright: ignore[reportArgumentType]  # a float does as well
+        self.stretching, self.rotary_base = stretching, rotary_base
+
+    def get_freqs_non_repeated(self, max_seq_len: int, offset: int = 0) -> Tensor:
+        """Angles ``[max_seq_len, rotated channels / 2]`` of a sequence that ends there."""
+        positions = torch.arange(offset, offset + max_seq_len, device=self.inv_freq.device, dtype=self.inv_freq.dtype)
+        length = offset + max_seq_len
+        return torch.outer(positions, self.stretching.frequencies(self.inv_freq, base=self.rotary_base, length=length))
+
+    def get_rotary_seq_len(self, inference_context: Any, transformer: Any, given: Any, *rest: Any, **more: Any) -> int:
+        """As Megatron-Core's, but over a cache the length now: its own is the longest that the cache has room for."""
+        length = super().get_rotary_seq_len(inference_context, transformer, given, *rest, **more)
+        if inference_context is None:
+            return length
+        given = given if transformer.input_tensor is None else transformer.input_tensor
+        alike = self.stretching.longest_alike(inference_context.sequence_len_offset + given.size(0))
+        return length if alike is None else min(alike, length)
+
+
+def _at(base: float, plain: Tensor, factors: Any = 1.0) -> Tensor:
+    """Frequencies of this base, each divided by its factor; as transformers rounds them."""
+    shares = torch.arange(0, 2 * len(plain), 2, dtype=plain.dtype, device=plain.device) / (2 * len(plain))
+    return 1.0 / (factors * base**shares)

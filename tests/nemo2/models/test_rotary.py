@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stretched rotary positions: transformers' frequencies at every length, and what they can't go with."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.errors import ConfigError
+
+BASE, WIDTH, ORIGINAL, LONGEST = 10_000.0, 16, 32, 128
+CHANNELS = {"short_factor": [1.0 + 0.1 * n for n in range(8)], "long_factor": [2.0 + n for n in range(8)]}
+KINDS: dict[str, dict[str, Any]] = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL},
+    "yarn, all told": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL, "beta_fast": 16.0, "beta_slow": 2.0,
+        "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.1,
+    },
+    "yarn, amplitude told": {
+        "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": ORIGINAL, "attention_factor": 1.3,
+    },
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": ORIGINAL, **CHANNELS},
+    "longrope, factor told": {
+        "rope_type": "longrope", "original_max_position_embeddings": ORIGINAL, "factor": 9.0, **CHANNELS,
+    },
+    "longrope, amplitude told": {
+        "rope_type": "longrope", "original_max_position_embeddings": ORIGINAL, "attention_factor": 0.9, **CHANNELS,
+    },
+    "longrope, not longer": {"rope_type": "longrope", "original_max_position_embeddings": 2 * LONGEST, **CHANNELS},
+}  # fmt: skip
+
+
+def told_by(kind: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": LONGEST,
+        "rope_parameters": {"rope_theta": BASE, **KINDS[kind]}, **fields,
+    }  # fmt: skip
+
+
+def read(told: dict[str, Any]) -> Any:
+    from nemo2.models.conversion.families import conversion_for
+
+    return conversion_for(told).config(told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frequencies_are_transformers(kind: str) -> None:
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    told = told_by(kind)
+    theirs: Any = transformers.LlamaConfig(
+        **{name: told[name] for name in told if name not in ("architectures", "model_type")}
+    )
+    stretching = read(told).rope_stretching
+    plain = BASE ** -(torch.arange(0, WIDTH, 2) / WIDTH)
+    for length in (1, ORIGINAL, ORIGINAL + 1, LONGEST, LONGEST + 1, 3 * LONGEST):
+        expected, amplitude = ROPE_INIT_FUNCTIONS[KINDS[kind]["rope_type"]](theirs, seq_len=length)
+        found = stretching.frequencies(plain, base=BASE, length=length)
+        torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
+        assert stretching.amplitude == pytest.approx(amplitude, rel=1e-12)
+        alike = stretching.longest_alike(length)
+        assert alike is None or alike >= length
+        torch.testing.assert_close(found, stretching.frequencies(plain, base=BASE, length=alike or 10 * LONGEST))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_exported_is_the_same_stretching(kind: str) -> None:
+    from nemo2.models.conversion.families import conversion_of
+
+    ours = read(told_by(kind))
+    told = conversion_of(ours).hf_config(ours) | {"architectures": ["LlamaForCausalLM"]}
+    assert read(told).rope_stretching == ours.rope_stretching
+    old = {name: value for name, value in told.items() if name != "rope_parameters"}  # transformers 4 reads these
+    assert read(old).rope_stretching == ours.rope_stretching
+
+
+def test_a_long_phi_keeps_the_fields_of_its_release() -> None:
+    """Those of Phi-3-mini-128k-instruct, its original length beside the scaling; transformers 4 takes no further ones."""
+    from nemo2.models.conversion.families import conversion_of
+
+    scaling = {"type": "su", **CHANNELS}
+    told = told_by("longrope") | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": scaling}
+    del told["rope_parameters"]
+    told["original_max_position_embeddings"] = ORIGINAL
+    ours = read(told)
+    assert (ours.rope_stretching.original_length, ours.rope_stretching.factor) == (ORIGINAL, LONGEST / ORIGINAL)
+    back = conversion_of(ours).hf_config(ours)
+    assert back["rope_scaling"] == {**scaling, "type": "longrope"}
+    assert (back["original_max_position_embeddings"], back["max_position_embeddings"]) == (ORIGINAL, LONGEST)
+    ours.seq_length = 2 * ORIGINAL  # trained on at another length: the factor is told
+    assert conversion_of(ours).hf_config(ours)["rope_scaling"]["factor"] == LONGEST / ORIGINAL
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"position_embedding_type": "none"}, 'position_embedding_type="none", which rotates nothing: use "rope"'),
+        ({"seq_len_interpolation_factor": 2.0}, "seq_len_interpolation_factor=2.0 both change rotary frequencies"),
+        ({"apply_rope_fusion": True}, "apply_rope_fusion=True, whose kernel doesn't multiply .* 1.13863: use .*=False"),
+    ],
+)
+def test_what_stretching_can_t_go_with_is_refused(fields: dict[str, Any], words: str) -> None:
+    from nemo2.models.llama import LlamaConfig
+    from nemo2.models.rotary import Yarn
+
+    sizes: dict[str, Any] = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "apply_rope_fusion": False}
+    stretching = Yarn(original_length=ORIGINAL, factor=4.0)
+    with pytest.raises(ConfigError, match=words):
+        LlamaConfig(**sizes | fields, rope_stretching=stretching)
+
+
+def test_classes_with_a_scaling_of_their_own_refuse_another() -> None:
+    from nemo2.models.gemma3 import Gemma3Config1B
+    from nemo2.models.llama import Llama31Config8B
+    from nemo2.models.rotary import DynamicNTK
+
+    for kind in (Llama31Config8B, Gemma3Config1B):
+        with pytest.raises(ConfigError, match="both change rotary frequencies: keep one of them"):
+            kind(rope_stretching=DynamicNTK(original_length=64, factor=2.0))
+
+
+def test_a_padded_length_is_refused_where_it_decides() -> None:
+    from nemo2.models.decoding import refuse_padding
+    from nemo2.models.rotary import DynamicNTK, Yarn
+
+    with pytest.raises(
+        ConfigError, match="DynamicNTK turns positions by the length .* beyond 16 tokens, up to 17 .*=False"
+    ):
+        refuse_padding(DynamicNTK(original_length=16, factor=2.0), 17)
+    refuse_padding(DynamicNTK(original_length=16, factor=2.0), 16)
+    refuse_padding(Yarn(original_length=16, factor=2.0), 100)
+
+
+def on_context_ranks(ranks: int) -> torch.Tensor:
+    """Logits of this rank's tokens, by their places."""
+    from megatron.core import parallel_state as ps
+
+    from nemo2.models.llama import LlamaConfig
+    from nemo2.models.rotary import LongRope
+    from support import hf_parity as parity
+
+    parity.start(context_parallel_size=ranks)
+    long = LongRope(original_length=16, factor=4.0, short_factors=[1.0] * 4, long_factors=[1.5, 2.0, 4.0, 8.0])
+    config = LlamaConfig(
+        num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=48, vocab_size=64, rope_stretching=long,
+        apply_rope_fusion=False, context_parallel_size=ranks, seq_length=32,
+    )  # fmt: skip
+    chunk: Any = config.configure_model(SimpleNamespace(vocab_size=64)).eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in chunk.parameters():
+        parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+    rank, pieces = ps.get_context_parallel_rank(), torch.arange(32).chunk(2 * ranks)
+    mine = torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]])
+    tokens = torch.randint(0, 64, (1, 32), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        logits = chunk(tokens[:, mine], mine[None], None)[0]
+    found = torch.zeros(32, 64)
+    found[mine] = logits
+    return found
+
+
+def test_ranks_that_share_a_sequence_turn_by_its_whole_length(run_on_ranks: Any) -> None:
+    (whole,) = run_on_ranks(on_context_ranks, 1, 1)
+    torch.testing.assert_close(sum(run_on_ranks(on_context_ranks, 2, 2)), whole, rtol=0, atol=1e-5)
