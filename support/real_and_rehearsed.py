@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from support import small_runs, transforms
+from support import adapted_runs, small_runs, transforms
 
 WORLD = 4
 DISTRIBUTED = {"use_distributed_optimizer": True}
@@ -72,6 +72,13 @@ CASES: dict[str, Case] = {
     "low-rank additions, tensor 2": case(
         {TP: 2}, transform=transforms.FreezeAndAdd("linear_qkv"), model={"num_query_groups": 4}
     ),
+    "LoRA, data 4": case(optimizer=False, precision="32", transform="LoRA"),
+    "LoRA, data 4, sharded": case(transform="LoRA"),
+    "LoRA, tensor 4, sequence parallel": case({TP: 4, SP: True}, model={"num_query_groups": 4}, transform="LoRA"),
+    "LoRA, pipeline 2 in 2 chunks": case({PP: 2, VP: 2}, model=DEEP, transform="LoRA"),
+    "LoRA, context 2, tensor 2": case({CP: 2, TP: 2, SP: True}, transform="LoRA"),
+    "LoRA, experts 2": case({EP: 2}, model=EXPERTS, transform="LoRA"),
+    "DoRA, tensor 2, pipeline 2": case({TP: 2, PP: 2, SP: True}, transform="DoRA"),
     "full recomputation": case(
         model={"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     ),
@@ -85,7 +92,8 @@ def _parts(case: Case, callbacks: Any = ()) -> tuple[Any, Any, Any]:
 
         ddp = {"ddp": DistributedDataParallelConfig(**DISTRIBUTED, **ddp)}
     model = small_runs.build_llama(distributed=case["distributed"], **case["model"])
-    model.model_transform = case["transform"]
+    transform = case["transform"]
+    model.model_transform = adapted_runs.method(transform) if isinstance(transform, str) else transform
     trainer = small_runs.build_trainer(
         max_steps=2,
         precision=case["precision"],

@@ -97,7 +97,7 @@ class AutoResume:
                 with isn't what was written.
             SecurityError: the description of the tokenizer to start with names something outside the allow-list.
         """
-        if self.restore_config is not None and not self._resumable(trainer, directory).found:
+        if self.restore_config is not None:  # where additions are resumed too: it is where the rest of the model is
             trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
         path = self.get_trainer_ckpt_path(trainer, training=training, directory=directory)
         restore: Optional[RestoreConfig] = getattr(trainer.strategy, "restore_config", None)

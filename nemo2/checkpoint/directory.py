@@ -57,7 +57,7 @@ class Manifest:
     part_of: Optional[str] = None
     """The checkpoint with the rest of the model, of which this one holds a part only. None: it holds all of it."""
     part_of_digest: str = ""
-    """The digest in the manifest of that checkpoint; "" where it has none."""
+    """Of the weights there (`nemo2.checkpoint.digests`); "" where it isn't known."""
     run: str = ""
     """Id of the run that saved it, see `lineage`; "" in a checkpoint of a version that gave none."""
     lineage: list[str] = field(default_factory=list)

@@ -27,18 +27,31 @@ def register(app: typer.Typer) -> None:
 
 def import_weights(
     source: Annotated[
-        str, typer.Argument(help="A folder of Hugging Face's, NeMo 2.0's or Megatron-LM's; or hf://organisation/name.")
+        str,
+        typer.Argument(
+            help="A folder of Hugging Face's (a model, or an adapter of peft), NeMo 2.0's or Megatron-LM's; or "
+            "hf://organisation/name."
+        ),
     ],
     output: _Output,
     recipe: _Recipe = None,
+    base: Annotated[
+        Optional[str],
+        typer.Option(help="Of an adapter: what it was trained over. Without it, what adapter_config.json names."),
+    ] = None,
     dtype: _Dtype = None,
     overwrite: _Overwrite = False,
 ) -> None:
     """Make a checkpoint from weights of others: any layout and strategy starts from it."""
     _refuse_missing(source)
+    from nemo2.checkpoint.directory import read_manifest
     from nemo2.hugging_face.api import import_ckpt
 
-    target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype))
+    target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype), base_model=base)
+    manifest = read_manifest(target)
+    if manifest is not None and manifest.part_of is not None:
+        print(f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 merge {target} --output FOLDER")
+        return
     print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights")
 
 

@@ -22,20 +22,16 @@ from nemo2.checkpoint.directory import problems, read_manifest, take_place
 from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.io import weights_dir
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Rows, module_name, module_of, rows_of
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Entry, released_shapes
-from nemo2.parallel.sharded_state import key_by_layer
 from nemo2.peft import DoRA, LoRA
-from nemo2.peft.canonical_lora import PARTS
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
 """Of an addition beside a Mamba mixer's projection, the rows are stored section by section, as those of the weight are."""
-_WEIGHT = re.compile(r"\.weight(?P<section>\.\w+)?$")
-_EXPERTS = ".experts.experts."
 
 
 def export_adapter(
@@ -128,6 +124,12 @@ class _Released:
         self.seconds.append(torch.zeros(self.num_rows, first.shape[0], dtype=first.dtype))
         return self.seconds[-1]
 
+    def lengths_like(self, lengths: Tensor) -> Tensor:
+        """The rows' lengths, to be filled."""
+        if self.lengths is None:
+            self.lengths = torch.zeros(self.num_rows, dtype=lengths.dtype)
+        return self.lengths
+
     @property
     def rank(self) -> int:
         return sum(first.shape[0] for first in self.firsts)
@@ -152,10 +154,10 @@ def _released(found: Mapping[str, Mapping[str, _Addition]], config: Any) -> dict
     shapes = released_shapes(entries)
     met = set()
     for entry in entries:
-        module, section = _module(entry)
+        module, _ = module_of(entry)
         if module in found:
             met.add(module)
-            _distribute(entry, section, found[module], modules, shapes)
+            _distribute(rows_of(entry), found[module], modules, shapes, config)
     if left := found.keys() - met:
         names = ", ".join(sorted(left)[:5])
         raise ConfigError(
@@ -164,46 +166,27 @@ def _released(found: Mapping[str, Mapping[str, _Addition]], config: Any) -> dict
     return modules
 
 
-def _module(entry: Entry) -> tuple[str, str]:
-    """The full name of the module whose weight an entry is, as adapters are stored under it, and the section of the weight; of
-    another tensor nothing."""
-    key = entry.key
-    if (match := _WEIGHT.search(key)) is None:
-        return "", ""
-    module = key_by_layer(key, entry.at, bool(entry.at))[: match.start() - len(key)]
-    if _EXPERTS in module:
-        module = module.replace(_EXPERTS, f".experts.local_experts.{entry.at[-1]}.")
-    return module, match["section"] or ""
-
-
 def _distribute(
-    entry: Entry,
-    section: str,
+    rows: Rows,
     additions: Mapping[str, _Addition],
     modules: dict[str, _Released],
     shapes: Mapping[str, tuple[int, ...]],
+    config: Any,
 ) -> None:
-    parts = PARTS.get(entry.key.split(".")[-2], ()) if "" not in additions else ("",)
-    parts = parts or ("",)
-    begun = dict.fromkeys(parts, 0)
-    row = 0
-    for index, piece in enumerate(entry.pieces):
-        part = parts[index % len(parts)]
-        own, begun[part] = begun[part], begun[part] + piece.rows
-        first_row, row = row, row + piece.rows
-        if piece.name is None or part not in additions:
-            continue
-        tensors = additions[part]
-        first, second = tensors["linear_in"], tensors[f"linear_out{section}"]
-        start = first_row if part == "" else own
-        num_rows = shapes[piece.name][1 if piece.transposed else 0]
-        released = modules.setdefault(_released_module(piece), _Released(num_rows))
-        rows = released.rows_of(first)
-        rows[piece.start : piece.stop : piece.step] = second[start : start + piece.rows]
-        if (lengths := tensors.get(f"magnitude{section}")) is not None:
-            if released.lengths is None:
-                released.lengths = torch.zeros(released.num_rows, dtype=lengths.dtype)
-            released.lengths[piece.start : piece.stop : piece.step] = lengths[start : start + piece.rows]
+    parts = {"": rows} if "" in additions else rows.parts(config)
+    for part in (name for name in parts if name in additions):
+        tensors, own = additions[part], parts[part]
+        first, second = tensors["linear_in"], tensors[f"linear_out{rows.section}"]
+        lengths = tensors.get(f"magnitude{rows.section}")
+        for index, piece in enumerate(rows.entry.pieces):
+            mine = own.piece == index
+            if piece.name is None or not bool(mine.any()):
+                continue
+            num_rows = shapes[piece.name][1 if piece.transposed else 0]
+            released = modules.setdefault(_released_module(piece), _Released(num_rows))
+            released.rows_of(first)[own.row[mine]] = second[mine]
+            if lengths is not None:
+                released.lengths_like(lengths)[own.row[mine]] = lengths[mine]
 
 
 def _released_module(piece: Piece) -> str:
@@ -213,7 +196,7 @@ def _released_module(piece: Piece) -> str:
             "experts out of peft.target_modules, or merge (llm.peft.merge_lora) and export the model."
         )
     assert piece.name is not None
-    return piece.name.removesuffix(".weight")
+    return module_name(piece.name)
 
 
 # ------------------------------------------------------------------------------------------------------- what is written

@@ -17,6 +17,7 @@ import torch
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.places import HUGGING_FACE, models_cache, newest_in, resolved
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_import import import_adapter, is_adapter
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.foreign import foreign_at, open_foreign
 from nemo2.hugging_face.importing import import_weights, write_checkpoint
@@ -37,17 +38,20 @@ def import_ckpt(
     *,
     dtype: Optional[torch.dtype] = None,
     show_progress: Optional[bool] = None,
+    base_model: Optional[str] = None,
 ) -> Path:
     """Make a checkpoint of ours from weights of others. Neither a model nor a process group is built.
 
     Args:
         model: Whose configuration they are of, or the configuration. None: what the source says of itself.
-        source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or Megatron-LM's.
+        source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or Megatron-LM's; an
+            adapter of ``peft`` (`nemo2.hugging_face.adapter_import`) too.
         output_path: The checkpoint's directory. None: ``organisation/name``, or the folder's name, in `models_cache`, where
             ``nemo://organisation/name`` finds it; one that is there is given back as it is.
         overwrite: Replace what stands there.
         dtype: Of the weights. None: as they are.
         show_progress: A bar with bytes and rest. None: where the error output is a terminal.
+        base_model: Of an adapter, what it was trained over. None: what it says of itself.
 
     Returns:
         The checkpoint's directory.
@@ -64,6 +68,14 @@ def import_ckpt(
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
+    if is_adapter(folder):
+        if model is not None:
+            raise ConfigError(f"{folder} holds an adapter, whose model is its base's: give base_model, and no model.")
+        return import_adapter(folder, target, base_model=base_model, **options)
+    if base_model is not None:
+        raise ConfigError(
+            f"base_model={base_model!r}: {folder} holds a model and no adapter of peft (adapter_config.json), and has no base."
+        )
     if foreign_at(folder) is not None:
         released = open_foreign(folder, config)
         return write_checkpoint(released, target, tokenizer=released.tokenizer, **options)

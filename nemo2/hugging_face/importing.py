@@ -33,6 +33,7 @@ from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import open_released
+from nemo2.hugging_face.restore import digest_at
 from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, refuse_full_disk, write_files
 from nemo2.models.conversion.table import Conversion, Entry
 
@@ -109,8 +110,15 @@ def write_checkpoint(
     dtype: Optional[torch.dtype] = None,
     overwrite: bool = False,
     show_progress: Optional[bool] = None,
+    model: Any = None,
+    part_of: Optional[str] = None,
 ) -> Path:
-    """The second half of `import_weights`, for weights of any source."""
+    """The second half of `import_weights`, for weights of any source.
+
+    Args:
+        model: Described in ``context/``. None: what the source's configuration makes.
+        part_of: Where the rest of the model is that these weights are a part of. None: they are all of it.
+    """
     final = Path(target).expanduser()
     weights = _Weights(released, dtype)
     with new_folder(final, weights.num_bytes, overwrite=overwrite) as temporary:
@@ -118,13 +126,15 @@ def write_checkpoint(
         folder.mkdir()
         with progress_bar(f"Importing {released.folder.name}", weights.num_bytes, show=show_progress) as advance:
             hashes = weights.write(folder, advance)
-        model = released.conversion.model(config=released.config)
-        write_parts(temporary, {"model": model, "tokenizer": tokenizer})
+        described = released.conversion.model(config=released.config) if model is None else model
+        write_parts(temporary, {"model": described, "tokenizer": tokenizer})
         manifest = Manifest(
             step=0,
             consumed_samples=0,
             layout={"world_size": 1, "strategy": f"import of {released.conversion.architectures[0]}"},
             weights_only=True,
+            part_of=part_of,
+            part_of_digest="" if part_of is None else digest_at(part_of),
             settings={"tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None)},
             versions=versions(),
         )
@@ -258,7 +268,7 @@ class _Weights:
 def _extra_states(entry: Entry) -> Iterator[str]:
     """The names of what Megatron-Core keeps beside the weight of this module."""
     module = entry.key.rpartition(".weight")[0]
-    if module.rpartition(".")[2].startswith(_EXTRA_STATES):
+    if ".adapter." not in module and module.rpartition(".")[2].startswith(_EXTRA_STATES):
         of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
         offset, sizes = (".".join(map(str, numbers)) for numbers in of)
         yield f"{module}._extra_state/shard_{offset}_{sizes}"

@@ -5,6 +5,7 @@
 is meant, is a repository of Hugging Face's hub, which its own library downloads into its own cache.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Optional
 
 import torch
 
+from nemo2.checkpoint.digests import digest_of_checkpoint, digest_of_release
 from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.errors import CheckpointError, ConfigError
@@ -62,6 +64,18 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
             f"{path} can't be downloaded: {' '.join(str(error).split())[:300]}. Download it where there is a network, and name "
             "the folder: hf:///path/to/it."
         ) from error
+
+
+@functools.cache
+def digest_at(path: str) -> str:
+    """The digest of what stands at ``path``, a checkpoint or released weights (`nemo2.checkpoint.digests`); "" where that isn't
+    known. Taken once, for a run's base stays as it is."""
+    if not path.startswith(HUGGING_FACE):
+        return digest_of_checkpoint(Path(path))
+    try:
+        return digest_of_release(folder_of(path, local_files_only=True))
+    except (CheckpointError, ConfigError, OSError):
+        return ""
 
 
 def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = ()) -> None:

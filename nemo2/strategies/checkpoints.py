@@ -16,7 +16,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import settings_of
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
-from nemo2.checkpoint.forms.form import Form, digest_of
+from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
 from nemo2.checkpoint.random_state import load_random_state
@@ -132,7 +132,7 @@ class Checkpoints(SteppingStrategy):
             weights_only=weights_only,
             settings=settings_of(self.trainer),
             part_of=None if self.form.part is None else str(self.form.base),
-            part_of_digest="" if self.form.part is None else digest_of(self.form.base),
+            part_of_digest="" if self.form.part is None else self.digest_of(self.form.base),
             versions=versions(),
             **(options.get("run") or {}),
         )
@@ -241,6 +241,12 @@ class Checkpoints(SteppingStrategy):
         )
         self.form.take_up_model()
         _log.info("Started from the weights of %s.", path)
+
+    def digest_of(self, base: Optional[Union[str, Path]]) -> str:
+        """Of the weights at ``base``, a checkpoint or released ones; "" where there is none, or they aren't on this machine."""
+        from nemo2.hugging_face.restore import digest_at
+
+        return "" if base is None else digest_at(str(base))
 
     def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
         if self.is_global_zero:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.digests import OF_RELEASE
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.pieces import Piece
@@ -51,6 +52,7 @@ class Owner(Protocol):
     @property
     def world_size(self) -> int: ...
     def start_from_released(self, path: str) -> None: ...
+    def digest_of(self, base: Union[Path, str]) -> str: ...
 
 
 class Form(ABC):
@@ -75,7 +77,7 @@ class Form(ABC):
     ) -> None:
         self.owner = owner
         self.part = part
-        self._read_base: Optional[Path] = None
+        self._read_base: Optional[Union[Path, str]] = None
         self._reads_the_rest = False
         self.load_optimizer = load_optimizer
         self.save_optimizer = save_optimizer
@@ -116,29 +118,55 @@ class Form(ABC):
             if base and model:
                 self._read_base = path.resolve()
             return self.read_whole(path, optimizer=optimizer, model=model, base=base)
-        given = self.owner.restore_config
-        rest = given.path if given is not None and Path(given.path) != path else manifest.part_of or "?"
+        rest = self._rest_of(path, manifest)
         released = rest.startswith(HUGGING_FACE)
         if not released and not Path(rest).is_dir():
             raise CheckpointError(
                 f"{path} holds a part of the model only, and the checkpoint with the rest isn't at {rest}. Set "
                 "resume.restore_config.path to where it is."
             )
-        if (there := digest_of(rest)) and manifest.part_of_digest and there != manifest.part_of_digest:
-            raise CheckpointError(
-                f"{path} holds a part of a model that began as {manifest.part_of}, and {rest} is another checkpoint: their "
-                f"manifests differ (SHA-256 {manifest.part_of_digest[:12]} and {there[:12]}). Set resume.restore_config.path to "
-                "the checkpoint that it was trained on."
-            )
+        self._refuse_another_base(path, manifest, rest)
         self._reads_the_rest = True
         try:
             if released:
                 self.owner.start_from_released(rest)
+                self._read_base = rest
             else:
                 self.take(self.read(Path(rest), optimizer=False, base=True), strict=True)
         finally:
             self._reads_the_rest = False
         return self.read_whole(path, optimizer=optimizer, part=True)
+
+    def _rest_of(self, path: Path, manifest: Manifest) -> str:
+        """Where the rest of the model is: what the recipe begins with, or what began the run. Where that is a part itself, as
+        the additions that this run went on from are, it is what that part is of."""
+        given = self.owner.restore_config
+        if given is None or resolved(given.path) == path:
+            return manifest.part_of or "?"
+        if given.path.startswith(HUGGING_FACE):
+            return given.path
+        rest = resolved(given.path)
+        inner = read_manifest(rest)
+        return str(rest) if inner is None or inner.part_of is None else inner.part_of
+
+    def _refuse_another_base(self, path: Path, manifest: Manifest, rest: str) -> None:
+        there, trained_on = self.owner.digest_of(rest), manifest.part_of_digest
+        if not there or not trained_on or there == trained_on:
+            return
+        if there.startswith(OF_RELEASE) != trained_on.startswith(OF_RELEASE):
+            if self.owner.is_global_zero:
+                _log.warning(
+                    "%s began as %s, and goes on from %s: a release and a checkpoint can't be compared, and nothing but shapes "
+                    "was.",
+                    path,
+                    manifest.part_of,
+                    rest,
+                )
+            return
+        raise CheckpointError(
+            f"{path} holds a part of a model that began as {manifest.part_of}, and {rest} holds other weights: their digests "
+            f"differ ({_short(trained_on)} and {_short(there)}). Set resume.restore_config.path to what it was trained on."
+        )
 
     @abstractmethod
     def read_whole(
@@ -253,10 +281,8 @@ class Form(ABC):
         return self.owner.num_nodes * self.owner.num_processes
 
 
-def digest_of(path: Optional[Union[Path, str]]) -> str:
-    """The digest in a checkpoint's manifest; "" where there is none, as of released weights."""
-    manifest = read_manifest(Path(path)) if path is not None and Path(path).is_dir() else None
-    return "" if manifest is None else manifest.digest
+def _short(digest: str) -> str:
+    return digest.removeprefix(OF_RELEASE)[:12]
 
 
 def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:

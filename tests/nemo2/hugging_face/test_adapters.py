@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from support import small_runs
+from support.tiny_releases import model_of, released
 
 FUSED = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 SINGLE = ["linear_proj", "linear_fc2"]
@@ -17,59 +18,17 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama, DoRA, layers that aren't fused": ("llama", "DoRA", SINGLE),
     "llama, parts": ("llama", "CanonicalLoRA", PARTS),
     "qwen2, parts": ("qwen2", "CanonicalLoRA", PARTS),
+    "phi3, parts": ("phi3", "CanonicalLoRA", PARTS),
     "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
 }
-ALIKE = [name for name, (_, kind, targets) in CASES.items() if kind == "CanonicalLoRA" or targets == SINGLE]
+ALIKE = [
+    name
+    for name, (family, kind, targets) in CASES.items()
+    if (kind == "CanonicalLoRA" and family != "phi3") or targets == SINGLE
+]
 """Where peft has the same parameters. Of a fused layer's parts it has a first factor each, and ours may share one."""
 STEPS = 10
 RATE = 1e-3
-
-
-def released(directory: str, family: str) -> str:
-    """A tiny random model of transformers' own, saved; biases and norms too are no constants."""
-    import torch
-    import transformers
-
-    sizes: dict[str, Any] = {
-        "vocab_size": small_runs.VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": small_runs.SEQ,
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    kinds = {"llama": "Llama", "qwen2": "Qwen2", "mixtral": "Mixtral"}
-    config = getattr(transformers, f"{kinds[family]}Config")(**sizes, tie_word_embeddings=False)
-    torch.manual_seed(7)
-    model = getattr(transformers, f"{kinds[family]}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(f"{directory}/{family}")
-    return f"{directory}/{family}"
-
-
-def model_of(folder: str) -> Any:
-    """Ours, of a released folder, with a constant rate and nothing that peft's loop below hasn't got."""
-    import json
-    from pathlib import Path
-
-    from megatron.core.optimizer import OptimizerConfig
-
-    from nemo2.models.conversion.families import conversion_for
-    from nemo2.optim.megatron import MegatronOptimizerModule
-
-    said = json.loads((Path(folder) / "config.json").read_text())
-    conversion = conversion_for(said)
-    config = conversion.config(said)
-    optimizer = OptimizerConfig(
-        optimizer="adam", lr=RATE, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=0.0
-    )
-    return conversion.model(config, optim=MegatronOptimizerModule(optimizer))
 
 
 def train(folder: str, directory: str, method: Any, *, base: str, max_steps: int) -> dict[str, Any]:
@@ -78,7 +37,7 @@ def train(folder: str, directory: str, method: Any, *, base: str, max_steps: int
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 
     small_runs.release()
-    model = model_of(folder)
+    model = model_of(folder, rate=RATE)
     model.model_transform = method
     keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_last=False, save_optim_on_train_end=True)
     return small_runs.fit(

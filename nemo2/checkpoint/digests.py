@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of the weights that a run begins with, by which additions trained over them tell others."""
+
+import hashlib
+from pathlib import Path
+
+from nemo2.checkpoint.directory import read_manifest
+
+OF_RELEASE = "release:"
+"""In front of the digest of released weights, which have no manifest with hashes."""
+_BLOCK, _BLOCKS = 4096, 64
+
+
+def digest_of_checkpoint(path: Path) -> str:
+    """Of a checkpoint's tensors: SHA-256 over the hashes that its manifest has of their files; "" where it has none. The same
+    release imported twice has the same."""
+    manifest = read_manifest(path) if path.is_dir() else None
+    hashes = {} if manifest is None else manifest.hashes
+    files = sorted(f"{name}:{value};" for name, value in hashes.items() if name.endswith(".distcp"))
+    return hashlib.sha256("".join(files).encode()).hexdigest() if files else ""
+
+
+def digest_of_release(folder: Path) -> str:
+    """Of released weights: SHA-256 over the name, the size and 64 blocks of each safetensors file, evenly spaced, the first and
+    the last among them. Training changes nearly all bytes of a file, so that these tell; reading all would take minutes."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size};".encode())
+        last = max(0, size - _BLOCK)
+        with open(file, "rb") as opened:
+            for place in sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)}):
+                opened.seek(place)
+                digest.update(opened.read(_BLOCK))
+    return OF_RELEASE + digest.hexdigest()

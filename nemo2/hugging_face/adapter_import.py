@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An adapter of Hugging Face's ``peft`` as a checkpoint of ours: what `nemo2.hugging_face.adapters` writes, and what ``peft``
+trains and saves itself.
+
+The table of the family says of which rows of which released modules a layer of ours is made; the second factors (``lora_B``) are
+put together the same way. Where the released modules of a fused layer have a first factor each, the additions become
+`CanonicalLoRA`'s, which has them apart too; of DoRA, and of layers that have no parts, one addition of the sum of the ranks,
+``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than the others are filled up with zeros, which training leaves zero.
+"""
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.foreign_files import read_json
+from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.places import HUGGING_FACE, newest_in, resolved
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_rows import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Rows,
+    each_once,
+    module_name,
+    module_of,
+    rows_of,
+)
+from nemo2.hugging_face.importing import write_checkpoint
+from nemo2.hugging_face.quantised import mapped
+from nemo2.hugging_face.released import open_released
+from nemo2.hugging_face.restore import folder_of
+from nemo2.hugging_face.safetensors_files import read_header, refuse_outside
+from nemo2.hugging_face.stored import StoredTensors
+from nemo2.hugging_face.streams import Computed, Stretch
+from nemo2.hugging_face.tokenizers import tokenizer_in
+from nemo2.models.conversion.families import conversion_of
+from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.table import Conversion, Entry, released_shapes
+from nemo2.models.walker import linear_layers
+from nemo2.peft import CanonicalLoRA, DoRA, LoRA
+from nemo2.peft.canonical_lora import PARTS
+
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
+_READ = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
+         "base_model_name_or_path", "revision"}  # fmt: skip
+_SAID_BY_THE_TENSORS = {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
+_OF_NO_CONSEQUENCE = {"inference_mode", "peft_version", "megatron_core", "qalora_group_size", "runtime_config",
+                      "auto_mapping", "eva_config", "ensure_weight_tying"}  # fmt: skip
+_TAKEN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM", None),
+    "bias": ("none", None),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+}
+"""Values of fields that leave a model what its base and A and B make of it. Other initialisations change the base too."""
+_SHOWN = 5
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` holds an adapter of ``peft``, rather than a model."""
+    return os.path.lexists(folder / ADAPTER_CONFIG)
+
+
+def import_adapter(
+    source: Path | str,
+    target: Path | str,
+    *,
+    base_model: Optional[str] = None,
+    dtype: Optional[torch.dtype] = None,
+    overwrite: bool = False,
+    show_progress: Optional[bool] = None,
+) -> Path:
+    """Make a checkpoint of LoRA or DoRA of a folder with ``adapter_config.json`` and ``adapter_model.safetensors``. No model is
+    built.
+
+    The checkpoint holds the additions and names the base, as one of a fine-tuning run does: it is generated with, merged and
+    exported as such, and training begins with it (``resume.restore_config``).
+
+    Args:
+        source: The folder.
+        target: The checkpoint's directory. It exists once it is whole, or not at all.
+        base_model: What the adapter was trained over: a checkpoint of ours (``nemo://name`` too), a folder of released
+            weights, or ``hf://organisation/name``. None: the adapter's ``base_model_name_or_path``.
+        dtype: Of the additions. None: as they are.
+        overwrite, show_progress: As `import_weights`.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        CheckpointError: files are missing, damaged or pickles; the adapter belongs to a model of another size; no base is found.
+        ConfigError: a field of ``adapter_config.json`` asks for what LoRA and DoRA of ours haven't got.
+        SecurityError: a file leads out of the folder.
+    """
+    folder = Path(source).expanduser()
+    settings = _read_settings(folder)
+    base = _open_base(base_model or _named_base(settings, folder))
+    adapters = _by_module(_read_tensors(folder), settings, folder)
+    made = _translated(adapters, base, folder, dora=bool(settings.get("use_dora")))
+    method = made.method(dropout=settings.get("lora_dropout") or 0.0, config=base.config)
+    method.refuse_unknown_targets(linear_layers(base.config))
+    base.model.model_transform = method
+    return write_checkpoint(
+        _Additions(folder, base.conversion, base.config, made.tensors(method)),
+        target,
+        tokenizer=base.tokenizer,
+        dtype=dtype,
+        overwrite=overwrite,
+        show_progress=show_progress,
+        model=base.model,
+        part_of=base.path,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- what is read
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    refuse_outside(folder, ADAPTER_CONFIG)
+    settings = read_json(folder / ADAPTER_CONFIG)
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{folder / ADAPTER_CONFIG} isn't a JSON object, but {type(settings).__name__}.")
+    known = _READ | _SAID_BY_THE_TENSORS | _OF_NO_CONSEQUENCE
+    for name, value in settings.items():
+        taken = _TAKEN.get(name)
+        if name not in known and (value not in taken if taken else value):
+            allowed = " or ".join(map(repr, taken)) if taken else "left unset"
+            raise ConfigError(
+                f"{folder / ADAPTER_CONFIG}: {name}={value!r} makes of the model what nemo2's LoRA and DoRA can't; it must be "
+                f"{allowed}. Merge the adapter in peft (merge_and_unload) and import the model."
+            )
+    if settings.get("peft_type") is None:
+        raise ConfigError(f"{folder / ADAPTER_CONFIG}: peft_type is missing; an adapter of LoRA or DoRA says 'LORA'.")
+    for name, kinds in (("r", int), ("lora_alpha", int | float), ("lora_dropout", int | float | None)):
+        if not isinstance(settings.get(name), kinds):
+            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} is no number.")
+    return settings
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    if not os.path.lexists(folder / ADAPTER_WEIGHTS):
+        pickles = sorted(file.name for file in folder.glob("adapter_model*.bin"))
+        why = (
+            f"its weights are a pickle ({pickles[0]}), whose loading can run code; nemo2 reads safetensors. Where it is trusted, "
+            "load it with peft and save it again (save_pretrained)."
+            if pickles
+            else f"there is no {ADAPTER_WEIGHTS}."
+        )
+        raise CheckpointError(f"{folder}: {why}")
+    refuse_outside(folder, ADAPTER_WEIGHTS)
+    return {name: mapped(stored) for name, stored in read_header(folder / ADAPTER_WEIGHTS).items()}
+
+
+@dataclass(kw_only=True)
+class _Adapter:
+    """Of a released module."""
+
+    first: Tensor
+    second: Tensor
+    scale: float
+    lengths: Optional[Tensor] = None
+
+
+def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> dict[str, _Adapter]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise ConfigError(
+                f"{folder / ADAPTER_WEIGHTS}: {name} is no factor of LoRA's, and nemo2's adapters have nothing else (weights of "
+                "modules_to_save, biases, embeddings). Merge the adapter in peft and import the model."
+            )
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{folder / ADAPTER_WEIGHTS}: {name} holds what isn't a finite number ({tensor.dtype})."
+            )
+        found.setdefault(match["module"], {})[match["kind"]] = tensor
+    if not found:
+        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} holds no tensors.")
+    wanted = {"lora_A", "lora_B"} | ({"lora_magnitude_vector"} if settings.get("use_dora") else set())
+    for module, parts in found.items():
+        if parts.keys() != wanted:
+            off = ", ".join(sorted(parts.keys() ^ wanted))
+            dora = settings.get("use_dora", False)
+            raise CheckpointError(
+                f"{folder / ADAPTER_WEIGHTS}: {module} {'lacks' if wanted - parts.keys() else 'has'} {off}, and "
+                f"{ADAPTER_CONFIG} says use_dora={dora}: the files don't belong together."
+            )
+    return {module: _adapter(module, parts, settings, folder) for module, parts in found.items()}
+
+
+def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> _Adapter:
+    first, second = parts["lora_A"], parts["lora_B"]
+    rank = _by_pattern(settings, "rank_pattern", module, settings["r"])
+    if first.dim() != 2 or second.dim() != 2 or not first.shape[0] == second.shape[1] == rank:
+        raise CheckpointError(
+            f"{folder / ADAPTER_WEIGHTS}: the factors of {module} have shapes {list(first.shape)} and {list(second.shape)}, and "
+            f"{ADAPTER_CONFIG} gives it rank {rank}: the files don't belong together."
+        )
+    alpha = _by_pattern(settings, "alpha_pattern", module, settings["lora_alpha"])
+    divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
+    lengths = parts.get("lora_magnitude_vector")
+    return _Adapter(
+        first=first, second=second, scale=alpha / divisor, lengths=None if lengths is None else lengths.flatten()
+    )
+
+
+def _by_pattern(settings: Mapping[str, Any], name: str, module: str, otherwise: float) -> Any:
+    """The value of the first pattern that takes the end of a module's name, or all of it behind a ``^``, as peft reads them."""
+    for pattern, value in (settings.get(name) or {}).items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module) or (pattern.startswith("^") and re.match(pattern, module)):
+                return value
+        except re.error as error:
+            raise ConfigError(
+                f"{ADAPTER_CONFIG}: {name} has the pattern {pattern!r}, which is none: {error}."
+            ) from error
+    return otherwise
+
+
+# ------------------------------------------------------------------------------------------------------- the base
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Base:
+    """The model that an adapter belongs to."""
+
+    path: str
+    model: Any
+    tokenizer: Any
+    conversion: Conversion
+    weights: Any
+    """Released, or stored in a checkpoint of ours."""
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def lengths(self, entry: Entry) -> Tensor:
+        """Of the rows of a weight, in fp32."""
+        if isinstance(self.weights, StoredTensors):
+            return self.weights.part(entry, 0, entry.own_shape[0]).float().norm(dim=1)
+        parts = self.weights.part(entry, slice(0, entry.own_shape[0]))
+        return torch.cat([part.float().norm(dim=1) for _, part in parts])
+
+
+def _named_base(settings: Mapping[str, Any], folder: Path) -> str:
+    name = settings.get("base_model_name_or_path")
+    if not name:
+        raise CheckpointError(
+            f"{folder / ADAPTER_CONFIG} doesn't say what it was trained over (base_model_name_or_path): give base_model "
+            "(--base), a checkpoint, hf:///folder or hf://organisation/name."
+        )
+    revision = f"@{settings['revision']}" if settings.get("revision") else ""
+    return name if Path(name).is_dir() or "://" in name else f"{HUGGING_FACE}{name}{revision}"
+
+
+def _open_base(path: str) -> _Base:
+    if not path.startswith(HUGGING_FACE) and (checkpoint := newest_in(resolved(path))) is not None:
+        return _checkpoint(checkpoint)
+    released = path if path.startswith(HUGGING_FACE) else f"{HUGGING_FACE}{resolved(path).resolve()}"
+    folder = folder_of(released)
+    found = open_released(folder)
+    return _Base(
+        path=released,
+        model=found.conversion.model(config=found.config),
+        tokenizer=tokenizer_in(folder),
+        conversion=found.conversion,
+        weights=found,
+    )
+
+
+def _checkpoint(path: Path) -> _Base:
+    manifest = read_manifest(path)
+    if manifest is not None and manifest.part_of is not None:
+        raise CheckpointError(
+            f"{path} holds additions itself, beside {manifest.part_of}: merge them (nemo2 merge {path}), and name the result as "
+            "the base."
+        )
+    model = load_context(path, "model")
+    described = (path / "context" / "tokenizer.json").is_file()
+    return _Base(
+        path=str(path.resolve()),
+        model=model,
+        tokenizer=load_context(path, "tokenizer") if described else None,
+        conversion=conversion_of(model.config),
+        weights=StoredTensors(weights_dir(path)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- theirs to ours
+
+
+class _Target(NamedTuple):
+    """What an addition is beside: a module, and a part of it; "" for all of it."""
+
+    module: str
+    part: str
+
+
+@dataclass
+class _Made:
+    """Additions of ours."""
+
+    kind: type[LoRA]
+    rows: dict[_Target, list[Rows]]
+    adapters: Mapping[str, _Adapter]
+    lengths: dict[tuple[_Target, str], Tensor] = field(default_factory=dict)
+
+    def of(self, target: _Target) -> list[str]:
+        """The adapters that one addition is made of."""
+        return [name for name in each_once(self.rows[target]) if name in self.adapters]
+
+    @property
+    def scale(self) -> float:
+        """The most frequent one: the others' second factors make up for the difference."""
+        return Counter(one.scale for one in self.adapters.values()).most_common(1)[0][0]
+
+    @property
+    def rank(self) -> int:
+        return max(sum(self.adapters[name].first.shape[0] for name in self.of(target)) for target in self.rows)
+
+    def method(self, *, dropout: float, config: Any) -> LoRA:
+        return self.kind(
+            target_modules=_targets(self.rows, config, apart=self.kind is CanonicalLoRA),
+            dim=self.rank,
+            alpha=self.scale * self.rank,
+            dropout=dropout,
+        )
+
+    def tensors(self, method: LoRA) -> dict[str, Tensor]:
+        """By key of our checkpoints."""
+        found: dict[str, Tensor] = {}
+        for target, sections in self.rows.items():
+            key = f"{target.module}.adapter.{target.part}{'.' if target.part else ''}"
+            chosen = [self.adapters[name] for name in self.of(target)]
+            first = torch.cat([one.first for one in chosen])
+            found[f"{key}linear_in.weight"] = torch.nn.functional.pad(first, (0, 0, 0, method.dim - len(first)))
+            for rows in sections:
+                found[f"{key}linear_out.weight{rows.section}"] = self._second(rows, self.of(target), method.dim)
+                if (lengths := self.lengths.get((target, rows.section))) is not None:
+                    found[f"{key}magnitude.weight{rows.section}"] = lengths
+        return found
+
+    def _second(self, rows: Rows, names: list[str], rank: int) -> Tensor:
+        dtype = self.adapters[names[0]].second.dtype
+        made = torch.zeros(len(rows.row), rank, dtype=dtype)
+        column = 0
+        for name in names:
+            one = self.adapters[name]
+            mine = rows.of(name)
+            columns = slice(column, column := column + one.first.shape[0])
+            values = one.second[rows.row[mine]]
+            made[mine, columns] = values if one.scale == self.scale else (values * (one.scale / self.scale)).to(dtype)
+        return made
+
+
+def _translated(adapters: Mapping[str, _Adapter], base: _Base, folder: Path, *, dora: bool) -> _Made:
+    entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
+    named = _named_as_in_table(adapters, base.conversion, entries)
+    _refuse_other_sizes(named, entries, folder)
+    modules: dict[str, list[Rows]] = {}
+    for entry in entries:
+        module, _ = module_of(entry)
+        if module and any(_name(piece) in named for piece in entry.pieces):
+            modules.setdefault(module, []).append(rows_of(entry))
+    linear = linear_layers(base.config) or {}
+    if strange := [module for module in modules if module.removeprefix("module.") not in linear]:
+        raise ConfigError(
+            f"{folder}: {', '.join(strange[:_SHOWN])} has an adapter there, and nemo2's LoRA goes beside linear layers only: "
+            f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft and import the model."
+        )
+    apart = not dora and any(_has_parts(module, rows, named) for module, rows in modules.items())
+    kind = DoRA if dora else CanonicalLoRA if apart else LoRA
+    made = _Made(kind, dict(_cut(modules, named, base.config, apart=apart)), named)
+    if dora:
+        made.lengths = {
+            (target, rows.section): _lengths(rows, named, base) for target, found in made.rows.items() for rows in found
+        }
+    return made
+
+
+def _named_as_in_table(
+    adapters: Mapping[str, _Adapter], conversion: Conversion, entries: Iterable[Entry]
+) -> dict[str, _Adapter]:
+    """By the released modules' names in the table of the family."""
+    known = {_name(piece) for entry in entries for piece in entry.pieces}
+    for prefix in conversion.prefixes:
+        named = {conversion.name_in_table(f"{name}.", prefix).rstrip("."): one for name, one in adapters.items()}
+        if known & named.keys():
+            break
+    else:
+        named = dict(adapters)
+    if strange := sorted(named.keys() - known):
+        raise CheckpointError(
+            f"The adapter is of {', '.join(strange[:_SHOWN])}{' ...' if len(strange) > _SHOWN else ''}, which the base, a "
+            f"{conversion.architectures[0]}, hasn't got: give the base that it was trained over (--base)."
+        )
+    return named
+
+
+def _refuse_other_sizes(adapters: Mapping[str, _Adapter], entries: Iterable[Entry], folder: Path) -> None:
+    transposed = {_name(piece): piece.transposed for entry in entries for piece in entry.pieces}
+    shapes = {module_name(name): shape for name, shape in released_shapes(entries).items()}
+    for name, one in adapters.items():
+        outputs, inputs = shapes[name][::-1] if transposed[name] else shapes[name]
+        lengths = one.lengths if one.lengths is not None else one.second[:, 0]
+        if (one.second.shape[0], one.first.shape[1], len(lengths)) != (outputs, inputs, outputs):
+            raise CheckpointError(
+                f"{folder}: the adapter of {name} is for {one.first.shape[1]:,} inputs and {one.second.shape[0]:,} outputs, and "
+                f"the base has {inputs:,} and {outputs:,} there: it was trained over a model of another size. Give that as the "
+                "base (--base)."
+            )
+
+
+def _has_parts(module: str, rows: list[Rows], adapters: Mapping[str, _Adapter]) -> bool:
+    """Whether several released modules, which have first factors of their own, are parts of one layer of ours."""
+    return module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1
+
+
+def _cut(
+    modules: Mapping[str, list[Rows]], adapters: Mapping[str, _Adapter], config: Any, *, apart: bool
+) -> Iterator[tuple[_Target, list[Rows]]]:
+    for module, sections in modules.items():
+        parts = sections[0].parts(config) if apart else {}
+        for part, rows in parts.items():
+            if any(name in adapters for name in rows.met):
+                yield _Target(module, part), [rows]
+        if not parts:
+            yield _Target(module, ""), sections
+
+
+def _lengths(rows: Rows, adapters: Mapping[str, _Adapter], base: _Base) -> Tensor:
+    """The trained lengths of DoRA; of rows without an adapter, what they are in the base."""
+    known = [adapters.get(name or "") for name in rows.modules]
+    given = [one.lengths for one in known if one is not None and one.lengths is not None]
+    whole = all(one is not None for one in known)
+    found = torch.empty(len(rows.row), dtype=given[0].dtype) if whole else base.lengths(rows.entry).to(given[0].dtype)
+    for index, one in enumerate(known):
+        if one is not None and one.lengths is not None:
+            found[rows.piece == index] = one.lengths[rows.row[rows.piece == index]]
+    return found
+
+
+def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
+    """Their names, short where all layers of the model of that name are meant."""
+    full = [target.module.removeprefix("module.") for target in rows]
+    named = [
+        f"{name.rpartition('.')[0]}.{target.part}" if target.part else name
+        for name, target in zip(full, rows, strict=True)
+    ]
+    there = Counter(
+        last
+        for name in linear_layers(config) or {}
+        for last in (
+            PARTS.get(name.rpartition(".")[2], (name.rpartition(".")[2],)) if apart else (name.rpartition(".")[2],)
+        )
+    )
+    found = Counter(name.rpartition(".")[2] for name in named)
+    short = {last for last, count in found.items() if there[last] == count}
+    return sorted(short) + sorted(name for name in named if name.rpartition(".")[2] not in short)
+
+
+def _name(piece: Piece) -> str:
+    return module_name(piece.name or "")
+
+
+# ------------------------------------------------------------------------------------------------------- what is written
+
+
+@dataclass(frozen=True)
+class _Additions:
+    """A `nemo2.hugging_face.importing.Source`."""
+
+    folder: Path
+    conversion: Conversion
+    config: Any
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(Entry(key=key, shape=tuple(one.shape), at=(), pieces=()) for key, one in self.tensors.items())
+
+    def dtype_of(self, entry: Entry) -> torch.dtype:
+        return self.tensors[entry.key].dtype
+
+    def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
+        tensor = self.tensors[entry.key]
+        return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([tensor.to(dtype)]))]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose rows of which released modules the rows of our layers are: what additions are exported and imported by."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from nemo2.models.conversion.table import Entry
+from nemo2.parallel.sharded_state import key_by_layer
+from nemo2.peft.canonical_lora import PARTS
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_WEIGHT = re.compile(r"\.weight(?P<section>\.\w+)?$")
+_EXPERTS = ".experts.experts."
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a weight of ours, or of one section of it."""
+
+    entry: Entry
+    section: str
+    piece: Tensor
+    """By row, the index of the entry's piece that it is of."""
+    row: Tensor
+    """By row, which row it is of the piece's released tensor."""
+
+    @property
+    def modules(self) -> list[Optional[str]]:
+        """The released module of each piece."""
+        return [None if piece.name is None else module_name(piece.name) for piece in self.entry.pieces]
+
+    @property
+    def met(self) -> list[str]:
+        """The released modules that some rows are of, each once."""
+        found = dict.fromkeys(self.modules[index] for index in self.piece.unique().tolist())
+        return [name for name in found if name is not None]
+
+    def of(self, module: str) -> Tensor:
+        """By row, whether it is of this released module."""
+        return torch.tensor([name == module for name in self.modules])[self.piece]
+
+    def parts(self, config: Any) -> dict[str, "Rows"]:
+        """The rows of each part of a fused layer, in the part's order; empty where the layer isn't fused."""
+        names = PARTS.get(module_of(self.entry)[0].rpartition(".")[2], ())
+        if names == PARTS["linear_qkv"]:  # by query group: queries, key, value
+            which = self.piece % len(names)
+        elif names and config.gated_linear_unit:
+            which = torch.arange(len(self.row)) // (len(self.row) // 2)
+        else:
+            return {}
+        return {name: self._taken(which == index) for index, name in enumerate(names)}
+
+    def _taken(self, chosen: Tensor) -> "Rows":
+        return replace(self, piece=self.piece[chosen], row=self.row[chosen])
+
+
+def rows_of(entry: Entry) -> Rows:
+    """All rows of the tensor that an entry is."""
+    rows = [torch.arange(piece.start, piece.stop, piece.step) for piece in entry.pieces]
+    numbers = torch.repeat_interleave(torch.tensor([len(one) for one in rows]))
+    return Rows(entry, module_of(entry)[1], numbers, torch.cat(rows))
+
+
+def module_of(entry: Entry) -> tuple[str, str]:
+    """The full name of the module whose weight an entry is, as adapters are stored under it, and the section of the weight; of
+    another tensor nothing."""
+    key = entry.key
+    if (match := _WEIGHT.search(key)) is None:
+        return "", ""
+    module = key_by_layer(key, entry.at, bool(entry.at))[: match.start() - len(key)]
+    if _EXPERTS in module:
+        module = module.replace(_EXPERTS, f".experts.local_experts.{entry.at[-1]}.")
+    return module, match["section"] or ""
+
+
+def module_name(tensor: str) -> str:
+    """Of a released tensor."""
+    return tensor.removesuffix(".weight")
+
+
+def each_once(sections: Iterable[Rows]) -> list[str]:
+    """The released modules that some rows are of."""
+    return list(dict.fromkeys(name for rows in sections for name in rows.met))

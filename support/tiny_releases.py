@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny random models of transformers' own, saved as releases are, and ours of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support import small_runs
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": small_runs.VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": small_runs.SEQ,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "mixtral": ("Mixtral", {}),
+    "phi3": ("Phi3", {}),
+    "deepseek": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "topk_method": "greedy",
+            "first_k_dense_replace": 2,
+        },
+    ),
+}
+
+
+def released(directory: str, family: str) -> str:
+    """The folder of a release, made once; biases and norms too are no constants."""
+    import torch
+    import transformers
+
+    folder = f"{directory}/release of {family}"
+    if Path(folder).is_dir():
+        return folder
+    name, changes = _FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**(_SIZES | changes))
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+def model_of(folder: str, *, rate: float) -> Any:
+    """Ours of a release, with Adam at a constant rate and neither decay nor clipping."""
+    from megatron.core.optimizer import OptimizerConfig
+
+    from nemo2.models.conversion.families import conversion_for
+    from nemo2.optim.megatron import MegatronOptimizerModule
+
+    said = json.loads((Path(folder) / "config.json").read_text())
+    conversion = conversion_for(said)
+    optimizer = OptimizerConfig(
+        optimizer="adam", lr=rate, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=0.0
+    )
+    return conversion.model(conversion.config(said), optim=MegatronOptimizerModule(optimizer))

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters that `peft` has made, over transformers' models, as checkpoints of ours: logits, three steps on, out again."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
+from support import small_runs
+from support.tiny_releases import released
+
+ALL = "all-linear"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "what peft takes by itself": ("llama", {"target_modules": ["q_proj", "v_proj"]}),
+    "ranks and alphas by pattern": (
+        "llama",
+        {
+            "target_modules": ALL,
+            "rank_pattern": {"down_proj": 6, "layers.1.self_attn.q_proj": 2, "^model.layers.0.mlp.up_proj": 3},
+            "alpha_pattern": {"o_proj": 3},
+        },
+    ),
+    "rank-stabilised": ("llama", {"target_modules": ALL, "use_rslora": True, "rank_pattern": {"k_proj": 2}}),
+    "DoRA of some parts": (
+        "llama",
+        {"target_modules": ["q_proj", "v_proj", "gate_proj", "down_proj"], "use_dora": True},
+    ),
+    "one layer": ("llama", {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]}),
+    "biases": ("qwen2", {"target_modules": ALL}),
+    "fused already": ("phi3", {"target_modules": ALL}),
+    "fused already, DoRA": ("phi3", {"target_modules": ALL, "use_dora": True}),
+    "beside experts": ("mixtral", {"target_modules": ["q_proj", "k_proj", "o_proj"]}),
+    "latent attention": ("deepseek", {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
+}
+KINDS = {
+    "fused already": "LoRA",
+    "fused already, DoRA": "DoRA",
+    "DoRA of some parts": "DoRA",
+    "latent attention": "LoRA",
+}
+TRAINED = "biases"
+STEPS, RATE = 3, 1e-3
+
+
+def made_by_peft(folder: str, place: str, **settings: Any) -> Any:
+    """An adapter of random values, saved; returns the model with it."""
+    import peft
+    import torch
+    import transformers
+
+    torch.manual_seed(3)
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **{"r": 4, "lora_alpha": 8, **settings})
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.2 * torch.rand_like(parameter))
+    model.save_pretrained(place)
+    return model.eval()
+
+
+def logits_of(model: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model(small_runs.global_batch(0, 4)["tokens"]).logits
+
+
+def ours(checkpoint: Path) -> Any:
+    import torch
+
+    from nemo2.checkpoint.context import load_context
+    from nemo2.llm.set_up import set_up
+
+    trainer = small_runs.build_trainer(max_steps=1)
+    model = load_context(checkpoint, "model")
+    tokens = small_runs.global_batch(0, 4)["tokens"]
+    with set_up(trainer, model, checkpoint=checkpoint) as parallel, torch.no_grad():
+        core: Any = parallel.unwrapped[0].eval()
+        found = core(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None).clone()
+    small_runs.release()
+    return found
+
+
+def compared(directory: str, name: str) -> dict[str, Any]:
+    import peft
+    import transformers
+
+    from nemo2.checkpoint.context import load_context
+    from nemo2.hugging_face.adapters import export_adapter
+    from nemo2.hugging_face.api import import_ckpt
+
+    family, settings = CASES[name]
+    folder = released(directory, family)
+    place = f"{directory}/{name}"
+    theirs = made_by_peft(folder, f"{place}/theirs", **settings)
+    wanted = logits_of(theirs)
+    scale = float(wanted.abs().max())
+    imported = import_ckpt(None, f"{place}/theirs", f"{place}/ours")
+    method = load_context(imported, "model").model_transform
+    exported = export_adapter(imported, f"{place}/out")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    again = peft.PeftModel.from_pretrained(base, str(exported)).eval()
+    found = {
+        "kind": type(method).__name__,
+        "imported": float((ours(imported) - wanted).abs().max()) / scale,
+        "exported": float((logits_of(again) - wanted).abs().max()) / scale,
+        "without": float((logits_of(again.get_base_model()) - wanted).abs().max()) / scale,
+    }
+    with again.disable_adapter():
+        found["without"] = float((logits_of(again) - wanted).abs().max()) / scale
+    if name == TRAINED:
+        found |= trained(folder, theirs, imported, method, f"{place}/on")
+    return found
+
+
+def trained(folder: str, theirs: Any, imported: Path, method: Any, place: str) -> dict[str, Any]:
+    """Three steps of ours from the imported checkpoint, and three of peft's."""
+    import torch
+
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+    from nemo2.checkpoint.directory import read_manifest
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from support.tiny_releases import model_of
+
+    model = model_of(folder, rate=RATE)
+    model.model_transform = method
+    keep = ModelCheckpoint(dirpath=place, filename="{step}", save_last=False)
+    run = small_runs.fit(
+        model,
+        max_steps=STEPS,
+        callbacks=[keep],
+        restore_config=RestoreConfig(path=str(imported)),
+        ckpt_save_part="trained",
+    )
+    small_runs.release()
+    manifest, began = read_manifest(Path(place) / f"step={STEPS}"), read_manifest(imported)
+    assert manifest is not None and began is not None
+    for parameter_name, parameter in theirs.named_parameters():
+        parameter.requires_grad_("lora_" in parameter_name)
+    trained_by_peft = [one for one in theirs.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained_by_peft, lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    losses = []
+    for step in range(STEPS):
+        losses.append(small_runs_loss(theirs, step))
+        optimizer.step()
+        optimizer.zero_grad()
+    same_base = (manifest.part_of, manifest.part_of_digest) == (began.part_of, began.part_of_digest)
+    return {"ours": run["losses"], "theirs": losses, "same base": same_base and began.part_of_digest != ""}
+
+
+def small_runs_loss(model: Any, step: int) -> float:
+    """The loss of a global batch as four micro-batches of our runs have it, with its gradients."""
+    import torch
+
+    batch = small_runs.global_batch(step % 8)
+    total, kept = 0.0, float(batch["loss_mask"].sum())
+    for start in range(0, 8, 2):
+        part = {name: value[start : start + 2] for name, value in batch.items()}
+        each = torch.nn.functional.cross_entropy(
+            model(part["tokens"]).logits.flatten(0, 1), part["labels"].flatten(), reduction="none"
+        )
+        mask = part["loss_mask"].flatten()
+        ((each * mask).sum() / mask.sum() / 4).backward()
+        total += float((each * mask).sum())
+    return total / kept
+
+
+def all_compared(directory: str) -> dict[str, Any]:
+    small_runs.quiet()
+    found = {name: compared(directory, name) for name in CASES}
+    return found | {"over a checkpoint": over_a_checkpoint(directory), "another base": with_another_base(directory)}
+
+
+def over_a_checkpoint(directory: str) -> dict[str, Any]:
+    """The same adapter over the imported release."""
+    from nemo2.checkpoint.directory import read_manifest
+    from nemo2.hugging_face.api import import_ckpt
+
+    base = import_ckpt(None, released(directory, "llama"), f"{directory}/base")
+    place = f"{directory}/DoRA of some parts"
+    imported = import_ckpt(None, f"{place}/theirs", f"{place}/over ours", base_model=str(base))
+    manifest = read_manifest(imported)
+    assert manifest is not None
+    difference = (ours(imported) - ours(Path(f"{place}/ours"))).abs().max()
+    return {"part of": manifest.part_of, "base": str(base), "difference": float(difference)}
+
+
+def with_another_base(directory: str) -> list[str]:
+    """What is said where the base has been changed since, a release and a checkpoint."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from nemo2.hugging_face.api import import_ckpt
+    from nemo2.hugging_face.restore import digest_at
+
+    said = []
+    folder = Path(released(directory, "llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: tensor + 0.01 * torch.randn_like(tensor) for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    digest_at.cache_clear()
+    shutil.rmtree(f"{directory}/base")
+    import_ckpt(None, str(folder), f"{directory}/base")
+    for place in ("ours", "over ours"):
+        try:
+            ours(Path(f"{directory}/DoRA of some parts/{place}"))
+            said.append("nothing")
+        except Nemo2Error as error:
+            said.append(str(error))
+        small_runs.release()
+    return said
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
+    return run_on_ranks(all_compared, 1, str(tmp_path_factory.mktemp("imported")), timeout=300)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_our_model_says_what_pefts_says_and_so_does_what_is_exported_again(runs, name):
+    found = runs[name]
+    assert found["without"] > 1e-3  # the adapter makes a difference
+    assert found["imported"] < 1e-5
+    assert found["exported"] < 1e-5
+    assert found["kind"] == KINDS.get(name, "CanonicalLoRA")
+
+
+def test_training_goes_on_from_an_imported_adapter_as_peft_goes_on(runs):
+    found = runs[TRAINED]
+    assert len(set(found["ours"])) == STEPS
+    assert found["ours"] == pytest.approx(found["theirs"], rel=1e-5)
+    assert found["same base"]
+
+
+def test_the_base_may_be_a_checkpoint_of_ours(runs):
+    found = runs["over a checkpoint"]
+    assert found["part of"] == found["base"]
+    assert found["difference"] < 1e-6
+
+
+def test_other_weights_at_the_base_s_place_are_refused_by_their_digest(runs):
+    for said in runs["another base"]:
+        assert "other weights" in said and "digests differ" in said
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[str, Path]:
+    directory = str(tmp_path_factory.mktemp("bad"))
+    folder = released(directory, "llama")
+    made_by_peft(folder, f"{directory}/adapter", target_modules=["q_proj", "v_proj"])
+    return folder, Path(f"{directory}/adapter")
+
+
+@pytest.fixture
+def adapter(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made[1], tmp_path / "adapter"))
+
+
+def change(adapter: Path, **settings: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def rewrite(adapter: Path, function: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = adapter / "adapter_model.safetensors"
+    save_file(function(load_file(file)), file)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("modules_to_save", ["lm_head"]),
+        ("bias", "all"),
+        ("target_parameters", ["mlp.experts.gate_up_proj"]),
+        ("init_lora_weights", "pissa"),
+        ("peft_type", "IA3"),
+        ("task_type", "SEQ_CLS"),
+        ("layer_replication", [[0, 2]]),
+        ("lora_bias", True),
+        ("trainable_token_indices", [3]),
+        ("of_a_later_version", 7),
+    ],
+)
+def test_what_our_methods_have_not_got_is_refused_by_field_and_value(adapter, tmp_path, field, value):
+    from nemo2.hugging_face.adapter_import import import_adapter
+
+    change(adapter, **{field: value})
+    with pytest.raises(ConfigError) as error:
+        import_adapter(adapter, tmp_path / "out")
+    assert f"{field}={value!r}" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def bad_pickle(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+
+
+def without_a(adapter: Path) -> None:
+    rewrite(
+        adapter,
+        lambda tensors: {name: one for name, one in tensors.items() if "0.self_attn.q_proj.lora_A" not in name},
+    )
+
+
+def of_a_norm(adapter: Path) -> None:
+    rewrite(
+        adapter, lambda tensors: {**tensors, "base_model.model.model.norm.weight": next(iter(tensors.values())).clone()}
+    )
+
+
+def of_another_layer(adapter: Path) -> None:
+    rewrite(adapter, lambda tensors: {name.replace("layers.1", "layers.7"): one for name, one in tensors.items()})
+
+
+def wider(adapter: Path) -> None:
+    rewrite(
+        adapter, lambda tensors: {name: one if "lora_B" in name else one.repeat(1, 2) for name, one in tensors.items()}
+    )
+
+
+def not_finite(adapter: Path) -> None:
+    rewrite(adapter, lambda tensors: {name: one * float("nan") for name, one in tensors.items()})
+
+
+def of_another_rank(adapter: Path) -> None:
+    change(adapter, r=8)
+
+
+def of_no_base(adapter: Path) -> None:
+    change(adapter, base_model_name_or_path=None)
+
+
+BAD = {
+    "a pickle": (bad_pickle, "adapter_model.bin"),
+    "one factor": (without_a, "lacks lora_A"),
+    "a norm's weight": (of_a_norm, "model.norm.weight is no factor"),
+    "a layer that isn't there": (of_another_layer, "model.layers.7.self_attn.q_proj"),
+    "a wider model": (wider, "trained over a model of another size"),
+    "not a number": (not_finite, "isn't a finite number"),
+    "another rank": (of_another_rank, "gives it rank 8"),
+    "no base": (of_no_base, "--base"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_the_command_refuses_adapters_that_do_not_fit_and_writes_nothing(adapter, tmp_path, name):
+    from nemo2.cli.app import app
+
+    spoil, words = BAD[name]
+    spoil(adapter)
+    with pytest.raises((CheckpointError, ConfigError), match=".*") as error:
+        CliRunner().invoke(
+            app,
+            ["import", str(adapter), "--output", str(tmp_path / "out")],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+    assert words in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_imports_an_adapter_and_says_what_may_follow(adapter, made, tmp_path):
+    from nemo2.cli.app import app
+
+    result = CliRunner().invoke(app, ["import", str(adapter), "--output", str(tmp_path / "out"), "--base", made[0]])
+    assert result.exit_code == 0, result.output
+    assert f"nemo2 merge {tmp_path / 'out'}" in result.output
+
+
+def test_a_base_is_refused_where_there_is_no_adapter(made, tmp_path):
+    from nemo2.hugging_face.api import import_ckpt
+
+    with pytest.raises(ConfigError, match="base_model='elsewhere'"):
+        import_ckpt(None, made[0], tmp_path / "out", base_model="elsewhere")
