@@ -43,6 +43,11 @@ _HYBRID = {
     "chunk_size": 16,
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp", "linear_attention"],
 }  # fmt: skip
+_ROUTED = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe", "mlp"],
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
 _EIGHT_FOLD = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -265,6 +270,8 @@ ROWS: tuple[Row, ...] = (
     _row("Nemotron 3, 4", "NemotronConfig", "norms around zero with biases, squared ReLU, half rotated", head_dim=32,
          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
     _row("Nemotron-H, Nemotron Nano v2", "NemotronHConfig", "mixers, attention, feed-forward", _LLAMA | _HYBRID),
+    _row("Nemotron 3 Nano", "NemotronHConfig", "experts without gates, a shared one, sigmoid, biases of experts", _LLAMA | _HYBRID
+         | _ROUTED, layouts=_EXPERTS),
     _row("Mamba 2", "Mamba2Config", "mixers only, tied",
          {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 4, "num_heads": 8, "head_dim": 16,
           "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 16, "pad_token_id": None, "bos_token_id": None,

@@ -264,9 +264,17 @@ def torch_stack_spec(config: Any) -> ModuleSpec:
 
     Parameters have the names that Transformer Engine's layers give them in checkpoints.
     """
-    layer: Any = _exchange(get_gpt_layer_local_spec(normalization=config.normalization), _replacements(config))
+    replaced = _replacements(config)
+    layer: Any = _exchange(get_gpt_layer_local_spec(normalization=config.normalization), replaced)
     whole = layer.submodules
     names = whole.sharded_state_dict_keys_map
+    # Only whether there are experts counts here, and those are built one by one or grouped as the configuration says.
+    routed: Any = _exchange(
+        get_gpt_layer_local_spec(num_experts=1, normalization=config.normalization), replaced
+    ).submodules
+    experts = TransformerLayerSubmodules(
+        pre_mlp_layernorm=routed.pre_mlp_layernorm, mlp=routed.mlp, mlp_bda=routed.mlp_bda
+    )
     attention = TransformerLayerSubmodules(
         input_layernorm=whole.input_layernorm,
         self_attention=whole.self_attention,
@@ -293,5 +301,6 @@ def torch_stack_spec(config: Any) -> ModuleSpec:
             mamba_layer=ModuleSpec(module=MambaLayer, submodules=mixer),
             attention_layer=dataclasses.replace(layer, submodules=attention),
             mlp_layer=ModuleSpec(module=MLPLayer, submodules=mlp),
+            moe_layer=dataclasses.replace(layer, submodules=experts),
         ),
     )

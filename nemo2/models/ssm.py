@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba 2, its hybrid with attention, Nemotron-H and Nemotron Nano v2.
+"""Mamba 2, its hybrid with attention, Nemotron-H, Nemotron Nano v2 and Nemotron 3.
 
-A pattern has one letter per layer: ``M`` a Mamba 2 mixer, ``-`` a feed-forward block, ``*`` attention (`nemo2.models.walker`
-knows the rest). Sources:
+A pattern has one letter per layer: ``M`` a Mamba 2 mixer, ``-`` a feed-forward block, ``*`` attention, ``E`` experts, whose
+settings are those of a GPT's (`nemo2.models.walker` knows the rest). Sources:
 arXiv:2405.21060 and the config.json of state-spaces/mamba2-* (130M to 2.7B); arXiv:2406.07887, table 1 (8B and its
 hybrid); arXiv:2504.03624, table 1 (Nemotron-H); arXiv:2508.14444, section 2 (Nano v2).
 """
@@ -49,7 +49,9 @@ def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
     if have_te() and has("mamba_ssm") and has("causal_conv1d"):
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 
-        return mamba_stack_spec
+        from nemo2.models.layers.spec import completed
+
+        return completed(mamba_stack_spec, config)
     from nemo2.models.mamba_layers import torch_stack_spec
 
     return torch_stack_spec(config)

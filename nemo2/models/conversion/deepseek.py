@@ -125,7 +125,20 @@ def hf_config_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
 
 def config_v3(hf: Config) -> DeepSeekV3Config:
     fields = read(hf, [*_LATENT, *_GROUPS], only=_ONLY_3)
+    check_routing(hf, fields)
+    further = hf.get("num_nextn_predict_layers", 0)
+    return DeepSeekV3Config(**fields, **_others(hf, fields), mtp_num_layers=further or None)
+
+
+def check_routing(hf: Config, fields: Config) -> None:
+    """
+    Raises:
+        ConfigError: Megatron-Core's router would choose or weigh other experts than the release's, which ranks groups by the sum
+            of their best two, and divides the chosen experts' weights by their sum.
+    """
     best, groups = fields["moe_router_topk"], fields["moe_router_group_topk"] or 1
+    if best == 1:
+        raise refusal(hf, "num_experts_per_tok", "our router doesn't divide the weight of a single expert by itself")
     if (fields["moe_router_num_groups"] or 1) > 1 and best // groups != 2:
         raise refusal(
             hf,
@@ -133,8 +146,6 @@ def config_v3(hf: Config) -> DeepSeekV3Config:
             f"with topk_group={groups} our router ranks groups by the sum of their best {best // groups} experts, and the "
             "release by that of two",
         )
-    further = hf.get("num_nextn_predict_layers", 0)
-    return DeepSeekV3Config(**fields, **_others(hf, fields), mtp_num_layers=further or None)
 
 
 def hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:

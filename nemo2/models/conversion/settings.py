@@ -176,7 +176,7 @@ _DECIDES = (
     "mscale_all_dim", "num_moe_experts", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size",
     "moe_router_topk", "moe_router_pre_softmax", "moe_router_score_function", "moe_router_num_groups",
     "moe_router_group_topk", "moe_router_group_score", "moe_router_topk_scaling_factor",
-    "moe_router_enable_expert_bias", "moe_apply_probs_on_input", "mtp_num_layers", "hybrid_override_pattern",
+    "moe_router_enable_expert_bias", "moe_apply_probs_on_input", "moe_latent_size", "mtp_num_layers", "hybrid_override_pattern",
     "mamba_num_groups", "mamba_state_dim", "mamba_head_dim",
 )  # fmt: skip
 

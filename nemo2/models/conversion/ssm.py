@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba 2; Nemotron-H and Nemotron Nano v2, and with them NVIDIA's Mamba 2 hybrids, which mix the same layers."""
+"""Mamba 2; Nemotron-H, Nemotron Nano v2 and Nemotron 3, and with them NVIDIA's Mamba 2 hybrids, which mix the same layers."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 
+from nemo2.models.conversion.deepseek import check_routing
 from nemo2.models.conversion.llama import output_layer
 from nemo2.models.conversion.pieces import one, qkv, rows
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
@@ -45,6 +47,17 @@ _HYBRID = [
     Field("mamba_head_dim", "mamba_head_dim", 64),
     Field("n_groups", "mamba_num_groups", 8),
 ]
+_EXPERTS = [
+    Field("n_routed_experts", "num_moe_experts", 8),
+    Field("num_experts_per_tok", "moe_router_topk", 2),
+    Field("moe_intermediate_size", "moe_ffn_hidden_size", 7688),
+    Field("moe_shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", 7688),
+    Field("routed_scaling_factor", "moe_router_topk_scaling_factor", 1.0),
+    Field("n_group", "moe_router_num_groups", 1),
+    Field("topk_group", "moe_router_group_topk", 1),
+]
+# Megatron-Core projects to fewer channels before the experts with Transformer Engine's layers only, which no test has here.
+_ONLY_ROUTED = {"norm_topk_prob": True, "moe_latent_size": None}
 # Our mixer's gated norm has this epsilon whatever the others have.
 _MIXER = {"conv_kernel": 4, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "use_bias": False}
 _ONLY_MAMBA = _MIXER | {"model_type": "mamba2", "hidden_act": "silu"}
@@ -56,14 +69,14 @@ _ONLY_HYBRID |= {
     "sliding_window": None,
     "tie_word_embeddings": False,
 }
-_KINDS = {"mamba": "M", "linear_attention": "M", "mlp": "-", "attention": "*", "full_attention": "*"}
-_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention"}
+_KINDS = {"mamba": "M", "linear_attention": "M", "mlp": "-", "attention": "*", "full_attention": "*", "moe": "E"}
+_LETTERS = {"M": "mamba", "-": "mlp", "*": "attention", "E": "moe"}
 _ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
 
 
 def table(config: SSMConfig) -> list[Row]:
-    """A layer is one of three kinds, and has one norm in front."""
-    kinds = {"M": _mixer(config), "*": _attention(), "-": _feed_forward()}
+    """A layer is one of four kinds, and has one norm in front."""
+    kinds = {"M": _mixer(config), "*": _attention(), "-": _feed_forward(), "E": _experts()}
     layers = [
         replace(row, layers=[n for n, letter in enumerate(config.hybrid_override_pattern or "") if letter == kind])
         for kind, part in kinds.items()
@@ -111,6 +124,19 @@ def _feed_forward() -> list[Row]:
     ]
 
 
+def _experts() -> list[Row]:
+    """Without gates, beside a shared one."""
+    return [
+        *norm("pre_mlp_layernorm.", one("norm.")),
+        Row("mlp.router.weight", one("mixer.gate.weight")),
+        Row("mlp.router.expert_bias", one("mixer.gate.e_score_correction_bias"), dtype=torch.float32),
+        *linear("mlp.experts.experts.linear_fc1.", one("mixer.experts.*.up_proj.")),
+        *linear("mlp.experts.experts.linear_fc2.", one("mixer.experts.*.down_proj.")),
+        *linear("mlp.shared_experts.linear_fc1.", one("mixer.shared_experts.up_proj.")),
+        *linear("mlp.shared_experts.linear_fc2.", one("mixer.shared_experts.down_proj.")),
+    ]
+
+
 def config_mamba(hf: Config) -> BaseMambaConfig130M:
     fields = read(hf, _MAMBA, only=_ONLY_MAMBA)
     _any_step(hf)
@@ -140,7 +166,16 @@ def config_hybrid(hf: Config) -> SSMConfig:
     pattern = _pattern(hf)
     width = hf.get("head_dim") or hf.get("attention_head_dim") or 128
     fields = {**read(hf, _HYBRID, only=_ONLY_HYBRID), "num_layers": len(pattern), "hybrid_override_pattern": pattern}
+    fields |= _routing(hf) if "E" in pattern else {}
     return NemotronHConfigBase(**fields, kv_channels=width, activation_func=_ACTIVATIONS[activation])
+
+
+def _routing(hf: Config) -> dict[str, Any]:
+    """Settings of experts, whose router is DeepSeek V3's."""
+    fields = read(hf, _EXPERTS, only=_ONLY_ROUTED)
+    check_routing(hf, fields)
+    router = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"}
+    return {**fields, **router, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall"}
 
 
 def hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
@@ -159,6 +194,7 @@ def hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
         "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
         "head_dim": ours.kv_channels,
         "attention_head_dim": ours.kv_channels,
+        **(written(ours, _EXPERTS, only=_ONLY_ROUTED | {"n_shared_experts": 1}) if "E" in pattern else {}),
     }
     return said(ours, hf, config_hybrid)
 
@@ -176,7 +212,7 @@ def _pattern(hf: Config) -> str:
     else:
         field = "hybrid_override_pattern"
     if not told or set(told) - set(_LETTERS):
-        raise refusal(hf, field, "our layers are mixers, attention and feed-forward blocks")
+        raise refusal(hf, field, "our layers are mixers, attention, feed-forward blocks and experts")
     return told
 
 

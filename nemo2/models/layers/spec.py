@@ -55,7 +55,7 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
         return local_layer_spec(config, vp_stage=vp_stage)
     refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
     block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
-    return ModuleSpec(module=TransformerBlock, submodules=_exchange(block, _additions_to_te(config)))
+    return completed(ModuleSpec(module=TransformerBlock, submodules=block), config)
 
 
 def local_layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -98,6 +98,11 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
     local = not have_te()
     mtp = get_gpt_mtp_block_spec(config, block, use_transformer_engine=not local, vp_stage=vp_stage)
     return _exchange(mtp, _replacements(config)) if local and mtp is not None else mtp
+
+
+def completed(spec: Any, config: TransformerConfig) -> Any:
+    """A copy of a spec of Transformer Engine's layers with what they lack for `config`."""
+    return _exchange(spec, _additions_to_te(config))
 
 
 def _block(

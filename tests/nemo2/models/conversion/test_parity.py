@@ -17,8 +17,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP 2": {"pipeline_model_parallel_size": 2},
     "EP 2": {"expert_model_parallel_size": 2},
 }
-TRAINED = ("Llama 3.1, Nemotron Nano and 70B", "Qwen 3 MoE", "Nemotron-H, Nemotron Nano v2")
-"""A dense, an expert and a hybrid model."""
+TRAINED = ("Llama 3.1, Nemotron Nano and 70B", "Qwen 3 MoE", "Nemotron-H, Nemotron Nano v2", "Nemotron 3 Nano")
+"""A dense model, one of experts, a hybrid, and a hybrid with experts."""
 NAMES = [row.name for row in ROWS]
 
 

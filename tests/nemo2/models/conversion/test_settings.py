@@ -158,8 +158,14 @@ def test_both_spellings_are_written() -> None:
         ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "n_routed_experts": 8, "n_group": 2,
           "moe_intermediate_size": 8, "num_experts_per_tok": 4, "topk_group": 1},
          "num_experts_per_tok=4: with topk_group=1 .* best 4 experts, and the release by that of two"),
-        ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-ME"},
-         "hybrid_override_pattern='M-ME'"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "n_routed_experts": 8, "n_group": 1,
+          "moe_intermediate_size": 8, "num_experts_per_tok": 1, "topk_group": 1}, "num_experts_per_tok=1: .* by itself"),
+        ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-MG"},
+         "hybrid_override_pattern='M-MG'"),
+        ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-ME",
+          "moe_latent_size": 32}, "moe_latent_size=32"),
+        ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-ME",
+          "norm_topk_prob": False}, "norm_topk_prob=False"),
     ],
 )  # fmt: skip
 def test_what_our_model_can_t_be_is_refused_by_field_and_value(fields: Any, words: str) -> None:
@@ -238,6 +244,25 @@ RELEASED: dict[str, tuple[dict[str, Any], str]] = {
         "starcoder.Starcoder2Config7B",
     ),
 }  # fmt: skip
+
+
+def test_a_released_hybrid_of_experts_has_the_size_of_its_name() -> None:
+    """NVIDIA-Nemotron-3-Nano-30B-A3B: 31.6 B parameters, of which a token meets 3.6 B with the embeddings."""
+    from nemo2.models.conversion.families import conversion_for
+    from nemo2.models.walker import shape_of
+
+    told = {
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "attention_bias": False, "head_dim": 128,
+        "hidden_size": 2688, "intermediate_size": 1856, "mamba_head_dim": 64, "mamba_num_heads": 64, "mlp_hidden_act": "relu2",
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "layer_norm_epsilon": 1e-5,
+        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 32,
+        "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2, "routed_scaling_factor": 2.5,
+        "ssm_state_size": 128, "tie_word_embeddings": False, "topk_group": 1, "vocab_size": 131072,
+    }  # fmt: skip
+    shape = shape_of(conversion_for(told).config(told))
+    assert shape.parameters == pytest.approx(31.6e9, rel=2e-3)
+    assert shape.active_parameters == pytest.approx(3.6e9, rel=1e-2)
 
 
 @pytest.mark.parametrize("released", RELEASED)
