@@ -22,8 +22,9 @@ def method(kind: str, **changes: Any) -> Any:
     """The method of a run; its second factors don't begin at zero, so that every gradient counts from the first step on."""
     from nemo2 import peft
 
-    options = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal", "lora_A_init_method": "uniform"}
-    return getattr(peft, kind)(**(options | changes))
+    made = getattr(peft, kind)
+    factors = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal", "lora_A_init_method": "uniform"}
+    return made(**((factors if issubclass(made, peft.LoRA) else {}) | changes))
 
 
 def train(directory: str, kind: str, name: str = "", *, options: Any = None, **run: Any) -> dict[str, Any]:
