@@ -75,7 +75,7 @@ def measure(shape: str, folder: Path, repeats: int, *, dry: bool) -> dict[str, A
 
 
 def table(times: dict[str, Any]) -> str:
-    """What `measure` gave, the best of its turns, as Markdown."""
+    """The figures of `measure`, the best of its turns, as Markdown."""
     size, turns = times["bytes"], times["turns"]
     lines = [
         f"{times['shape']}: {size / 1e9:.2f} GB; load of the machine meanwhile {times['load']:.1f} on {os.cpu_count()} cores",
@@ -134,7 +134,7 @@ def write_released(shape: str, folder: Path, *, holes: bool) -> None:
 
 
 def _copied(source: Path, target: Path) -> dict[str, float]:
-    """What `cp` takes, without the disk's help in sharing blocks."""
+    """The seconds that `cp` takes, without the disk's help in sharing blocks."""
     _forget(source)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = _timed(lambda: subprocess.run(["cp", "-r", "--reflink=never", source, target], check=True), target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training has consumed, and units of time by their names."""
+"""Samples and tokens that training has consumed, and units of time by their names."""
 
 from typing import Any
 

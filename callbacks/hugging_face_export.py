@@ -120,7 +120,7 @@ class HuggingFaceExportCallback(pl.Callback):
         self._go_on()
 
     def _names(self) -> list[str]:
-        """Of what has been exported, is, or is about to be."""
+        """Names of checkpoints that have been exported, are being exported, or wait for it."""
         under_way = (export.target for export in (self._running, self._waiting) if export is not None)
         return [target.name for target in (*self.exported, *under_way)]
 

@@ -113,7 +113,7 @@ def _number(text: Optional[str]) -> Optional[int]:
 
 
 def _first_host(nodes: Optional[str]) -> Optional[str]:
-    """Of Slurm's list: ``gpu[03-05,9],login`` gives ``gpu03``."""
+    """The first host of Slurm's list: ``gpu[03-05,9],login`` gives ``gpu03``."""
     if not nodes:
         return None
     first = re.match(r"(?P<name>[^,\[]+)(\[(?P<number>\d+)[^\]]*\](?P<rest>[^,]*))?", nodes)

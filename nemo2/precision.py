@@ -242,7 +242,7 @@ class MegatronMixedPrecision(MixedPrecision):
         return get_backend().name
 
     def autocast_context_manager(self) -> torch.autocast:
-        """As ``autocast_enabled`` says, which is not on by default."""
+        """Autocast where ``autocast_enabled`` says so, which is not the default."""
         config = self.dtype_config
         return torch.autocast(self.device, dtype=config.autocast_dtype, enabled=config.autocast_enabled)
 
@@ -414,7 +414,7 @@ _ONE_THING = "both were set, and they govern one thing. Remove one of them, or m
 
 
 def _reading(field: str) -> Callable[[Any], Any]:
-    """What a field of `DtypeConfig` is, read off a node of the plugin."""
+    """A field of `DtypeConfig`, read off a node of the plugin."""
     argument = MegatronMixedPrecision._ARGUMENT_OF.get(field, field)
 
     def read(plugin: Any) -> Any:

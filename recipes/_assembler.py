@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the facts of a run to the configured call of ``llm.pretrain``: the one place that does it.
+"""The assembly of a run's facts into the configured call of ``llm.pretrain``: the one place that does it.
 
 A recipe module states a `PretrainRecipe`; its methods are the factories that users call. Stating and listing facts
 imports neither torch nor nemo-run; calling a factory does. Nothing is built, and neither file nor network is touched.

@@ -83,6 +83,6 @@ def pretrain_recipe(
     use_mtp: bool = True,
     performance_mode: bool = False,
 ) -> Any:
-    """As `PretrainRecipe.pretrain_recipe`; without ``use_mtp`` only the next token is predicted."""
+    """The recipe of `PretrainRecipe.pretrain_recipe`; without ``use_mtp`` only the next token is predicted."""
     facts = RECIPE if use_mtp else _NEXT_TOKEN_ONLY
     return facts.pretrain_recipe(dir, name, num_nodes, num_gpus_per_node, performance_mode, fn)

@@ -118,7 +118,7 @@ def taken_apart(entries: Iterable[Any], stored: Mapping[str, Tensor]) -> dict[st
 
 
 def shards(chunk: Any) -> list[Any]:
-    """What a chunk stores, each with the part of it that this rank has."""
+    """The tensors that a chunk stores, each with this rank's part of it."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 

@@ -49,7 +49,7 @@ def tensors(folder: Path) -> dict[str, Any]:
 
 
 def first_loss(model: Any) -> float:
-    """Of transformers' model, over the tokens that count of the first global batch that `run_all` trains on."""
+    """The loss of transformers' model over the counted tokens of the first global batch that `run_all` trains on."""
     import torch
 
     batch = small_runs.global_batch(0)

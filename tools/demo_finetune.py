@@ -70,7 +70,7 @@ def newest(run_dir: Path) -> Path | None:
 
 
 def answers(checkpoint: str) -> dict[str, str]:
-    """What a checkpoint adds to each question, the likeliest tokens."""
+    """A checkpoint's answers to each question, the likeliest tokens."""
     from nemo2 import llm
 
     found = llm.generate(checkpoint, prompts=list(QUESTIONS), max_new_tokens=TOKENS, temperature=0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documentation of NeMo 2.0 promises of overlap, precision, the distributed optimizer and the bridge to Lightning, row
+"""The promises of NeMo 2.0's documentation on overlap, precision, the distributed optimizer and the bridge to Lightning, row
 by row with the test that holds it: docs/promises.md.
 
     python -m tools.promises

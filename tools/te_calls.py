@@ -110,7 +110,7 @@ GROUPS = (
 
 
 class Behaviour(NamedTuple):
-    """What versions do differently, read off the tables: a question, the answer of a table in a word, what we do, the test."""
+    """A difference between versions, read off the tables: a question, the answer of a table in a word, what we do, the test."""
 
     asked: str
     answer: Any
@@ -206,7 +206,7 @@ def tables() -> dict[str, Any]:
 
 
 def calls_in(root: Path) -> dict[str, set[str]]:
-    """What a package calls or subclasses of Transformer Engine, with the keywords that it passes."""
+    """A package's calls and subclasses of Transformer Engine, with the keywords that it passes."""
     found: dict[str, set[str]] = {}
     for path in root.rglob("*.py"):
         text = path.read_text()

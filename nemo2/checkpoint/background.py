@@ -62,7 +62,7 @@ class Image:
             stream.truncate()
 
     def give_back(self, *, keep: int) -> None:
-        """It is no longer needed, and kept if there aren't ``keep`` already."""
+        """Take back this image, which is no longer needed; it is kept if there aren't ``keep`` already."""
         if len(self._spare) < keep:
             self._spare.append(self)
         else:

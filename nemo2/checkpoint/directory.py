@@ -77,7 +77,7 @@ class Manifest:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides how a checkpoint looks, for its manifest."""
+    """Versions of the packages that decide how a checkpoint looks, for its manifest."""
     return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}
 
 
@@ -309,7 +309,7 @@ def _differs(path: Path, name: str, expected: str) -> Optional[str]:
 
 
 def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:
-    """By its name and size: before a byte of it is read."""
+    """Why a file of the manifest is not there, by its name and size; None where it is. No byte of it is read."""
     file, size = checkpoint / name, manifest.files[name]
     if why := why_not_inside(checkpoint, name):
         return f"{name} {why}"

@@ -577,7 +577,7 @@ def _written(temporary: Path, hashes: dict[str, str]) -> dict[str, tuple[Optiona
 
 
 def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]]) -> None:
-    """That this rank sees what every rank wrote, before it becomes a checkpoint.
+    """Prove that this rank sees what every rank wrote, before it becomes a checkpoint.
 
     Raises:
         CheckpointError: it doesn't.

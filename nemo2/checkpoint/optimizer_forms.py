@@ -187,7 +187,7 @@ def forget_updates(optimizers: Iterable[Any]) -> None:
 
 
 def torch_optimizers(whole: Any) -> list[Any]:
-    """Those inside one of Megatron-Core's, chained or not."""
+    """The torch optimizers inside an optimizer of Megatron-Core, chained or not."""
     chained = getattr(whole, "chained_optimizers", [whole])
     return [one.optimizer for one in chained if getattr(one, "optimizer", None) is not None]
 

@@ -232,7 +232,7 @@ def data_only() -> Iterator[list[SecurityError]]:
 
 
 def _load_metadata(file: Any) -> Any:
-    """What it says, with the names that norms have in our checkpoints (`nemo2.parallel.norm_names`)."""
+    """The metadata, with the names that norms have in our checkpoints (`nemo2.parallel.norm_names`)."""
     metadata = _MetadataUnpickler(file).load()
     weights = Path(file.name).parent  # torch opens it by its path, as we do
     stored = (getattr(metadata, "storage_data", None) or {}).values()

@@ -356,7 +356,7 @@ def data_domains(data: Any) -> Mapping[str, Domain]:
 
 
 def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
-    """What the live parts of a run hold that their tables don't, as `out_of_range` tells it of a recipe's nodes.
+    """Values of a run's live parts that are out of their tables' range, as `out_of_range` tells them of a recipe's nodes.
 
     Args:
         model: Its ``config`` is looked at where that is Megatron-Core's.

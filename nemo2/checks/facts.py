@@ -45,7 +45,7 @@ class Facts:
 
     @property
     def here(self) -> bool:
-        """It will run on this machine."""
+        """Whether it will run on this machine."""
         return self.machine.local
 
     @property

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 @jobs.command("list", epilog="Example: nemo2 jobs list")
 def list_jobs() -> None:
-    """What was submitted from here, and how it is."""
+    """Jobs that were submitted from here, with their states."""
     from nemo2.columns import columns
 
     rows = []
@@ -57,7 +57,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends; Ctrl-C leaves it alone.")] = False,
     lines: Lines = 40,
 ) -> None:
-    """What rank 0 says."""
+    """The output of rank 0."""
     from shlex import quote
 
     from nemo2.launch.slurm.follow import follow as to_the_end

@@ -96,7 +96,7 @@ def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) 
 
 
 def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
-    """Who decides a field that isn't set; None: its class's default holds."""
+    """The decider of a field that isn't set; None: its class's default holds."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
     found = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
     return found if found is not None and name in parameter_names(target) else None

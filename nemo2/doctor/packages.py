@@ -149,7 +149,7 @@ def commands() -> Iterator[Finding]:
 
 
 def installed_version(package: str) -> str | None:
-    """None where it is not installed."""
+    """The installed version; None where the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -12,7 +12,7 @@ from nemo2.models.scoring import Pair, score
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """Of one or more texts."""
+    """The perplexity of one or more texts."""
 
     nats: float
     """The negative log-likelihood of all tokens together."""
@@ -96,7 +96,7 @@ def perplexity_of(
 
 
 def _windows(ids: Sequence[int], most: int, stride: int) -> Iterator[Pair]:
-    """What is read before, and what is predicted: all of ``ids`` but the first, each once."""
+    """Windows of context and of predicted tokens: all of ``ids`` but the first are predicted, each once."""
     for start in range(1, len(ids), stride):
         end = min(start + stride, len(ids))
         yield ids[max(0, end - 1 - most) : start], ids[start:end]

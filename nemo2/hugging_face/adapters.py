@@ -107,7 +107,7 @@ _Addition = dict[str, Tensor]
 
 @dataclass
 class _Released:
-    """What a released module gets: a first factor for each of its rows' additions, and the rows of the second ones."""
+    """The factors of a released module: a first factor for each of its rows' additions, and the rows of the second ones."""
 
     num_rows: int
     """Of its weight: its outputs."""

@@ -158,7 +158,7 @@ class Connector:
 
 
 def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf") -> Connector:
-    """What exports a checkpoint to ``target``.
+    """The exporter of a checkpoint to ``target``.
 
     Raises:
         ConfigError: an unknown target.

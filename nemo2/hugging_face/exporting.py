@@ -180,7 +180,7 @@ def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored:
 
 
 def _refuse_lost(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
-    """What Hugging Face's model lacks must be zero."""
+    """Refuse tensors that Hugging Face's model lacks, unless they are zero."""
     lost = []
     for entry in entries:
         first = 0

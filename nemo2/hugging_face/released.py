@@ -187,7 +187,7 @@ def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Con
 
 
 def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, config: Any) -> dict[str, Source]:
-    """By the names without what stands in front of them in this file."""
+    """The tensors by their names without the prefix of this file."""
     first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
     prefix = next((prefix for prefix in conversion.prefixes if prefix + first in tensors), "")
     return {conversion.name_in_table(name, prefix): source for name, source in tensors.items()}
@@ -221,7 +221,7 @@ def _equal(one: Source, other: Source) -> bool:
 
 
 def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping[str, Source]) -> Iterator[Entry]:
-    """Those of this file's vocabulary, which a configuration may fill up to more rows."""
+    """The entries of this file's vocabulary, which a configuration may fill up to more rows."""
     embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
     name = embedding.pieces[0].name if embedding is not None else None
     there = tensors[name].shape[0] if name is not None and name in tensors else config.vocab_size or 1

@@ -113,7 +113,7 @@ def _fill(target: torch.Tensor, released: Released, entry: Entry, rows: slice, c
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]:
-    """By key, stacked or layer by layer, and by the indices in the stacked axes."""
+    """Entries by key, stacked or layer by layer, and by the indices in the stacked axes."""
     found: dict[str, dict[tuple[int, ...], Entry]] = {}
     for entry in entries:
         found.setdefault(entry.key, {})[entry.at] = entry

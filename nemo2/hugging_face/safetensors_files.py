@@ -78,7 +78,7 @@ def open_folder(folder: Path) -> dict[str, Stored]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says.
+    """The contents of config.json.
 
     Raises:
         CheckpointError: it isn't there, or is no JSON object.

@@ -42,7 +42,7 @@ class _Found(NamedTuple):
 
 
 class StoredTensors:
-    """Of the model's tensors in the folder ``weights``; the optimizer's aren't looked at."""
+    """The model's tensors in the folder ``weights``; the optimizer's aren't looked at."""
 
     def __init__(self, weights: Path) -> None:
         self.weights = weights
@@ -67,7 +67,7 @@ class StoredTensors:
         return None
 
     def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:
-        """Of one layer's and one expert's part."""
+        """The shape of one layer's, or one expert's, part."""
         found = self.find(entry)
         return None if found is None else tuple(self.tensors[found.key].size)[len(found.at) :]
 
@@ -136,7 +136,7 @@ class StoredTensors:
     def _overlap(
         self, found: _Found, chunk: _Chunk, first: int, last: int
     ) -> Optional[tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]]:
-        """What of a chunk belongs to these rows: offsets in it and lengths, and (offset, length) in the rows, by axis."""
+        """The part of a chunk within these rows: its offsets and lengths, and (offset, length) in the rows, by axis."""
         stacked = len(found.at)
         before = tuple(at - offset for at, offset in zip(found.at, chunk.offsets, strict=False))
         own_offsets, own_sizes = chunk.offsets[stacked:], chunk.sizes[stacked:]

@@ -94,7 +94,7 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
 
 
 def _complete(tokenizer: Any, folder: Path) -> None:
-    """What transformers wants beside a tokenizer of our own: its class, and which token ends a text."""
+    """The files that transformers wants beside a tokenizer of our own: its class, and the token that ends a text."""
     if not isinstance(tokenizer, BPETokenizer):
         return
     tokens = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}

@@ -128,7 +128,7 @@ def sweep_staging(folder: Path) -> list[Path]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What launches have left in ``folder`` that were killed. One that doesn't say whose it is, or that was handed to a cluster,
+    """Folders that killed launches have left in ``folder``. One that doesn't say whose it is, or that was handed to a cluster,
     counts after a day."""
     found = []
     for staging in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):

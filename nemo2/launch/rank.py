@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job's script runs as each rank: ``python -m nemo2.launch.rank FOLDER``.
+"""The process that a job's script starts for each rank: ``python -m nemo2.launch.rank FOLDER``.
 
 The folder holds the recipe as nemo-run serialises it. Each rank's output goes to files of its own in the folder of this life, so
 that nothing is said once per rank; what comes before this module runs goes to its task's file.

@@ -35,7 +35,7 @@ class HowToGenerate(Sampling):
 
     @classmethod
     def of(cls, inference_params: Any, **asked: Any) -> Self:
-        """From Megatron-Core's parameters, or from those of ``asked`` that aren't None.
+        """The settings from Megatron-Core's parameters, or from the values of ``asked`` that aren't None.
 
         Raises:
             ConfigError: both were given, or Megatron-Core's ask for what there isn't.
@@ -130,7 +130,7 @@ def loaded(path: str, trainer: Optional[pl.Trainer] = None, *, trust_remote_code
 
 
 def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:
-    """What NeMo 2.0 writes of a completion, and ours."""
+    """The record of a completion: NeMo 2.0's fields, and ours."""
     label = {"label": record["output"]} if "output" in record else {}
     rest = {name: value for name, value in record.items() if name != "output"}
     return {**rest, **label, "prediction": result.text, **asdict(result)}

@@ -53,7 +53,7 @@ def reinit(obj: _T) -> _T:
 
 
 def load_context(path: Union[str, Path], subpath: Optional[str] = None, build: bool = True) -> Any:
-    """What a checkpoint's ``context/`` says of the run that wrote it; nothing of it is executed but an allow-list of classes.
+    """The run that wrote a checkpoint, from its ``context/``; nothing of it is executed but an allow-list of classes.
 
     Args:
         path: A checkpoint, its ``context/``, or a run's directory.

@@ -23,7 +23,7 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 
 
 class Decoder(Protocol):
-    """What goes on from the tokens it was fed."""
+    """A model that goes on from the tokens it was fed."""
 
     def feed(self, tokens: Tensor) -> Tensor:
         """Logits ``[batch, vocabulary]`` in fp32 behind the last of ``tokens`` ``[batch, length]``, on every rank.

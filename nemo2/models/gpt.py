@@ -393,7 +393,7 @@ class GPTModel(FNMixin, pl.LightningModule):
 
     @property
     def test_loss_reduction(self) -> Any:
-        """That of validation."""
+        """The loss reduction of testing: that of validation."""
         return self.validation_loss_reduction
 
 

@@ -196,7 +196,7 @@ def _forward_in_chunks(
 
 
 def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
-    """Of packed sequences their chunks, as packed sequences; padding behind a sequence stays behind its last tokens."""
+    """The chunks of packed sequences, as packed sequences; padding behind a sequence stays behind its last tokens."""
     real, padded = packed.cu_seqlens_q, packed.cu_seqlens_q_padded
     assert real is not None, "sequences of the format thd come with their ends"
     lengths, rooms = real.diff(), (real if padded is None else padded).diff()
@@ -228,7 +228,7 @@ def _forward_sharpened(
 
 
 def _positions(query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]) -> Tensor:
-    """Of each token of this rank its place in its sequence, ``[tokens]``."""
+    """The place of each token of this rank in its sequence, ``[tokens]``."""
     cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     sequences = [(key.size(0) * cp - query.size(0) * cp, key.size(0) * cp)]
     if packed is not None:

@@ -76,7 +76,7 @@ class Part:
         return sum(linear.products for linear in self.linears) + self.mixing(keys)
 
     def mixing(self, keys: float) -> float:
-        """Those of them between tokens."""
+        """Multiply-adds between tokens, of one token in the forward pass."""
         return 0.0
 
 

@@ -20,7 +20,7 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Score:
-    """Of the tokens that were asked for."""
+    """The score of the tokens that were asked for."""
 
     log_probs: list[float]
     greedy: bool
@@ -28,7 +28,7 @@ class Score:
 
     @property
     def log_prob(self) -> float:
-        """Of all of them together."""
+        """The log-probability of all tokens together."""
         return sum(self.log_probs)
 
 
@@ -83,7 +83,9 @@ def _scored(core: Any, batch: Sequence[Pair], vocab_size: int, most: int) -> Ite
 
 
 def _columns(logits: Tensor, batch: Sequence[Pair], rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-    """Of each row, ``[widest, 2]``: log-probabilities of what is asked for, and whether it is the likeliest; zeros behind."""
+    """A tensor ``[widest, 2]`` for each row: the log-probability of each token asked for, and whether it is the likeliest.
+
+    Zeros fill the rest."""
     widest = max(len(asked) for _, asked in batch)
     for (_, asked), row, theirs in zip(batch, rows, logits, strict=True):
         mine = theirs[len(row) - 1 - len(asked) : len(row) - 1].float()

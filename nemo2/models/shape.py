@@ -85,7 +85,7 @@ class ModelShape:
 
     @functools.cached_property
     def routed_parameters(self) -> int:
-        """Those of them that are routed experts'."""
+        """The parameters of routed experts."""
         layers = (layer for layer in (*self.layers, *self.further) if not layer.repeats)
         return sum(part.routed_parameters for layer in layers for part in layer.parts if isinstance(part, Experts))
 

@@ -105,7 +105,7 @@ class LRSchedule(LRSchedulerModule):
         return StepSchedule(schedule, optimizer)
 
     def _left_out(self) -> str:
-        """What of the schedule a run of this length doesn't come to; "" where nothing is."""
+        """The phases of the schedule that a run of this length doesn't reach; "" where it reaches all."""
         length, ratio = self.max_steps, getattr(self, "warmup_ratio", None)
         warmup = getattr(self, "warmup_steps", None) if length is None or ratio is None else ratio * length
         if length is None or not warmup or warmup < length:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was asked for to what the configurations of a run say: the rules are asked, and their answers written down.
+"""The overlap rules' answers, written into the configurations of a run.
 
 The overlap callback does this before a run, ``nemo2 explain`` on copies, to show what the callback would do.
 """

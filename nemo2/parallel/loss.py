@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model's output to the loss that is differentiated and the loss that is reported.
+"""The loss that is differentiated and the loss that is reported, from a model's output.
 
 Megatron-Core's schedules call the loss function once per micro-batch, on the last pipeline stage. It returns
 ``(loss, num_tokens, report)``: the schedule divides the loss by the tokens and by the number of micro-batches, or, with

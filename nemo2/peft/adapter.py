@@ -244,7 +244,7 @@ def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) 
 
 
 def first_values(shape: Sequence[int], init_method: InitMethod, name: str) -> Tensor:
-    """What a factor begins with: drawn from the run's seed and its name, in fp32, the same on every rank and layout.
+    """The first values of a factor: drawn from the run's seed and its name, in fp32, the same on every rank and layout.
 
     "xavier": normal, variance 2 / (inputs + outputs) (Glorot & Bengio, 2010). "uniform", "kaiming": uniform within
     1 / sqrt(inputs), what ``torch.nn.Linear`` begins with. "normal": standard deviation 0.02. "zero".

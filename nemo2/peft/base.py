@@ -29,7 +29,7 @@ class PEFT(ABC):
 
     @abstractmethod
     def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
-        """What stands in a module's place: the module itself, changed or not, or another one.
+        """The module that stands in a module's place: the module itself, changed or not, or another.
 
         Args:
             module: All its parameters are frozen.

@@ -44,7 +44,7 @@ class Apart(nn.Module):
         return self.placement.behind(self._fused(made))
 
     def product(self) -> Tensor:
-        """What is added to the layer's weight on this rank, in fp32."""
+        """The addition to the layer's weight on this rank, in fp32."""
         made = {name: addition.product().T for name, addition in self.named_children()}  # pyright: ignore
         return self._fused(made).T
 

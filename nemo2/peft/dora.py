@@ -60,7 +60,7 @@ class Magnitude(nn.Module):
 
 
 class DirectionAndMagnitude(nn.Module):
-    """What `DoRA` has beside a layer, under the names of checkpoints."""
+    """The parameters that `DoRA` has beside a layer, under the names of checkpoints."""
 
     additions: LowRank
     magnitude: Magnitude

@@ -105,7 +105,7 @@ class LoRA(PEFT):
 
     @property
     def factors(self) -> dict[str, Any]:
-        """What `LowRank` is told beside the layer."""
+        """The arguments of `LowRank` beside the layer."""
         return {
             "rank": self.dim,
             "scale": self.alpha / self.dim,

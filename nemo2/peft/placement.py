@@ -66,7 +66,7 @@ class Placement:
         return 0 if self.group is None else dist.get_rank(self.group)
 
     def between(self, hidden: Tensor) -> Tensor:
-        """What the second factor gets of what the first has made, ``[sequence, batch, rank]`` or ``[tokens, rank]``."""
+        """The second factor's input, from the first factor's output, ``[sequence, batch, rank]`` or ``[tokens, rank]``."""
         if self.travel == "sequence":
             if self.split == "column":
                 return mappings.gather_from_sequence_parallel_region(hidden, group=self.group)
@@ -78,7 +78,7 @@ class Placement:
         return hidden
 
     def behind(self, output: Tensor) -> Tensor:
-        """What is added to the layer's output of what the second factor has made."""
+        """The addition to the layer's output, from the second factor's output."""
         return (
             mappings.gather_from_tensor_model_parallel_region(output, group=self.group)
             if self.gathers and self.size > 1

@@ -216,7 +216,7 @@ def _nearest(batch: int, unit: int) -> str:
 
 
 def _draw_step(one: LayoutView, drawn: Timeline) -> Canvas:
-    """As many micro-batches as can be read, with the idle time and the activations of the whole step."""
+    """A drawing of as many micro-batches as can be read, with the idle time and the activations of the whole step."""
     return draw_timeline(drawn, title=summary(one), note=one.note, measured=one.whole)
 
 

@@ -192,7 +192,7 @@ class Constants:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> "Constants":
-        """From the names of `PRIORS`."""
+        """The constants by the names of `PRIORS`."""
         single = {name: value for name, value in values.items() if "." not in name}
         groups = {name.partition(".")[0] for name in values if "." in name}
         parted: dict[str, Any] = {

@@ -59,7 +59,7 @@ def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
 
 
 def first_rank_of_stage(recipe: Any, stage: int) -> int:
-    """By Megatron-Core's own numbering of ranks."""
+    """The first rank of a stage, by Megatron-Core's own numbering."""
     from megatron.core.parallel_state import RankGenerator
 
     layout = Layout.of(recipe.trainer.strategy)

@@ -47,7 +47,7 @@ class StepTimeline:
 
 
 def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
-    """None without a pipeline."""
+    """The timeline of a step; None without a pipeline."""
     sizes = rehearsal.sizes
     stages, chunks = sizes["pp"] or 1, sizes["vp"] or 1
     if stages == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what one rank left behind (`rank.Ran`) to counts per step of the recipe (`counts.RankRehearsal`)."""
+"""Counts per step of the recipe (`counts.RankRehearsal`), from what one rank left behind (`rank.Ran`)."""
 
 from collections import defaultdict
 from typing import Any

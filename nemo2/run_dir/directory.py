@@ -273,7 +273,7 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
 
 
 def _meeting_of_variables() -> Optional[Meeting]:
-    """Of ranks that a launcher has told who they are."""
+    """The meeting point of ranks that a launcher has told who they are."""
     place = here()
     if not place.launched or place.address is None or place.port is None or place.world_size == 1:
         return None
@@ -287,7 +287,7 @@ def _inherited(number: int) -> Optional[str]:
 
 
 def _leave_to_children(number: int, value: str) -> None:
-    """For what Lightning's launcher starts from here. Other children don't look."""
+    """Hand a decision to the processes that Lightning's launcher starts from here. Other children don't look."""
     parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
     known = json.loads(decisions) if parent == str(os.getpid()) else {}
     os.environ[DECISION_VARIABLE] = f"{os.getpid()} {json.dumps(known | {str(number): value})}"

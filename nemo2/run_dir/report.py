@@ -67,7 +67,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
 
 
 def _changes(found: Mapping[str, Any]) -> str:
-    """What the last resume found changed in the recipe, the worst first; "" where nothing was."""
+    """The changes of the recipe that the last resume found, the worst first; "" where there were none."""
     kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
     lines = [f"<li>{words}: {escape(str(line))}</li>" for kind, words in kinds for line in found.get(kind) or ()]
     return f"<h2>Changed since the checkpoint it went on from</h2><ul>{''.join(lines)}</ul>" if lines else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a run in which nothing happened any more: who was silent since when, and what the others waited for.
+"""The facts of a run that stalled: who was silent since when, and what the others waited for.
 
 A rank of a launched run leaves a sign of life after each step, and its stacks when `HangWatchdog` ends it. Both lie in the
 launcher's folder on this machine. Imports nothing heavy.
@@ -60,7 +60,7 @@ class Spot:
 
 
 def place_of(stacks: str) -> Spot:
-    """Of the main thread, which faulthandler writes last."""
+    """The place of the main thread, which faulthandler writes last."""
     frames = [
         match for line in stacks.split("(most recent call first):\n")[-1].splitlines() if (match := _FRAME.match(line))
     ]

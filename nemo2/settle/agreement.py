@@ -77,8 +77,10 @@ def write_parallelism(
 
 
 def follow_the_data(config: Any, data: Any) -> None:
-    """What the model takes over from the data, unless somebody set it on the model: the length of sequences, and that the loss
-    is the mean over the tokens of the global batch, which samples with masks need.
+    """Settings that the model takes over from the data, unless somebody set them on the model.
+
+    They are the length of sequences, and that the loss is the mean over the tokens of the global batch, which samples with
+    masks need.
 
     Args:
         data: The data module, or its node in a recipe.

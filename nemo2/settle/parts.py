@@ -70,7 +70,7 @@ class Parts:
     """Where among the plugins the precision is."""
 
     def get(self, path: str) -> Any:
-        """None where it could not be built, or isn't there."""
+        """The built part; None where it could not be built, or isn't there."""
         return self.objects.get(path)
 
 

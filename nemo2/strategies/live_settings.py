@@ -36,7 +36,7 @@ _SIZES = frozenset(ParallelismConfig.__annotations__) - {"pipeline_model_paralle
 
 
 class LiveSettings:
-    """For strategies with a ``parallelism``, a ``layout`` and captured arguments."""
+    """Settings of a live strategy that has a ``parallelism``, a ``layout`` and captured arguments."""
 
     parallelism: ParallelismConfig
     layout: Layout

@@ -123,7 +123,7 @@ def lost_node(cluster: Cluster, losses: dict[str, float]) -> list[str]:
 
 @case
 def cancelled(cluster: Cluster, losses: dict[str, float]) -> list[str]:
-    """It saves and doesn't come back; the same command goes on with it."""
+    """A cancelled run saves and doesn't come back; the same command goes on with it."""
     run = Run(cluster, "cancelled", steps=STEPS, profile={}).submit()
     run.wait_for_step(BEFORE)
     cluster.run("scancel", run.jobs[0])
@@ -154,7 +154,7 @@ def two_at_once(cluster: Cluster, losses: dict[str, float]) -> list[str]:
 
 @case
 def wrong_setting(cluster: Cluster, losses: dict[str, float]) -> list[str]:
-    """Not retried, and told once."""
+    """A wrong setting is not retried, and is told once."""
     run = Run(cluster, "wrong", steps=8, profile={})
     run.command.insert(5, "data.directory=/dev/null/nowhere")
     run.submit().wait_for_end()

@@ -118,7 +118,7 @@ class Run:
         time.sleep(random.uniform(0.0, 2.0))
 
     def wait_for_end(self) -> None:
-        """Of its jobs, and of what they have left to do on the nodes."""
+        """Wait until its jobs have ended, and what they have left to do on the nodes."""
         looks = [True]
 
         def over() -> bool:
@@ -140,7 +140,7 @@ class Run:
         return self._metrics()[-1]["reduced_train_loss"]
 
     def problems(self, *, state: str = "done", loss: Optional[float] = None, lives: int = 1) -> list[str]:
-        """What isn't as it should be at the end."""
+        """Problems found at the end."""
         found = []
         if self.state() != state:
             found.append(f"state {self.state()}, not {state}: {json.dumps(self._told().get('lives'))}")
@@ -178,7 +178,7 @@ class Run:
 
 
 def _is_rank(pid: int, folder: Path) -> bool:
-    """Of a cluster in this folder: several may run side by side."""
+    """Whether a process is a rank of a cluster in this folder: several clusters may run side by side."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         return b"nemo2.launch.rank" in command and os.fsencode(folder) in command

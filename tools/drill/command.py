@@ -65,7 +65,7 @@ class Ranks:
         self.codes: dict[int, int] = {}
 
     def wait(self, timeout: float = 150.0) -> Ended:
-        """As torchrun does: once one rank has failed, the others are asked to end, and then made to."""
+        """Wait as torchrun does: once one rank has failed, the others are asked to end, and then made to."""
         asked = None
         while len(self.codes) < len(self.pids):
             self.poll()

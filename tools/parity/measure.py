@@ -85,7 +85,7 @@ def in_another_order(run: Run, reference_folder: str) -> dict[str, Any]:
 
 
 def gradients_in(reference_folder: Path) -> dict[gradients.Name, dict[str, Any]]:
-    """Those of the first step that `reference` wrote, by name."""
+    """Gradients of the first step that `reference` wrote, by name."""
     return torch.load(reference_folder / GRADIENTS)
 
 

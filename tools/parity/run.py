@@ -136,7 +136,7 @@ def _make_reference(run: measure.Run, home: Path, runner: Runner) -> Report:
 
 
 def line(report: Report) -> str:
-    """For the terminal."""
+    """The line of a row for the terminal."""
     head = f"{report['ranks']} ranks  {report['name']:66} {report['verdict']:10}"
     if "loss" not in report:
         return f"{head} {report.get('error', '')[:120]}"

@@ -50,7 +50,7 @@ class Drawn:
 
 @dataclass
 class Found:
-    """What both judges said."""
+    """The verdicts of both judges."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     runs_all_the_same: Counter[str] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ def drawn(count: int, seed: int = SEED) -> list[Drawn]:
 
 
 def recipe_of(one: Drawn) -> Any:
-    """As a recipe; nothing in it is built."""
+    """The case as a recipe; nothing in it is built."""
     recipe = _base(one.base)
     recipe.trainer.devices = one.world
     for path, value in one.values.items():
@@ -102,7 +102,7 @@ def rules_against(one: Drawn) -> list[str]:
 
 
 def failure_of(one: Drawn) -> Optional[str]:
-    """What ends its two steps; None where they are made. Our own checks of numbers take no part."""
+    """The error that ends its two steps; None where they are made. Our own checks of numbers take no part."""
     try:
         losses = ranks.run(two_steps, one.world, one, timeout=SECONDS, quiet=True)[0]
     except ranks.RankFailed as error:

@@ -19,7 +19,7 @@ WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
 
 
 def verdicts(cases: list[Any]) -> list[Optional[str]]:
-    """For each case why Megatron-Core refuses it; None where it builds it. For a process of its own."""
+    """Megatron-Core's refusal of each case; None where it builds it. Run in a process of its own."""
     import logging
     import warnings
 

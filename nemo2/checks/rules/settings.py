@@ -47,7 +47,7 @@ def _secrets(facts: Facts) -> Iterator[str]:
 
 
 def _secrets_in(values: Any, path: str) -> Iterator[str]:
-    """Of a mapping or list, and what lies in it; configs in it are asked by themselves."""
+    """The secrets of a mapping or list and of what lies in it; configs in it are searched by themselves."""
     if isinstance(values, list | tuple):
         for number, value in enumerate(values):
             yield from _secrets_in(value, f"{path}[{number}]")

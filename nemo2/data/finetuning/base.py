@@ -118,7 +118,7 @@ class SampleDataModule(MegatronDataModule):
 
     @abstractmethod
     def encoder(self) -> Encoder:
-        """What makes samples of the records.
+        """The encoder that makes samples of the records.
 
         Raises:
             ConfigError: it needs a tokenizer, and there is none.

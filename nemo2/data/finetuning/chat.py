@@ -240,7 +240,7 @@ class ChatEncoder(Encoder):
         return self._hf(text, add_special_tokens=False, **offsets)
 
     def _without_offsets(self, whole: str, spans: list[Span]) -> tuple[list[int], list[bool]]:
-        """By the ids of each beginning of the text, for tokenizers that don't tell which characters a token stands for."""
+        """The mask from the ids of each beginning of the text, for tokenizers that don't tell the characters of a token."""
         ids = list(self._hf(whole, add_special_tokens=False)["input_ids"])
         trained = [False] * len(ids)
         for span in spans:

@@ -21,7 +21,7 @@ _TOO_LONG, _EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "
 
 @dataclass
 class Report:
-    """What became of the records of a split.
+    """The fates of the records of a split.
 
     Attributes:
         records: Records read, malformed ones included.
@@ -153,7 +153,7 @@ Fate = Malformed | Empty | tuple[Sample, int]
 def _fates(
     records: Iterable[tuple[str, Any]], encoder: Encoder, max_tokens: int, threads: int
 ) -> Iterator[tuple[str, Fate]]:
-    """What becomes of each record, with the length it had before it was cut."""
+    """The fate of each record, with its length before truncation."""
     if threads <= 1:
         for where, record in records:
             yield where, _fate(encoder, record, max_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tokenizer makes of a text, as plain data and as a hash: two with one identity give the same ids."""
+"""A tokenizer's identity, as plain data and as a hash: two tokenizers with one identity give the same ids."""
 
 import hashlib
 import json

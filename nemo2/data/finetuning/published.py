@@ -59,7 +59,7 @@ class PublishedDataModule(FineTuningDataModule):
             ) from error
 
     def download(self) -> Splits:
-        """What the hub holds, by its own splits.
+        """The data set as the hub holds it, by its own splits.
 
         Raises:
             ConfigError, DataError: it can't be had.

@@ -15,7 +15,7 @@ from nemo2.names import did_you_mean
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """What ``dataset_kwargs`` may hold.
+    """The entries that ``dataset_kwargs`` may hold.
 
     Attributes:
         prompt_template, label_key, truncation_field, truncation_method, add_bos, add_eos, answer_only_loss: See
@@ -59,7 +59,7 @@ class DatasetSettings:
         return settings
 
     def template(self, tokenizer: Tokenizer) -> TemplateEncoder:
-        """For records of fields."""
+        """The encoder for records of fields."""
         return TemplateEncoder(
             tokenizer=tokenizer,
             prompt_template=self.prompt_template,
@@ -72,7 +72,7 @@ class DatasetSettings:
         )
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
-        """For conversations; ``default_template`` takes the place of the tokenizer's own."""
+        """The encoder for conversations; ``default_template`` takes the place of the tokenizer's own."""
         return ChatEncoder(tokenizer, chat_template=self.chat_template or default_template, turns=self.turns)
 
     def limits(self, max_tokens: int) -> Limits:

@@ -70,7 +70,7 @@ def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[f
 
 
 def read_state(shell: Shell, folder: str) -> dict[str, Any]:
-    """What the lives so far have written down; {} before the first has ended."""
+    """The state that the lives so far have written down; {} before the first has ended."""
     _, text, _ = shell.run(f"cat {quote(folder)}/{STATE} 2>/dev/null")
     try:
         return json.loads(text)
@@ -90,7 +90,7 @@ def last_life(shell: Shell, folder: str) -> Optional[int]:
 
 
 class _Shown:
-    """What has been shown already."""
+    """The part of the output that has been shown already."""
 
     def __init__(self, shell: Shell, submission: Submission, display: RunDisplay) -> None:
         self._shell, self._submission, self._display = shell, submission, display

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each task of ``nemo2 cluster test`` does: say what it sees, then sum one number over all of them. Standard library until
+"""Each task of ``nemo2 cluster test``: say what it sees, then sum one number over all of them. Standard library until
 it has spoken, so that a node without torch or nemo2 can say so.
 
 Run as a file, ``python probe.py FOLDER``, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 def test_cluster(
     executor: Any, settings: ClusterSettings, *, nodes: int = 2, wait_seconds: float = 600.0
 ) -> Iterator[Finding]:
-    """What is wrong; nothing where all is well. Takes as long as the queue, and some seconds.
+    """The faults found; none where all is well. Takes as long as the queue, and some seconds.
 
     Args:
         wait_seconds: How long the job may wait in the queue.
@@ -115,7 +115,7 @@ def _wait(shell: Shell, number: str, wait_seconds: float) -> str:
 
 
 def judge(text: str, *, nodes: int, token: str, python: str, folder: str, word: str = "COMPLETED") -> Iterator[Finding]:
-    """What the output of a test's tasks tells."""
+    """The faults that the output of a test's tasks tells of."""
     told: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():
         _, mark, record = line.partition("probe {")

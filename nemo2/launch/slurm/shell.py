@@ -85,12 +85,12 @@ class TunnelShell:
 
 
 def shell_of(tunnel: Any) -> Shell:
-    """For an executor's tunnel."""
+    """The shell of an executor's tunnel."""
     return LocalShell() if tunnel is None or type(tunnel).__name__ == "LocalTunnel" else TunnelShell(tunnel)
 
 
 def output(shell: Shell, command: str) -> str:
-    """What a command printed.
+    """The output of a command.
 
     Raises:
         RuntimeFault: it failed, with its own words.

@@ -47,7 +47,7 @@ _MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """What a profile says of a Slurm cluster beyond ``SlurmExecutor``'s fields."""
+    """A profile's settings of a Slurm cluster beyond ``SlurmExecutor``'s fields."""
 
     python: str = ""
     """The interpreter of ranks. "": this one's where this machine's paths mean the same there, else ``python3``."""
@@ -144,7 +144,7 @@ def prepare(
 
 
 def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id: str, devices: int, nodes: int) -> Job:
-    """What an executor says of a job, whatever the job is for.
+    """The settings of a job that its executor has, whatever the job is for.
 
     Raises:
         ConfigError: as `prepare`.
@@ -263,7 +263,7 @@ def _fill(
 
 
 def _import_path(folder: str, given: Mapping[str, str], shell: Shell, settings: ClusterSettings) -> dict[str, str]:
-    """As `path_variables` has it on this machine, with the shipped copy in the place of the working directory."""
+    """The import path of this machine (`path_variables`), with the shipped copy in the place of the working directory."""
     with tempfile.TemporaryDirectory() as unused:
         here = path_variables(staging=Path(unused), given=given)
         own = here["PYTHONPATH"].removeprefix(str(Path(unused) / "path")).lstrip(":")
@@ -328,7 +328,9 @@ def _time_limit(executor: Any) -> str:
 
 
 def _seconds(limit: str) -> Optional[int]:
-    """Of Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; None for no limit.
+    """Seconds of a time limit in one of Slurm's forms; None for no limit.
+
+    The forms are minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 
     Raises:
         ConfigError: another form.

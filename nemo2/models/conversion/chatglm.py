@@ -73,7 +73,7 @@ def rows_glm(config: ChatGLMConfig) -> list[Row]:
 
 
 def config(hf: Config) -> ChatGLMConfig:
-    """Of a released ChatGLM; longer ones raise the rotary base by ``rope_ratio``."""
+    """Our configuration of a released ChatGLM; models for longer sequences raise the rotary base by ``rope_ratio``."""
     return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=int(10_000 * hf.get("rope_ratio", 1)))
 
 

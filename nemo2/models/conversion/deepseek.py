@@ -154,7 +154,7 @@ def hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
 
 
 def _others(hf: Config, fields: Config) -> dict[str, Any]:
-    """What isn't one field on both sides: dense layers before those with experts, shared experts, positions."""
+    """Settings that aren't one field on both sides: dense layers before those with experts, shared experts, positions."""
     rope = rope_of(hf, kinds=("default", "yarn"))
     # Megatron-Core scales the scores by this factor whether positions are stretched or not.
     yarn: dict[str, Any] = {"rope_type": "rope", "rotary_scaling_factor": 1.0}

@@ -32,7 +32,7 @@ FAMILIES: tuple[Conversion, ...] = (
 
 
 def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
-    """Of a configuration of ours; a family's own class counts before one that it is derived from.
+    """The conversion of a configuration of ours; a family's own class counts before the class that it is derived from.
 
     Where a family has several (ChatGLM, by its own names and as a GLM) the one with one of ``architectures``, or else the first.
 
@@ -51,7 +51,7 @@ def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
 
 
 def conversion_for(released: Mapping[str, Any]) -> Conversion:
-    """Of what a config.json says.
+    """The conversion for a config.json.
 
     Raises:
         ConfigError: it names an architecture that nemo2 has no model of, or none.

@@ -135,7 +135,7 @@ def hf_config_3(ours: Any) -> dict[str, Any]:
 
 
 def _rotary(hf: Config) -> tuple[Rope, Rope]:
-    """Of local and of global layers."""
+    """The rotary settings of local and of global layers."""
     both = hf.get("rope_parameters") or {}
     if FULL in both:
         near = rope_of({"rope_parameters": both.get(SLIDING)}, theta=10_000.0)

@@ -35,7 +35,7 @@ def decoder(config: GPTConfig, layer: list[Row], *, norm_bias: bool = False) -> 
 
 
 def output_layer(config: GPTConfig, name: str) -> list[Row]:
-    """None where it is the embedding."""
+    """The output layer's row; none where it is the embedding."""
     return [] if config.share_embeddings_and_output_weights else [Row("output_layer.weight", one(name))]
 
 
@@ -59,7 +59,7 @@ def heads_norm() -> list[Row]:
 
 
 def gated_feed_forward(*, bias: bool = False) -> list[Row]:
-    """Likewise of the norm and the feed-forward."""
+    """A layer's second norm and gated feed-forward, by the names that most families have taken over."""
     return [
         *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
         *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj."), bias=bias),

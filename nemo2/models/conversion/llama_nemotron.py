@@ -83,7 +83,7 @@ def hf_config(ours: Any) -> dict[str, Any]:
 
 
 def _block(hf: Config, part: str, told: Config) -> dict[str, Any]:
-    """What of a block's attention or feed-forward our layers know."""
+    """The settings of a block's attention or feed-forward that our layers know."""
     strange = {name: value for name, value in told.items() if value and name not in _KNOWN[part]}
     if strange:
         raise refusal(hf, "block_configs", f"our blocks have no {part} with {strange}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which rows of which tensors of a Hugging Face file a tensor of ours consists.
+"""The rows of a Hugging Face file's tensors that make up a tensor of ours.
 
 A tensor as Megatron-Core stores it (one layer's, one expert's) is a list of `Piece`, one below the other along its first axis.
 An `Operation` makes the list from names and sizes. Both directions read the same list: importing puts the pieces together,

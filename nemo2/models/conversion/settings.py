@@ -77,7 +77,7 @@ def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> 
 
 
 def text_config(hf: Config) -> Config:
-    """What config.json says of the text model, which a model for pictures has within."""
+    """The text model's part of config.json, which a model for pictures has within."""
     if "text_config" not in hf:
         return hf
     if not isinstance(hf["text_config"], Mapping):
@@ -96,13 +96,13 @@ def must_be(hf: Config, name: str, *values: Any) -> None:
 
 
 def refusal(hf: Config, name: str, reason: str) -> ConfigError:
-    """For a value of config.json that our model can't have."""
+    """The error for a value of config.json that our model can't have."""
     architecture = (hf.get("architectures") or [hf.get("model_type", "model")])[0]
     return ConfigError(f"config.json ({architecture}) says {name}={hf.get(name)!r}: {reason}.")
 
 
 def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:
-    """What config.json says of these fields of our configuration.
+    """The fields of config.json that say these fields of our configuration.
 
     Special tokens are None: a tokenizer has them, and defaults of transformers' classes may lie beyond a small vocabulary.
     """
@@ -129,7 +129,7 @@ def size_of(window: Optional[tuple[int, int]]) -> Optional[int]:
 
 
 def windowed_layers(ours: Any) -> list[bool]:
-    """Of each layer whether it has the window."""
+    """Whether each layer has the window."""
     skip = getattr(ours, "window_attn_skip_freq", None)
     if size_of(ours.window_size) is None:
         return [False] * ours.num_layers
@@ -182,7 +182,7 @@ _DECIDES = (
 
 
 def meaning(ours: Any) -> dict[str, Any]:
-    """What decides what a model of this configuration computes, in a form that doesn't depend on how it is said."""
+    """The settings that decide what a model computes, in a form that doesn't depend on how they are written."""
     told = {name: getattr(ours, name, None) for name in _DECIDES}
     heads = ours.num_attention_heads
     told["num_query_groups"] = ours.num_query_groups or heads
@@ -220,7 +220,7 @@ def meaning(ours: Any) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """What decides what a model computes and isn't the same in two configurations, by our names."""
+    """The settings that decide what a model computes and differ between two configurations, by our names."""
     here, there = meaning(one), meaning(other)
     return {
         name: (here.get(name), there.get(name))

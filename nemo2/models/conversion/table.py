@@ -129,14 +129,14 @@ class Conversion:
         yield from _Table(self, config, vocab_rows, vocab_rows if released_rows is None else released_rows)
 
     def name_in_table(self, name: str, prefix: str) -> str:
-        """Of a tensor of a file with ``prefix`` in front of its names."""
+        """The name in the table of a tensor whose file puts ``prefix`` in front of its names."""
         for theirs, ours in self.renamed:
             if name.startswith(theirs):
                 return ours + name.removeprefix(theirs)
         return name.removeprefix(prefix)
 
     def output_name(self, config: Any) -> Optional[str]:
-        """What the output layer is called in files where it isn't the embedding."""
+        """The name of the output layer in files where it isn't the embedding."""
         untied = copy.copy(config)
         untied.share_embeddings_and_output_weights = False
         return next((row.operation.names[0] for row in self.rows(untied) if row.key == "output_layer.weight"), None)
