@@ -50,7 +50,9 @@ class Rope:
 
 
 def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds: Sequence[str] = ("default",)) -> Rope:
-    """From ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``; ``theta`` and ``partial`` are defaults.
+    """The rotary settings from ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling``.
+
+    ``theta`` and ``partial`` are defaults.
 
     Raises:
         ConfigError: a kind of scaling that our model hasn't.
