@@ -17,7 +17,7 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import GPU, gpu
 from nemo2.models.shape import ModelShape
 from nemo2.models.walker import shape_of as read_shape
-from nemo2.planner.job import Job
+from nemo2.planner.job import Adapters, Job
 
 _SQUAD = 250
 """Tokens of one of SQuAD's contexts with its question and answer, about."""
@@ -76,6 +76,25 @@ SOFTWARE: dict[str, dict[str, Any]] = {
     "mosaicml": {"sharding": "fsdp", "compiled": False, "attention": "flash2", "torch_loss": True},
     "foundation-model-stack": {"sharding": "fsdp", "attention": "flash2", "torch_loss": True},
 }
+_ALL_LINEAR = tuple((name, 1.0, 1.0) for name in ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"))
+ADAPTERS: dict[str, Adapters] = {
+    # match_all_linear, dim 16: its examples/llm_finetune/llama3_1/llama3_1_8b_peft_benchmark.yaml. Parts have factors apart.
+    "Automodel": Adapters(
+        rank=16,
+        beside=(
+            ("linear_qkv", 1.0, 3.0),
+            ("linear_proj", 1.0, 1.0),
+            ("linear_fc1", 1.0, 2.0),
+            ("linear_fc2", 1.0, 1.0),
+        ),
+    ),
+    # Performance recipes of NeMo 2.0 narrow LoRA to linear_qkv (recipes/llama3_8b.py), as the Launcher's adapters are
+    # (conf/peft/llama: attention_qkv).
+    "dgxc": Adapters(rank=8, beside=_ALL_LINEAR[:1]),
+    "NeMo ": Adapters(rank=32, beside=_ALL_LINEAR[:1]),
+    "NeMo-Framework-Launcher": Adapters(rank=32, beside=_ALL_LINEAR[:1]),
+}
+"""What LoRA was put beside, by source; others don't say."""
 PRECISION = {
     "bf16": "bf16",
     "fp16": "bf16",
@@ -315,6 +334,7 @@ def _settings(source: str, notes: str, precision: str, chip: GPU) -> dict[str, A
         settings["etp"] = int(etp[1])
     if "task=lora" in low:
         settings["lora"] = True
+        settings["adapters"] = next((one for name, one in ADAPTERS.items() if name in source), None)
     if "packed" in low or ("dgxc" in source and "ft_" in source):
         settings["document"] = _SQUAD  # NeMo's fine-tuning benchmarks pack SQuAD
     return settings

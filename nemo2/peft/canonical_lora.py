@@ -88,11 +88,7 @@ class CanonicalLoRA(LoRA):
 
     def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
         full = f"{prefix}.{name}" if prefix else name or ""
-        parts = set()
-        for pattern, of_pattern in expanded(self.target_modules, PARTS).items():
-            matcher = ModuleMatcher([pattern], self.exclude_modules)
-            if name and matcher.match(name, prefix or "") and is_meant(module, pattern):
-                parts |= of_pattern
+        parts = self._parts_meant(name or "", prefix or "", module)
         if not parts:
             return module
         placement = required_placement(module, full)
@@ -114,6 +110,19 @@ class CanonicalLoRA(LoRA):
             if part in parts
         }
         return self.adapted(module, Apart(additions, widths, groups, placement))
+
+    def _parts_meant(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
+        """The parts of a layer that get additions. ``module``: None where a linear layer is known to be there."""
+        parts: set[str] = set()
+        for pattern, of_pattern in expanded(self.target_modules, PARTS).items():
+            matcher = ModuleMatcher([pattern], self.exclude_modules)
+            if name and matcher.match(name, prefix) and (module is None or is_meant(module, pattern)):
+                parts |= of_pattern
+        return parts
+
+    def firsts_beside(self, full: str) -> int:
+        prefix, _, name = full.rpartition(".")
+        return len(self._parts_meant(name, prefix))
 
     @property
     def _patterns(self) -> Collection[str]:

@@ -131,6 +131,11 @@ class LoRA(PEFT):
                     f"{min(outputs, inputs):,}. Lower peft.dim, or leave the layer out by peft.exclude_modules."
                 )
 
+    def firsts_beside(self, full: str) -> int:
+        """How many first factors stand beside the linear layer of this full name; 0: it gets no addition."""
+        prefix, _, name = full.rpartition(".")
+        return int(self.matcher.match(name, prefix) is not None)
+
     @property
     def _patterns(self) -> Collection[str]:
         return self.target_modules

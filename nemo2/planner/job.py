@@ -9,6 +9,27 @@ from nemo2.gpus import GPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Pairs of matrices that are trained beside linear layers (LoRA, arXiv:2106.09685).
+
+    Attributes:
+        rank: of each pair.
+        beside: names of linear layers (``"linear_qkv"``); of the layers of a name the share that has a pair, and how many first
+            matrices that pair has: canonical LoRA has one for each part of a fused layer.
+        lengths: rows of the sum of both weights keep a trained length (DoRA, arXiv:2402.09353), which reads the weight.
+    """
+
+    rank: int
+    beside: tuple[tuple[str, float, float], ...]
+    lengths: bool = False
+
+    def of(self, name: str) -> tuple[float, float]:
+        """Share and first matrices of the linear layer ``name``, whose last part counts."""
+        last = name.rpartition(".")[2]
+        return next(((share, firsts) for one, share, firsts in self.beside if one == last), (0.0, 0.0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """One way of training on one kind of GPU.
 
@@ -49,6 +70,7 @@ class Job:
         document: tokens of the documents that sequences are packed of, which don't attend to each other. None: one document.
         scattered_sends: between stages each tensor-parallel rank sends its share of an activation, sequence parallel or not.
         lora: the base weights are frozen: no weight gradients, no reduction of them.
+        adapters: what is trained beside them. None: so little that it isn't counted.
     """
 
     gpu: GPU
@@ -91,6 +113,7 @@ class Job:
     document: Optional[int] = None
     scattered_sends: bool = False
     lora: bool = False
+    adapters: Optional[Adapters] = None
 
     @property
     def dp(self) -> int:

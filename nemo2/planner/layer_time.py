@@ -188,7 +188,8 @@ class Kernels:
 
     def tensor_parallel(self) -> Passes:
         """Gathering and scattering around one block: as many bytes as an all-reduce a pass (Korthikanti et al., arXiv
-        2205.05198, section 4.2.2); backward gathers once more what sequence parallelism did not keep."""
+        2205.05198, section 4.2.2); backward gathers inputs once more, which sequence parallelism did not keep for gradients of
+        weights."""
         job = self.job
         if job.tp == 1:
             return NOTHING
@@ -197,7 +198,8 @@ class Kernels:
         volume = job.tokens * self.shape.hidden * element * gathered_fraction(job.tp)
         one = volume / bandwidth(job, job.tp, 1, self.c) + self.c.collective_us * 1e-6
         shown = self.c.tp_exposed if job.overlap_tp and job.sp else 1.0
-        return Passes(2 * one * shown, (2.5 if job.sp else 2) * one * shown)
+        again = 0.5 if job.sp and not job.lora else 0.0
+        return Passes(2 * one * shown, (2 + again) * one * shown)
 
     def context_parallel(self, part: _AnyAttention) -> Passes:
         """Keys and values round the ring, as far as the core attention does not cover them."""
@@ -230,6 +232,48 @@ class Kernels:
         loss = self.c.logit_bytes * job.tokens * shape.vocab / job.loss_ranks / job.gpu.hbm
         return (1 + len(shape.further)) * ((2 if job.lora else 3) * products + loss)
 
+    # --------------------------------------------------------------------------------------------------------- additions
+
+    def additions(self, part: Part) -> Passes:
+        """What is trained beside a part's frozen layers: both factors' products in three passes, the scaling of their product and
+        the sums with the layer's output and its input's gradient."""
+        job, adapters, total = self.job, self.job.adapters, NOTHING
+        if adapters is None:
+            return total
+        for linear in part.linears:
+            share, firsts = adapters.of(linear.name)
+            if not share:
+                continue
+            rows, ranks = job.tokens, job.tp
+            # A factor that all ranks have is multiplied with each one's part of the sequence.
+            part_of_rows = job.tokens / job.sequence_ranks
+            if isinstance(part, Experts) and linear.copies > 1:
+                rows = part_of_rows = self.routed_rows(part)
+                ranks = job.etp
+            rows_in = rows if linear.split == "row" else part_of_rows
+            rows_out = rows if linear.split == "column" else part_of_rows
+            k = linear.inputs / (ranks if linear.split == "row" else 1)
+            n = linear.outputs / (ranks if linear.split == "column" else 1)
+            products = self._thin(rows_in, k, firsts * adapters.rank) + self._thin(rows_out, adapters.rank, n)
+            byte = self.element / job.gpu.hbm
+            # The scaling reads and writes, a sum reads twice and writes.
+            forward, backward = (
+                products + 5 * rows_out * n * byte,
+                2 * products + (2 * rows_out * n + 3 * rows_in * k) * byte,
+            )
+            if adapters.lengths:
+                # The product of both factors is as large as the weight; lengths are of the rows of their sum, in fp32.
+                forward += self._thin(n, adapters.rank, k) + 20 * n * k / job.gpu.hbm
+            # What crosses ranks between the factors is as wide as the rank, and takes the time that any message does.
+            message = self.c.collective_us * 1e-6 if ranks > 1 else 0.0
+            total += Passes(share * (forward + message), share * (backward + message))
+        return total
+
+    def _thin(self, rows: float, k: float, n: float) -> float:
+        """A product with a side as short as a rank: as long as its operands' traffic, or its FLOPs, take."""
+        seconds = 2 * rows * k * n / self.rate16
+        return max(seconds, self.element * (rows * k + k * n + rows * n) / self.job.gpu.hbm)
+
     # ----------------------------------------------------------------------------------------------------- kinds of parts
 
     def of(self, part: Part) -> Iterator[tuple[str, Passes]]:
@@ -255,6 +299,8 @@ class Kernels:
             yield "elementwise", self.norm()
         else:
             raise TypeError(f"No kernels are known for {type(part).__name__}.")
+        if self.job.adapters is not None:
+            yield "adapters", self.additions(part)
         # With sequence parallelism experts take their tokens from where they are; only shared ones need them gathered.
         if not isinstance(part, Experts) or part.shared is not None:
             yield "tensor parallel", self.tensor_parallel()

@@ -9,10 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
-from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Mixer, Part
+from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Linear, Mixer, Part
 from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
 from nemo2.planner.layer_time import again
+from nemo2.planner.step_time import trained_weights
 
 GB = 1e9
 
@@ -87,15 +88,18 @@ def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
     routed = shape.routed_parameters * share / (job.ep * job.etp)
     ranks = job.dp * job.cp
     copies = max(1, job.gpus // job.pp // (job.ep * job.etp))
+    trained = trained_weights(shape, job, embeddings=0) if job.lora else None
     weight, parts = 4 if job.precision == "fp32" else 2, {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
-    for count, replicas in ((dense, ranks), (routed, copies)):
+    for count, replicas, added in (
+        (dense, ranks, trained and trained.dense),
+        (routed, copies, trained and trained.routed),
+    ):
         shard = replicas if job.sharding == "fsdp" else 1
         owned = replicas if job.sharding in ("fsdp", "zero1") else 1
-        parts["weights"] += weight * count / shard
-        parts["gradients"] += job.grad_bytes * count / shard
-        parts["optimizer"] += job.state_bytes * count / owned
-    if job.lora:
-        parts["gradients"] = parts["optimizer"] = 0.0
+        gets_gradients = count if added is None else added
+        parts["weights"] += weight * (count + (added or 0.0)) / shard
+        parts["gradients"] += job.grad_bytes * gets_gradients / shard
+        parts["optimizer"] += job.state_bytes * gets_gradients / owned
     if job.sharding == "fsdp":
         # Two layers are whole at a time, one in use and the next on its way, with the gradients of one.
         parts["gathered weights"] = (2 * weight + job.grad_bytes) * (dense + routed) / max(1, layers)
@@ -191,7 +195,7 @@ def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED)
 
 def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> float:
     """Bytes that one part keeps of one micro-batch."""
-    per_token = _norm_bytes(part, job) + _inside(part, job)
+    per_token = _norm_bytes(part, job) + _inside(part, job) + _between_factors(part, job)
     if not job.compiled:
         per_token *= c.eager
     scores = 0.0
@@ -202,7 +206,7 @@ def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> floa
 
 def _norm_bytes(part: Part, job: Job) -> float:
     """Input and output of the norm before a block, and the mask behind it."""
-    output = 0 if job.recomputes("layernorm") else 2
+    output = 0 if job.recomputes("layernorm") or not _needs_input(part.linears[0], job) else 2
     return (2 + output + (1 if job.dropout else 0)) * part.hidden / job.sequence_ranks
 
 
@@ -217,6 +221,26 @@ def _inside(part: Part, job: Job) -> float:
     return _mixer_bytes(part, job) if isinstance(part, Mixer) else 0.0
 
 
+def _needs_input(linear: Linear, job: Job) -> bool:
+    """Whether a linear layer's input is kept for gradients: of its weight, or of an addition beside it."""
+    return not job.lora or job.adapters is None or job.adapters.of(linear.name)[0] > 0
+
+
+def _between_factors(part: Part, job: Job) -> float:
+    """Bytes that additions keep of a token: what is between the factors; of DoRA the sum that the lengths scale, too."""
+    if job.adapters is None:
+        return 0.0
+    kept = 0.0
+    for linear in part.linears:
+        share, firsts = job.adapters.of(linear.name)
+        routed = linear.copies > 1
+        ranks = job.etp if routed else job.tp if linear.split == "column" else job.sequence_ranks
+        scaled = linear.outputs / ranks if job.adapters.lengths else 0.0
+        met = linear.met * job.etp / job.tp if routed else 1
+        kept += share * met * (job.adapters.rank * firsts + scaled)
+    return 2 * kept
+
+
 def _attention_bytes(part: Attention | LatentAttention, job: Job) -> float:
     inside = 2 * (part.query_width + part.value_width + part.kv_width) / job.tp
     if isinstance(part, Attention):
@@ -226,13 +250,17 @@ def _attention_bytes(part: Attention | LatentAttention, job: Job) -> float:
 
 
 def _mlp_bytes(part: MLP, job: Job) -> float:
-    return 2 * (part.inner + part.width) / job.tp
+    activated = part.width if _needs_input(part.linears[1], job) else 0
+    return 2 * (part.inner + activated) / job.tp
 
 
 def _expert_bytes(part: Experts, job: Job) -> float:
-    activated = 0 if job.recomputes("moe_act") else part.width
+    keeps = _needs_input(part.routed[1], job) and not job.recomputes("moe_act")
+    activated = part.width if keeps else 0
     inner = 2 * (part.inner + activated) / job.etp
-    routed = part.topk * (2 * 2 * part.outer + inner) * job.etp / job.tp
+    # Sorted for their expert, and back; of frozen experts only what an addition beside the first product needs.
+    copies = 2 if not job.lora or job.adapters is None else int(_needs_input(part.routed[0], job))
+    routed = part.topk * (2 * copies * part.outer + inner) * job.etp / job.tp
     if part.shared is None or job.recomputes("shared_experts"):
         return routed
     return routed + _mlp_bytes(part.shared, job)

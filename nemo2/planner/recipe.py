@@ -2,6 +2,7 @@
 """A recipe as the planner's input: the shape of its model, and the job that it is, as its run would settle them."""
 
 import importlib.util
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -12,10 +13,11 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
 from nemo2.models.parts import DeltaNet, LatentAttention
 from nemo2.models.shape import ModelShape
-from nemo2.models.walker import hybrid_pattern
+from nemo2.models.walker import hybrid_pattern, linear_layers
 from nemo2.models.walker import shape_of as read_shape
 from nemo2.parallel.cuda_graphs import kind_of
-from nemo2.planner.job import Job
+from nemo2.peft import DoRA, LoRA
+from nemo2.planner.job import Adapters, Job
 from nemo2.settle.machine import Machine
 
 
@@ -135,8 +137,28 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
         state_bytes=_state_bytes(facts),
         lora=getattr(facts.recipe, "peft", None) is not None,
+        adapters=_adapters(facts),
         **_experts(facts),
         **_overlaps(facts, tp=tp),
+    )
+
+
+def _adapters(facts: Facts) -> Optional[Adapters]:
+    """What a LoRA of ours adds; None of other methods, and where the model's layers aren't known."""
+    method, linears = facts.parts.get("peft"), linear_layers(facts.config)
+    if not isinstance(method, LoRA) or not linears:
+        return None
+    there, beside = Counter(name.rpartition(".")[2] for name in linears), Counter()
+    firsts: Counter[str] = Counter()
+    for name in linears:
+        if parts := method.firsts_beside(name):
+            last = name.rpartition(".")[2]
+            beside[last] += 1
+            firsts[last] += parts
+    return Adapters(
+        rank=method.dim,
+        beside=tuple((name, count / there[name], firsts[name] / count) for name, count in sorted(beside.items())),
+        lengths=isinstance(method, DoRA),
     )
 
 

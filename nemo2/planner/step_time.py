@@ -5,7 +5,7 @@ import dataclasses
 import math
 from typing import Optional
 
-from nemo2.models.parts import Experts
+from nemo2.models.parts import Experts, Linear
 from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import Constants, calibrated
 from nemo2.planner.job import Job
@@ -127,6 +127,31 @@ def held_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
     )
 
 
+def trained_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
+    """Those of `held_weights` that are trained: all, or the additions beside frozen ones."""
+    if not job.lora:
+        return held_weights(shape, job, embeddings=embeddings)
+    counted = [(linear, count) for part, count in shape.parts.items() for linear in part.linears]
+    dense, routed = (
+        sum(count * _low_rank(linear, job) for linear, count in counted if (linear.copies > 1) == of_experts) / job.pp
+        for of_experts in (False, True)
+    )
+    copies = held_weights(shape, job, embeddings=0)
+    return dataclasses.replace(copies, dense=dense, routed=routed / job.ep)
+
+
+def _low_rank(linear: Linear, job: Job) -> float:
+    """Weights of the additions beside a linear layer on one tensor-parallel rank, of all of its copies."""
+    if job.adapters is None:
+        return 0.0
+    share, firsts = job.adapters.of(linear.name)
+    ranks = job.etp if linear.copies > 1 else job.tp
+    inputs = linear.inputs / (ranks if linear.split == "row" else 1)
+    outputs = linear.outputs / (ranks if linear.split == "column" else 1)
+    lengths = outputs if job.adapters.lengths else 0.0
+    return share * linear.copies * (job.adapters.rank * (firsts * inputs + outputs) + lengths)
+
+
 def _ring(job: Job, c: Constants, held: Held) -> float:
     """Seconds per byte and weight to bring every rank's weights round its copies once."""
     dense = held.dense * gathered_fraction(held.dense_copies) / bandwidth(job, held.dense_copies, job.tp, c)
@@ -150,8 +175,8 @@ def _embeddings(shape: ModelShape) -> int:
 
 
 def _fullest(shape: ModelShape, job: Job) -> Held:
-    """The weights of the first or the last stage, which have an embedding matrix more than those between."""
-    return held_weights(shape, job, embeddings=1 if job.pp > 1 else _embeddings(shape))
+    """The trained weights of the first or the last stage, which have an embedding matrix more than those between."""
+    return trained_weights(shape, job, embeddings=1 if job.pp > 1 else _embeddings(shape))
 
 
 def _pipeline_sends(shape: ModelShape, job: Job, c: Constants) -> float:
@@ -169,7 +194,7 @@ def _pipeline_sends(shape: ModelShape, job: Job, c: Constants) -> float:
 
 def _data_parallel(shape: ModelShape, job: Job, c: Constants, micro: float) -> float:
     """Reducing gradients and gathering weights once a step, less what the last backward and first forward cover."""
-    if job.sharding == "fsdp" or job.lora:
+    if job.sharding == "fsdp":
         return 0.0
     ring = _ring(job, c, _fullest(shape, job))
     reduce, gather = job.grad_bytes * ring, 2 * ring
@@ -183,8 +208,6 @@ def _data_parallel(shape: ModelShape, job: Job, c: Constants, micro: float) -> f
 
 
 def _optimizer(shape: ModelShape, job: Job, c: Constants) -> float:
-    if job.lora:
-        return c.step_ms * 1e-3
     held = _fullest(shape, job)
     owned = held.dense + held.routed
     if job.sharding != "replicated":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ground a strategy stands on: the world of ranks, Megatron-Core's groups, random streams, and each rank's data."""
 
+import atexit
 import logging
 import os
 from datetime import timedelta
@@ -8,7 +9,9 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from lightning.pytorch.strategies.ddp import DDPStrategy
+from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.backend import get_backend
@@ -61,6 +64,22 @@ class WorldStrategy(DDPStrategy):
             self._grouped = self.layout
         self._connect_data_sampler()
         seed_random_streams(_seed(), te_rng_tracker=self.use_te_rng_tracker, for_graphs=self._captures)
+
+    def setup_distributed(self) -> None:
+        """A process alone meets nobody, and needs no port: one that was free may be taken by now, and one that it inherited may
+        be its parent's."""
+        if self.num_nodes * self.num_processes == 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(
+                self._get_process_group_backend(),
+                store=HashStore(),
+                rank=0,
+                world_size=1,
+                timeout=self._timeout,
+                device_id=None if self.root_device.type == "cpu" else self.root_device,
+            )
+            if self.root_device.type != "cpu":
+                atexit.register(_destroy_dist_connection)
+        super().setup_distributed()
 
     def _check_world(self, world_size: int) -> None:
         """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""
