@@ -8,6 +8,7 @@ process group is built.
 
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards
 from nemo2.hugging_face.stored import StoredTensors
-from nemo2.hugging_face.streams import Computed, Planned, Stretch, merged, progress_bar, write_files
+from nemo2.hugging_face.streams import Computed, Planned, Stretch, Zeros, merged, progress_bar, write_files
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.shapes import Shape
@@ -77,12 +78,15 @@ def export_weights(
     config = config if config is not None else _described(source)
     conversion = conversion_of(config)
     stored = StoredTensors(weights_dir(source))
+    own, config = config, conversion.as_biased(config)
     rows = vocabulary_rows(conversion, config, stored)
     released = min(vocab_size or getattr(config, "vocab_size", None) or _of_tokenizer(manifest) or rows, rows)
     entries = tuple(conversion.entries(config, vocab_rows=rows, released_rows=released))
+    lacked = () if config is own else tuple(_biases_not_there(entries, stored))
+    entries = tuple(entry for entry in entries if entry not in lacked)
     refuse_what_does_not_fit(source, entries, stored)
     prefix = conversion.prefixes[0]
-    tensors = [replace(one, name=prefix + one.name) for one in _tensors(entries, stored, dtype)]
+    tensors = [replace(one, name=prefix + one.name) for one in _tensors(entries, lacked, stored, dtype)]
     shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
     final = Path(target).expanduser()
     total = sum(shard.size for shard in shards)
@@ -152,6 +156,11 @@ def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) 
     return config.vocab_size or 1
 
 
+def _biases_not_there(entries: Sequence[Entry], stored: StoredTensors) -> Iterator[Entry]:
+    """Those that Hugging Face's class has and our model hasn't; they become zeros."""
+    yield from (entry for entry in entries if entry.key.endswith(".bias") and stored.find(entry) is None)
+
+
 def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
     missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
     used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
@@ -175,25 +184,6 @@ def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored:
         raise CheckpointError(
             f"{checkpoint} isn't the model that its configuration describes: {'; '.join(found)}. A model_transform's "
             "parameters have to be merged into the model before it is exported."
-        )
-    _refuse_lost(checkpoint, entries, stored)
-
-
-def _refuse_lost(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
-    """Refuse tensors that Hugging Face's model lacks, unless they are zero."""
-    lost = []
-    for entry in entries:
-        first = 0
-        for piece in entry.pieces:
-            absent = piece.name is None and not entry.vocabulary
-            if absent and stored.part(entry, first, first + piece.rows).count_nonzero():
-                lost.append(entry.key)
-            first += piece.rows
-    if lost:
-        names = list(dict.fromkeys(lost))
-        raise CheckpointError(
-            f"{checkpoint}: {_listed(names)} {'is' if len(names) == 1 else 'are'} not zero, and Hugging Face's model has no such "
-            "parameter: it would compute something else."
         )
 
 
@@ -220,7 +210,9 @@ class _Tensor:
     stored: StoredTensors
 
     def stretches(self) -> list[Stretch]:
-        """Its bytes, in their order."""
+        """Its bytes, in their order; zeros where ours has none of it."""
+        if not self.sources:
+            return [Zeros(self.dtype.itemsize * math.prod(self.shape))]
         parts: dict[Optional[int], list[_Source]] = {}
         for source in self.sources:
             parts.setdefault(source.piece.at, []).append(source)
@@ -250,14 +242,13 @@ class _Tensor:
                 target[piece.start : piece.stop : piece.step] = part
             yield whole
 
-        length = self.dtype.itemsize
-        for size in shape:
-            length *= size
-        return [Computed(length, blocks)]
+        return [Computed(self.dtype.itemsize * math.prod(shape), blocks)]
 
 
-def _tensors(entries: Sequence[Entry], stored: StoredTensors, dtype: Optional[torch.dtype]) -> Iterator[_Tensor]:
-    """The released tensors, in the order of the layers."""
+def _tensors(
+    entries: Sequence[Entry], lacked: Sequence[Entry], stored: StoredTensors, dtype: Optional[torch.dtype]
+) -> Iterator[_Tensor]:
+    """The released tensors, in the order of the layers, and those that are ``lacked``."""
     sources: dict[str, list[_Source]] = {}
     for entry in entries:
         row = 0
@@ -271,6 +262,9 @@ def _tensors(entries: Sequence[Entry], stored: StoredTensors, dtype: Optional[to
         for kind in kinds[1:]:
             found = torch.promote_types(found, kind)
         yield _Tensor(name=name, shape=shape, dtype=found, sources=tuple(sources[name]), stored=stored)
+    usual = dtype or stored.dtype_of(entries[0])
+    for name, shape in released_shapes(lacked).items():
+        yield _Tensor(name=name, shape=shape, dtype=usual, sources=(), stored=stored)
 
 
 def _hf_config(conversion: Conversion, config: Any, tensors: Sequence[_Tensor], vocab_size: int) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A released model: its config.json, its tensors, and any part of any tensor of ours made of them."""
 
+import fnmatch
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -141,7 +142,9 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
     tensors = _named_as_in_table(files, conversion, config)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config)
     entries = tuple(_entries(folder, conversion, config, tensors))
+    entries = tuple(_with_zeros(folder, conversion, hf_config, entries, tensors))
     wanted = released_shapes(entries)
+    tensors = _without_zeros(folder, wanted, tensors)
     _refuse_what_does_not_fit(folder, conversion, wanted, tensors)
     _refuse_other_dtypes(folder, wanted, tensors, hf_config)
     return Released(
@@ -232,6 +235,55 @@ def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping
             "leave it unset."
         )
     yield from conversion.entries(config, vocab_rows=rows, released_rows=there)
+
+
+def _with_zeros(
+    folder: Path,
+    conversion: Conversion,
+    hf_config: Mapping[str, Any],
+    entries: Sequence[Entry],
+    tensors: Mapping[str, Source],
+) -> Iterator[Entry]:
+    """Zeros for biases that our model has, and of which config.json says that the release has none."""
+    wanted = {name for name in released_shapes(entries) if name.endswith(".bias") and name not in tensors}
+    lacked = {name for pattern in conversion.unbiased(hf_config) for name in fnmatch.filter(wanted, pattern)}
+    if wanted - lacked:
+        lacked |= wanted - _of_the_release(conversion, hf_config)
+    if lacked:
+        _log.warning("%s has no %s: the model's are zero.", folder, _listed(sorted(lacked)))
+    for entry in entries:
+        pieces = (replace(piece, name=None) if piece.name in lacked else piece for piece in entry.pieces)
+        yield replace(entry, pieces=tuple(pieces))
+
+
+def _of_the_release(conversion: Conversion, hf_config: Mapping[str, Any]) -> set[str]:
+    """Names of the tensors of the model that config.json describes; none where it describes none of ours."""
+    try:
+        own = described(conversion, hf_config)
+    except ConfigError:
+        return set()
+    return set(released_shapes(conversion.entries(own, vocab_rows=1)))
+
+
+def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str, Source]) -> dict[str, Source]:
+    """Without biases that our model hasn't, where they are zero.
+
+    Raises:
+        CheckpointError: some aren't.
+    """
+    extra = [name for name in tensors if name.endswith(".bias") and name not in wanted]
+    weights = {name.removesuffix("bias") + "weight" for name in extra} & set(wanted)
+    extra = [name for name in extra if name.removesuffix("bias") + "weight" in weights]
+    if filled := [name for name in extra if tensors[name].part(None, _ALL, _ALL).count_nonzero()]:
+        raise CheckpointError(
+            f"{folder}: {_listed(filled)} {'is' if len(filled) == 1 else 'are'} not zero, and our model has no such "
+            f"{'bias' if len(filled) == 1 else 'biases'}: it would compute something else."
+        )
+    if extra:
+        _log.warning(
+            "%s has %s, which are zero, and our model has no such biases: they are left out.", folder, _listed(extra)
+        )
+    return {name: source for name, source in tensors.items() if name not in extra}
 
 
 def _refuse_what_does_not_fit(

@@ -38,22 +38,26 @@ _ONLY = {
 
 def rows(config: GPTConfig126M) -> list[Row]:
     """GPT-2's linear layers are stored [in, out]."""
-    return conv_rows(fused_qkv("attn.c_attn.weight", transposed=True), fused_qkv("attn.c_attn.bias"), transposed=True)
+    qkv = fused_qkv("attn.c_attn.weight", transposed=True), fused_qkv("attn.c_attn.bias")
+    return conv_rows(*qkv, transposed=True, bias=config.add_bias_linear)
 
 
-def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool) -> list[Row]:
+def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool, bias: bool) -> list[Row]:
     """A model under GPT-2's names, which StarCoder 1 has too."""
+    biases = [
+        Row("self_attention.linear_qkv.bias", qkv_bias),
+        Row("self_attention.linear_proj.bias", one("attn.c_proj.bias")),
+        Row("mlp.linear_fc1.bias", one("mlp.c_fc.bias")),
+        Row("mlp.linear_fc2.bias", one("mlp.c_proj.bias")),
+    ]
     layer = [
         *norm("self_attention.linear_qkv.layer_norm_", one("ln_1."), bias=True),
         Row("self_attention.linear_qkv.weight", qkv),
-        Row("self_attention.linear_qkv.bias", qkv_bias),
         Row("self_attention.linear_proj.weight", one("attn.c_proj.weight", transposed=transposed)),
-        Row("self_attention.linear_proj.bias", one("attn.c_proj.bias")),
         *norm("mlp.linear_fc1.layer_norm_", one("ln_2."), bias=True),
         Row("mlp.linear_fc1.weight", one("mlp.c_fc.weight", transposed=transposed)),
-        Row("mlp.linear_fc1.bias", one("mlp.c_fc.bias")),
         Row("mlp.linear_fc2.weight", one("mlp.c_proj.weight", transposed=transposed)),
-        Row("mlp.linear_fc2.bias", one("mlp.c_proj.bias")),
+        *(biases if bias else []),
     ]
     return [
         Row("embedding.word_embeddings.weight", one("wte.weight")),
@@ -95,6 +99,7 @@ GPT2 = Conversion(
     rows=rows,
     config=config,
     hf_config=hf_config,
+    biased=("add_bias_linear",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     prefixes=("transformer.", ""),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from nemo2.models.conversion.pieces import cat, one, qkv
 from nemo2.models.conversion.positions import KINDS, Rope, positions, positions_of, rope_fields, rope_of, scaled
-from nemo2.models.conversion.settings import NEEDED, Config, decoder_fields, read, refusal, said, written
+from nemo2.models.conversion.settings import NEEDED, Config, decoder_fields, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.llama import Llama31Config, LlamaConfig, LlamaModel
@@ -81,11 +81,14 @@ def hf_config(ours: LlamaConfig) -> dict[str, Any]:
 
 
 def biases(hf: Config) -> dict[str, Any]:
-    """``add_bias_linear`` of Hugging Face's two fields; ours are on all linear layers or on none."""
-    attention, mlp = (bool(hf.get(name)) for name in ("attention_bias", "mlp_bias"))
-    if attention != mlp:
-        raise refusal(hf, "attention_bias", f"our layers have biases as a whole, and mlp_bias is {mlp}")
-    return {"add_bias_linear": attention}
+    """``add_bias_linear`` of Hugging Face's two fields; ours are on all linear layers or on none (`unbiased`)."""
+    return {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))}
+
+
+def unbiased(hf: Config) -> list[str]:
+    """Names of biases that our layers have where config.json has one of the two fields only."""
+    parts = {"attention_bias": "self_attn", "mlp_bias": "mlp"}
+    return [f"model.layers.*.{part}.*.bias" for field, part in parts.items() if not hf.get(field)]
 
 
 def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
@@ -109,5 +112,6 @@ LLAMA = Conversion(
     rows=rows,
     config=config,
     hf_config=hf_config,
+    unbiased=unbiased,
     ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
 )

@@ -17,6 +17,7 @@ from nemo2.models.conversion.llama import (
     gated_feed_forward,
     own_positions,
     own_positions_of,
+    unbiased,
 )
 from nemo2.models.conversion.positions import rope_of
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
@@ -97,4 +98,5 @@ LLAMA_NEMOTRON = Conversion(
     rows=rows,
     config=config,
     hf_config=hf_config,
+    unbiased=unbiased,
 )

@@ -13,7 +13,6 @@ exporting takes them apart again, so that a table of operations can't say one th
     fused_qkv(a)                 the same out of one tensor with all q, then all k, then all v
     every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
     rows(a, start)               of ``a`` the rows from ``start`` on, as many as ours has
-    zeros()                      nothing of the file: zeros on import; on export they must be zero still
     normalised(operation)        rows are brought to length 1 on import, and exported as they are
 
 In names the first ``*`` is the number of the layer, the second (or the only one of a tensor outside of layers) the expert's.
@@ -145,11 +144,6 @@ def rows(name: str, start: int) -> Operation:
         return (Piece(name=names[0], start=start, stop=start + place.rows),)
 
     return Operation((name,), cut)
-
-
-def zeros() -> Operation:
-    """A tensor that the file lacks, such as a bias that the release has none of."""
-    return Operation((), lambda names, place: (Piece(name=None, start=0, stop=place.rows),))
 
 
 def normalised(operation: Operation) -> Operation:

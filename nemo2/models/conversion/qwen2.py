@@ -71,4 +71,5 @@ QWEN2 = Conversion(
     rows=rows,
     config=config,
     hf_config=hf_config,
+    biased=("add_qkv_bias",),
 )

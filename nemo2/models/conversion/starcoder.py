@@ -45,7 +45,8 @@ _ONLY_2 = {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "use_b
 def rows_1(config: StarcoderConfig) -> list[Row]:
     """One key and value behind all queries; where each head has its own, they stand together as Megatron-Core's do."""
     qkv = fused_qkv if config.num_query_groups == 1 else one
-    return conv_rows(qkv("attn.c_attn.weight"), qkv("attn.c_attn.bias"), transposed=False)
+    both = qkv("attn.c_attn.weight"), qkv("attn.c_attn.bias")
+    return conv_rows(*both, transposed=False, bias=config.add_bias_linear)
 
 
 def rows_2(config: Starcoder2Config) -> list[Row]:
@@ -101,6 +102,7 @@ STARCODER = Conversion(
     rows=rows_1,
     config=config_1,
     hf_config=hf_config_1,
+    biased=("add_bias_linear",),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
     prefixes=("transformer.", ""),
 )

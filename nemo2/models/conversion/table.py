@@ -113,6 +113,11 @@ class Conversion:
     """What config.json says of our configuration, without "architectures" and dtype."""
     ignored: tuple[str, ...] = ()
     """Patterns of names in files that aren't read: buffers, towers for pictures. Each with ``*`` for anything."""
+    biased: tuple[str, ...] = ()
+    """Fields of our configuration that Hugging Face's class has switched on always. Where ours has them off, an export has zeros
+    for the biases that this adds."""
+    unbiased: Callable[[Mapping[str, Any]], Sequence[str]] = lambda hf: ()
+    """Patterns of names of biases that ours has and a file of such a config.json hasn't; they are zeros on import."""
     prefixes: tuple[str, ...] = ("",)
     """What may stand in front of all names of a file, such as ``language_model.``; the first one is written."""
     renamed: tuple[tuple[str, str], ...] = ()
@@ -127,6 +132,15 @@ class Conversion:
             released_rows: Of the file's. None: the same.
         """
         yield from _Table(self, config, vocab_rows, vocab_rows if released_rows is None else released_rows)
+
+    def as_biased(self, config: Any) -> Any:
+        """``config``, or a copy of it with what Hugging Face's class has switched on always."""
+        if all(getattr(config, name) for name in self.biased):
+            return config
+        found = copy.copy(config)
+        for name in self.biased:
+            setattr(found, name, True)
+        return found
 
     def name_in_table(self, name: str, prefix: str) -> str:
         """The name in the table of a tensor whose file puts ``prefix`` in front of its names."""

@@ -145,7 +145,6 @@ def test_both_spellings_are_written() -> None:
           "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling=.*'yarn'"),
         ({"rope_scaling": {**SCALED, "attention_factor": 2.0}}, "attention_factor has no place"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no low_freq_factor"),
-        ({"attention_bias": True}, "attention_bias=True: .*mlp_bias is False"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan"}, "13B, whose ALiBi"),

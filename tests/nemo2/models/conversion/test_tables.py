@@ -86,7 +86,7 @@ def test_pieces_tile_the_file_s_tensors_and_ours(name: str) -> None:
 
 
 def test_operations_put_rows_where_megatron_core_has_them() -> None:
-    from nemo2.models.conversion.pieces import Place, every_other, fused_qkv, normalised, one, qkv, rows, zeros
+    from nemo2.models.conversion.pieces import Place, every_other, fused_qkv, normalised, one, qkv, rows
 
     place = Place(rows=16, layer=3, expert=1, heads=4, groups=2, head_dim=2)
 
@@ -99,7 +99,6 @@ def test_operations_put_rows_where_megatron_core_has_them() -> None:
     assert told(fused_qkv("x")) == [("x", *(first[name] + row for row in found)) for name, *found in grouped]
     assert told(every_other("x")) == [("x", *range(0, 16, 2)), ("x", *range(1, 16, 2))]
     assert told(rows("x", 5)) == [("x", *range(5, 21))]
-    assert told(zeros()) == [(None, *range(16))]
     assert told(one("a.*.b.*.c")) == [("a.3.b.1.c", *range(16))]
     stacked = one("a.*.c", stacked=True, transposed=True).pieces(place)[0]
     assert (stacked.name, stacked.at, stacked.transposed) == ("a.3.c", 1, True)
