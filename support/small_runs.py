@@ -116,27 +116,24 @@ class Recorder(pl.Callback):
 
 
 def build_llama(
-    *, lr: float = 1e-2, distributed: bool = False, schedule: Any = None, latent: bool = False, **config: Any
+    *,
+    lr: float = 1e-2,
+    distributed: bool = False,
+    schedule: Any = None,
+    latent: bool = False,
+    optimizer: dict[str, Any] | None = None,
+    **config: Any,
 ) -> Any:
-    """``latent``: with DeepSeek's attention in place of Llama's."""
+    """``latent``: with DeepSeek's attention in place of Llama's. ``optimizer``: further settings of its configuration."""
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2.models.deepseek import DeepSeekConfig, DeepSeekModel
     from nemo2.models.llama import LlamaConfig, LlamaModel
     from nemo2.optim.megatron import MegatronOptimizerModule
 
-    optimizer = OptimizerConfig(
-        optimizer="adam",
-        lr=lr,
-        min_lr=0.0,
-        weight_decay=0.01,
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        adam_eps=1e-8,
-        clip_grad=1.0,
-        use_distributed_optimizer=distributed,
-    )
-    optim = MegatronOptimizerModule(optimizer, lr_scheduler=schedule)
+    settings: dict[str, Any] = {"optimizer": "adam", "lr": lr, "min_lr": 0.0, "weight_decay": 0.01, "clip_grad": 1.0}
+    settings |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "use_distributed_optimizer": distributed}
+    optim = MegatronOptimizerModule(OptimizerConfig(**settings | (optimizer or {})), lr_scheduler=schedule)
     if latent:
         return DeepSeekModel(DeepSeekConfig(**MODEL | LATENT | config), optim=optim)
     return LlamaModel(LlamaConfig(**MODEL | config), optim=optim)

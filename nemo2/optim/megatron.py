@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
 from torch import Tensor
 from torch.nn import Parameter
@@ -105,6 +106,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
         # torch's own __init__ would take the parameters over; Megatron-Core has them already.
         self.mcore_optimizer = mcore_optimizer
         self.config = config
+        for part in self._parts():
+            # Megatron-Core gives SGD none, and calls it when it loads.
+            if type(getattr(part, "optimizer", None)).__name__.endswith("SGD") and part.init_state_fn is None:
+                part.init_state_fn = _still
         self.defaults: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
         self.grad_norm: Optional[float] = None
         """Global gradient norm of the last step before clipping. None before the first step or where it isn't computed."""
@@ -151,11 +156,17 @@ class MegatronOptimizer(torch.optim.Optimizer):
             self._make_state()
         return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
 
+    def _parts(self) -> list[Any]:
+        """One, or one for each kind of parameters."""
+        return getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer])
+
     def _make_state(self) -> None:
         """Have parameters that were never updated, as none is before the first step, the state that their first update begins
         with: a checkpoint without it can't be loaded, and the distributed optimizer can't write one."""
-        for part in getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer]):
+        for part in self._parts():
             inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
+            if isinstance(inner, HybridDeviceOptimizer):
+                _make_offloaded_state(inner, part.config)
             if inner is None or make is None:
                 continue
             make(inner, part.config)
@@ -175,6 +186,32 @@ class MegatronOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             self.mcore_optimizer.load_state_dict(state_dict)
         self.apply_config()
+
+
+def _still(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+    """Momentum of SGD before its first update, for parameters that have had none."""
+    for group in inner.param_groups if config.sgd_momentum else ():
+        for parameter in group["params"]:
+            inner.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
+
+
+def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:
+    """As above, of an optimizer that is spread over both memories; its own way of making state moves the parameters."""
+    for one in inner.sub_optimizers:
+        if config.optimizer == "sgd":
+            _still(one, config)
+            continue
+        for group in one.param_groups:
+            counts_by_group = type(one).__name__ == "FusedAdam"
+            if counts_by_group:
+                group.setdefault("step", 0)
+            for parameter in group["params"]:
+                state = one.state[parameter]
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state.setdefault(name, torch.zeros_like(parameter.data))
+                if not counts_by_group:
+                    state.setdefault("step", torch.tensor(0.0))
+    inner._sync_sub_optimizers_state_to_hdo()
 
 
 def _key(name: str, condition: ParamCondition) -> ParamKey:

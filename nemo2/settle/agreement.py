@@ -132,6 +132,17 @@ def align_distributed_optimizer(
         adjust(ddp_config, "overlap_param_gather", False, why="optim.config.use_distributed_optimizer is off")
 
 
+def keep_states_in_the_only_memory(optimizer_config: Any, machine: Machine) -> None:
+    """On a CPU the optimizer's states are where `optimizer_cpu_offload` would move them; Megatron-Core's class for it moves
+    between a GPU and the host only."""
+    if machine.accelerator != "cpu" or not getattr(optimizer_config, "optimizer_cpu_offload", False):
+        return
+    why = "there is no second memory to move the optimizer's states to"
+    adjust(optimizer_config, "optimizer_cpu_offload", False, why=why)
+    if optimizer_config.use_precision_aware_optimizer:
+        adjust(optimizer_config, "use_precision_aware_optimizer", False, why=f"{why}, and its kernel needs a GPU")
+
+
 def prepare_graphs(
     model_config: Any,
     optimizer_config: Any,

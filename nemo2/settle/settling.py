@@ -32,6 +32,7 @@ from nemo2.settle.agreement import (
     align_distributed_optimizer,
     follow_the_data,
     keep_gradients_in_fp32,
+    keep_states_in_the_only_memory,
     leave_overflows_to_the_scaler,
     prepare_graphs,
     sum_gradients_where_tokens_count,
@@ -199,6 +200,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         "one-switch-for-the-distributed-optimizer",
         lambda: align_distributed_optimizer(run.optimizer_config, run.ddp_config, run.explicit_ddp),
     )
+    keep_states_in_the_only_memory(run.optimizer_config, machine)
     if model is not None:
         sum_gradients_where_tokens_count(model, run.ddp_config)
     in_agreement = done.attempt("one-precision", lambda: _apply_precision(run) or True)
