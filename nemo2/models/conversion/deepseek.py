@@ -40,6 +40,8 @@ _LATENT = [
 ]
 _GROUPS = [Field("n_group", "moe_router_num_groups", None), Field("topk_group", "moe_router_group_topk", None)]
 _ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1, "ep_size": 1}
+# Whatever the other norms have, the releases' and transformers' classes normalise latents with this; ours have one for all.
+_ONLY |= {"rms_norm_eps": 1e-6}
 _ONLY_2 = _ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False}
 _ONLY_3 = _ONLY | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
 _ONLY_3 |= {"topk_method": "noaux_tc", "rope_interleave": True}

@@ -117,9 +117,10 @@ def test_offloaded_states_begin_as_their_first_update_would_find_them(
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.Tensor(tensor.data.numpy().copy()))
     adam = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
-    classes, settings = {"adam": (torch.optim.AdamW, adam), "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})}[
-        kind
-    ]
+    classes, settings = {
+        "adam": (torch.optim.AdamW, adam),
+        "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    }[kind]
 
     def updated(saved_before: bool) -> list[torch.Tensor]:
         weights: list[Any] = [OnGPU(torch.arange(4.0) + n) for n in range(2)]
