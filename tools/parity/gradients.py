@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo2.parallel.sharded_state import sharded_state
+from nemo2.parallel.transform import record_of
+
 Name = tuple[str, tuple[int, ...]]
 """A parameter in every layout: Megatron-Core's key, and which of the tensors that share it (layer, expert)."""
 
@@ -47,7 +50,7 @@ def pieces_of(megatron_parallel: Any) -> Iterator[Piece]:
         _complete(chunk)
     for core in megatron_parallel.unwrapped:
         described: set[int] = set()
-        for label, node in core.sharded_state_dict(metadata={}).items():
+        for label, node in _described(core).items():
             parameter = getattr(node, "data", None)
             gradient = getattr(parameter, "main_grad", None)
             if gradient is None:
@@ -56,7 +59,7 @@ def pieces_of(megatron_parallel: Any) -> Iterator[Piece]:
             for tensor in _tensors(node, gradient):
                 layers = tensor.prepend_axis_num
                 *_, place = _split(tensor.global_slice(), layers)
-                name = (tensor.key, tuple(tensor.global_offset[:layers]))
+                name = (tensor.key.removeprefix("module."), tuple(tensor.global_offset[:layers]))
                 yield Piece(name, label, place, tuple(tensor.global_shape[layers:]), tensor.data)
         left = [name for name, p in core.named_parameters() if p.requires_grad and id(p) not in described]
         assert not left, f"no gradient is described for {left}"
@@ -134,6 +137,13 @@ def relative_errors(found: Iterable[Difference], whole: dict[Name, dict[str, Any
         error, norm = sum(places.values()) ** 0.5, float(gradient.double().norm())
         errors[entry["label"]] = error / norm if norm else (float("inf") if error else 0.0)
     return errors
+
+
+def _described(core: Any) -> dict[str, Any]:
+    """Megatron-Core's description of a chunk; of one to which a transform has added parameters, nemo2's."""
+    if record_of(core) is None:
+        return core.sharded_state_dict(metadata={})
+    return {label.removeprefix("module."): node for label, node in sharded_state(core, {}).items()}
 
 
 def _complete(chunk: Any) -> None:

@@ -76,6 +76,8 @@ class Model:
     packed: bool = False
     """Several sequences in a row of the data."""
     optimizer: dict[str, Any] = field(default_factory=dict)
+    peft: dict[str, Any] = field(default_factory=dict)
+    """A method of `nemo2.peft`, ``kind``, and its arguments: the model is frozen, and what that adds is trained."""
 
     @property
     def tokens(self) -> int:
@@ -84,6 +86,8 @@ class Model:
         return VOCAB if self.config.get("vocab_size", VOCAB) else 101
 
 
+# Second factors don't begin at zero, so that every gradient counts from the first step on.
+_LORA: dict[str, Any] = {"kind": "LoRA", "dim": 4, "alpha": 16, "lora_B_init_method": "normal"}
 LLAMA, MIXTRAL, DEEPSEEK = "llama:LlamaConfig", "mixtral:MixtralConfig", "deepseek:DeepSeekConfig"
 MODELS: dict[str, Model] = {
     "llama": Model(family=LLAMA, about="Llama-like: RMSNorm, SwiGLU, rotary positions, 8 heads in 4 groups, 4 layers"),
@@ -103,6 +107,11 @@ MODELS: dict[str, Model] = {
         optimizer={"optimizer": "sgd", "lr": 0.5, "sgd_momentum": 0.5},
     ),
     "llama, dropout": Model(family=LLAMA, about="dropout of 0.1 on hidden states", config={"hidden_dropout": 0.1}),
+    "llama, LoRA": Model(family=LLAMA, about="frozen, with pairs of rank 4 beside every linear layer", peft=_LORA),
+    "llama, canonical LoRA": Model(
+        family=LLAMA, about="the parts of fused layers have pairs of their own", peft=_LORA | {"kind": "CanonicalLoRA"}
+    ),
+    "llama, DoRA": Model(family=LLAMA, about="lengths of rows are trained too", peft=_LORA | {"kind": "DoRA"}),
     "gpt, tied": Model(
         family="gpt3:GPTConfig126M",
         about="GPT-3-like: LayerNorm, biases, GELU, learned positions; the output layer is the embedding",
@@ -129,6 +138,18 @@ MODELS: dict[str, Model] = {
         family=MIXTRAL,
         about="Mixtral-like: 8 experts of which a token visits 2, load-balancing and z-loss",
         config=_EXPERTS | {"moe_z_loss_coeff": 1e-3},
+    ),
+    "mixtral, LoRA": Model(
+        family=MIXTRAL,
+        about="frozen; each expert has pairs of its own",
+        config=_EXPERTS | {"moe_z_loss_coeff": 1e-3},
+        peft=_LORA,
+    ),
+    "mixtral, DoRA": Model(
+        family=MIXTRAL,
+        about="lengths of rows too",
+        config=_EXPERTS | {"moe_z_loss_coeff": 1e-3},
+        peft=_LORA | {"kind": "DoRA"},
     ),
     "deepseek": Model(
         family=DEEPSEEK,
@@ -165,7 +186,14 @@ def build_model(name: str, changes: dict[str, Any], *, optimizer: dict[str, Any]
     config = getattr(family, config_class)(**_DENSE | model.config | changes)
     adam = {"optimizer": "adam", "lr": 2e-3, "weight_decay": 0.01, "adam_beta2": 0.95, "clip_grad": CLIP}
     optim = MegatronOptimizerModule(OptimizerConfig(**adam | model.optimizer | (optimizer or {})))
-    return GPTModel(config, optim=optim, tokenizer=NullTokenizer(model.tokens))
+    return GPTModel(config, optim=optim, tokenizer=NullTokenizer(model.tokens), model_transform=_method(model.peft))
+
+
+def _method(settings: dict[str, Any]) -> Any:
+    from nemo2 import peft
+
+    options = dict(settings)
+    return getattr(peft, options.pop("kind"))(**options) if options else None
 
 
 def sample(index: int, *, packed: bool = False, tokens: int = VOCAB) -> dict[str, Any]:

@@ -156,7 +156,13 @@ def fingerprint(what: Row | measure.Run) -> str:
     """A digest of a row or run and the model it trains: a kept result of another is not taken for it."""
     this_run = what.run if isinstance(what, Row) else what
     more = [what.ranks, what.refused] if isinstance(what, Row) else []
-    whole = [dataclasses.asdict(this_run), dataclasses.asdict(models.MODELS[this_run.model]), models.STEPS, models.CLIP]
+    # What a model hasn't got of what others have doesn't make it another one.
+    model = {
+        name: value
+        for name, value in dataclasses.asdict(models.MODELS[this_run.model]).items()
+        if name != "peft" or value
+    }
+    whole = [dataclasses.asdict(this_run), model, models.STEPS, models.CLIP]
     return hashlib.sha256(json.dumps(whole + more, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
