@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, mistral
+from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, mistral
 from nemo2.recipes._performance import overlap
 
 RECIPE = mistral(
@@ -14,7 +14,12 @@ RECIPE = mistral(
     vocabulary=131_072,
     performance=partial(overlap, tp_comm_overlap=True),
 )
-FINETUNE = FinetuneRecipe(of=RECIPE, weights="mistralai/Mistral-Nemo-Base-2407", peft=ATTENTION)
+FINETUNE = FinetuneRecipe(
+    of=RECIPE,
+    weights="mistralai/Mistral-Nemo-Base-2407",
+    full=On(tp=2),  # 105.1 GiB with TP 1
+    peft=ATTENTION,
+)
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
 finetune_recipe = FINETUNE.finetune_recipe

@@ -11,7 +11,7 @@ RECIPE = qwen25(
     nodes=2,
     vocabulary=152_064,
 )
-FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-32B", lora=On(tp=8))
+FINETUNE = FinetuneRecipe(of=RECIPE, weights="Qwen/Qwen2.5-32B", lora=On(tp=8), full=On(tp=8, nodes=2))  # 80.7 GiB on 1
 
 model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
 finetune_recipe = FINETUNE.finetune_recipe

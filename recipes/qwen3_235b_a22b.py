@@ -16,7 +16,7 @@ FINETUNE = FinetuneRecipe(
     of=RECIPE,
     weights="Qwen/Qwen3-235B-A22B",
     lora=On(tp=4, pp=4, ep=4, etp=1, sp=True, nodes=8, strategy=RECIPE.strategy),
-    full=On(tp=4, pp=16, ep=4, etp=1, sp=True, nodes=8, strategy=RECIPE.strategy),
+    full=On(tp=4, pp=16, ep=4, etp=1, sp=True, nodes=16, strategy=RECIPE.strategy),  # 78.4 GiB on 8
     peft=ATTENTION,
 )
 

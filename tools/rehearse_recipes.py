@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check and rehearse every recipe that ships, at the scale it declares: `make rehearse`.
+"""Check and rehearse every recipe that ships, of pre-training and of fine-tuning (by LoRA, and all parameters), at the scale it
+declares: `make rehearse`.
 
 Two processes, forked after the imports, share the recipes, largest first. Prints a line for each as it comes; `--write PAGE` also
 writes the table. Ends with 1 if a recipe broke a rule or could not be rehearsed, or if it took longer than `--limit` allows.
@@ -29,7 +30,7 @@ PROCESSES = 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="Recipes; none means all.")
+    parser.add_argument("names", nargs="*", help="Recipes, such as llama3_8b or llama3_8b:lora; none means all.")
     parser.add_argument("--gpu", default="H100")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--write", type=Path, help="A Markdown page for the table.")
@@ -91,7 +92,14 @@ def _late(processor: float, limit: Optional[float]) -> str:
 def _largest_first() -> list[str]:
     from nemo2 import recipes
 
-    return sorted(recipes.names(), key=lambda name: -(getattr(recipes.get(name).RECIPE, "parameters", 0) or 0))
+    sizes = {name: getattr(recipes.get(name).RECIPE, "parameters", 0) or 0 for name in recipes.names()}
+    variants = {
+        f"{name}{method}": size
+        for name, size in sizes.items()
+        for method in ("", ":lora", ":full")
+        if not method or hasattr(recipes.get(name), "finetune_recipe")
+    }
+    return sorted(variants, key=lambda name: -variants[name])
 
 
 def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:

@@ -93,6 +93,9 @@ class RunDirectoryCallback(Callback):
         remove_log_file()
 
     def _report(self) -> None:
+        if not self.metrics.path.is_file():
+            logger.info("no report: no step has been logged, as fewer than trainer.log_every_n_steps were done")
+            return
         try:
             path = write_report(self.directory.log_dir)
         except Exception:  # a picture must not turn a trained model into a failed run

@@ -72,6 +72,17 @@ def add_checkpoint(run_dir, *, step, saved_at, **said):
     (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
 
 
+def test_a_run_that_ends_before_a_step_is_logged_has_no_report_and_says_so_in_a_line(tmp_path, caplog):
+    trainer = trainer_in(tmp_path, max_steps=2)
+    trainer.log_every_n_steps = 10
+    with caplog.at_level(logging.INFO, logger="nemo2"):
+        run = fit(NeMoLogger(name="tiny", log_dir=str(tmp_path)), trainer)
+    assert not (run.log_dir / "report.html").exists()
+    told = [record for record in caplog.records if "report" in record.getMessage()]
+    assert any("no report: no step has been logged" in record.getMessage() for record in told)
+    assert not any(record.exc_info for record in told)
+
+
 def test_a_run_leaves_its_metrics_settings_surroundings_logs_and_report(tmp_path):
     log = NeMoLogger(name="tiny", log_dir=str(tmp_path), tensorboard=TensorBoardLogger("tb_logs", name="tiny"))
     directory = fit(log, trainer_in(tmp_path))
