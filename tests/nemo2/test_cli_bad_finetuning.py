@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning that can't work, as commands tell of it: before a process is started, with the line, the role, the layer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo2.cli.app import main
+from support import small_chats
+from support.small_chats import say, write_lines
+
+GOOD = {"input": "1 + 1 =", "output": "2"}
+
+
+@pytest.fixture
+def told(capsys):
+    def tell(*arguments: Any) -> str:
+        code = main([str(argument) for argument in arguments])
+        found = capsys.readouterr()
+        assert code != 0, found.out
+        text = found.out + found.err
+        assert "Traceback" not in text
+        return " ".join(text.split())
+
+    return tell
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path, told):
+    lines = [json.dumps(GOOD)] * 2000
+    lines[999] = '{"input": "1 + 1 =", "output": '
+    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    assert "training.jsonl:1000" in told("preview-data", tmp_path, "--all")
+
+
+def test_a_missing_role_is_named_with_its_line_and_turn(tmp_path, told):
+    tokenizer = small_chats.make_tokenizer(tmp_path / "tokenizer")
+    assert tokenizer is not None
+    write_lines(
+        tmp_path / "training.jsonl", [say(("user", "red?"), ("assistant", "blue")), {"messages": [{"content": "x"}]}]
+    )
+    text = told("preview-data", tmp_path, "--tokenizer", tmp_path / "tokenizer", "--all")
+    assert "training.jsonl:2" in text and "role" in text
+
+
+def test_a_chat_template_that_fails_says_for_which_line_and_why(tmp_path, told):
+    small_chats.make_tokenizer(tmp_path / "tokenizer")
+    settings = tmp_path / "tokenizer" / "tokenizer_config.json"
+    changed = json.loads(settings.read_text()) | {"chat_template": "{{ raise_exception('no system prompt') }}"}
+    settings.write_text(json.dumps(changed))
+    for template in (tmp_path / "tokenizer").glob("*.jinja"):
+        template.write_text("{{ raise_exception('no system prompt') }}")
+    write_lines(tmp_path / "training.jsonl", [say(("user", "red?"), ("assistant", "blue"))])
+    text = told("preview-data", tmp_path, "--tokenizer", tmp_path / "tokenizer")
+    assert "training.jsonl:1" in text and "no system prompt" in text
+
+
+def test_a_set_of_which_nothing_is_left_says_why_with_counts(tmp_path, told):
+    small_chats.make_tokenizer(tmp_path / "tokenizer")
+    write_lines(tmp_path / "training.jsonl", [say(("user", "alone"))] * 3)
+    text = told("preview-data", tmp_path, "--tokenizer", tmp_path / "tokenizer", "--all")
+    assert "no turn of the assistant" in text and "3" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "peft.target_modules=[linear_qvk]",
+            ("'linear_qvk' is no linear layer of this model", "linear_qkv", "linear_fc1"),
+        ),
+        ("peft.dim=4096", ("peft.dim=4096", "no rank above")),
+        ("peft.dropout=1.5", ("peft.dropout=1.5",)),
+        ("peft.target_modules=[*.layers.90-99.*.linear_fc1]", ("'*.layers.90-99.*.linear_fc1' is no linear layer",)),
+    ],
+)
+def test_additions_that_do_not_fit_are_told_by_check_and_by_the_run_itself(setting, words, told):
+    base = f"resume.restore_config.path={Path(__file__).parent}"
+    for command in (["check"], ["finetune"]):
+        name = "llama_tiny:lora" if command == ["check"] else "llama_tiny"
+        text = told(
+            *command, name, setting, base, *(["--devices", "2"] if command == ["finetune"] else ["--gpus", "H100x2"])
+        )
+        assert all(word in text for word in words), text
+
+
+def test_a_base_that_is_not_there_and_a_method_that_is_none(told):
+    assert "resume.restore_config.path=/no/such/place" in told(
+        "finetune", "llama_tiny", "resume.restore_config.path=/no/such/place", "--devices", "2"
+    )
+    assert "lora" in told("finetune", "llama_tiny", "--peft", "lorra")
