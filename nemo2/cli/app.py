@@ -36,6 +36,7 @@ from nemo2.cli import (
     translate,
 )
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
+from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.faults import words_of
 
 _DEBUG = "--debug"
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         else:
-            print(f"error: {type(error).__name__}: {words_of(error)}", file=sys.stderr)
+            print(f"error: {type(error).__name__}: {redact_text(words_of(error))}", file=sys.stderr)
             print("This is not an error that nemo2 expects; --debug shows where it comes from.", file=sys.stderr)
         return 1
     finally:
@@ -133,5 +134,5 @@ def _report(error: Nemo2Error, *, debug: bool, code: int) -> int:
         details = getattr(error, "details", "")
         if details:
             print(f"\nfrom the rank:\n{details}", file=sys.stderr)
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {redact_text(str(error))}", file=sys.stderr)
     return code

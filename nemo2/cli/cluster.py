@@ -2,6 +2,7 @@
 """``nemo2 cluster``: profiles of clusters, and whether they work."""
 
 import json
+import os
 import re
 from typing import Annotated, Any, Optional
 
@@ -40,7 +41,7 @@ def add(name: Name, settings: Settings = None) -> None:
     file = user_file()
     built(Profile(name, file, values))
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "a", encoding="utf-8") as out:
+    with open(file, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
         out.write(
             f"\n[clusters.{json.dumps(name)}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
         )

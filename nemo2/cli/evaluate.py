@@ -20,6 +20,10 @@ def evaluate(
     ] = None,
     tasks: Annotated[Optional[str], typer.Option(help="lm-eval's tasks, by commas; needs nemo2[evaluate].")] = None,
     include: Annotated[Optional[Path], typer.Option(help="A folder with tasks of your own, in lm-eval's form.")] = None,
+    trust_tasks: Annotated[
+        bool,
+        typer.Option("--trust-tasks", help="Let --include's files run code: functions they name, scripts of metrics."),
+    ] = False,
     fewshot: Annotated[Optional[int], typer.Option(min=0, help="Solved examples before each question.")] = None,
     limit: Annotated[Optional[int], typer.Option(min=1, help="Questions per task.")] = None,
     stride: Annotated[Optional[int], typer.Option(min=1, help="New tokens per window of a text.")] = None,
@@ -46,6 +50,7 @@ def evaluate(
             limit=limit,
             max_batch_size=batch_size,
             output_path=None if output is None else str(output),
+            trust_tasks=trust_tasks,
         )
         print("\n".join(_of_tasks(results)))
 

@@ -25,6 +25,7 @@ from nemo2.errors import ConfigError
 from nemo2.launch import run
 from nemo2.llm.api import finetune, generate, pretrain, train, validate
 from nemo2.names import did_you_mean
+from nemo2.run_dir.environment import redact_text
 
 NAMESPACE = "llm"
 
@@ -41,7 +42,7 @@ class HonestRunContext(RunContext):
         except Exception as error:
             if not isinstance(error, ConfigError):
                 traceback.print_exc()
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {redact_text(str(error))}", file=sys.stderr)
             raise SystemExit(1) from None
 
     def _execute_task(self, fn: Callable[..., Any], task_args: list[str]) -> None:

@@ -14,6 +14,7 @@ import torch
 from megatron.core import parallel_state
 
 from nemo2.errors import ConfigError
+from nemo2.evaluation import task_files
 from nemo2.models.generate import generate
 from nemo2.models.scoring import score
 from nemo2.names import did_you_mean
@@ -35,6 +36,7 @@ def evaluate_tasks(
     limit: Optional[int] = None,
     max_batch_size: int = 8,
     seed: int = 1234,
+    trust_tasks: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results, ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
 
@@ -45,11 +47,13 @@ def evaluate_tasks(
         num_fewshot: Solved examples before each question. None: as the task says.
         limit: Questions per task. None: all.
         seed: Of the choice of examples.
+        trust_tasks: Run the functions that files of ``task_folder`` name, and their prompts without a sandbox.
 
     Raises:
         ConfigError: lm-eval isn't installed, or there is no such task.
+        SecurityError: a file of ``task_folder`` would have code run.
     """
-    known = refuse_unknown(tasks, task_folder)
+    known = refuse_unknown(tasks, task_folder, trust_tasks=trust_tasks)
     from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
 
     found = simple_evaluate(
@@ -67,16 +71,23 @@ def evaluate_tasks(
     return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples") if name in found}
 
 
-def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path]) -> Any:
-    """lm-eval's register of tasks, which has all of ``tasks``.
+def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_tasks: bool = False) -> Any:
+    """lm-eval's register of tasks, which has all of ``tasks``. From here on its prompts are rendered in a sandbox, where
+    ``task_folder`` isn't trusted.
 
     Raises:
         ConfigError: lm-eval isn't installed, or there is no such task.
+        SecurityError: a file of ``task_folder`` would have code run.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError("Tasks need lm-eval: pip install 'nemo2[evaluate]'. Texts are measured without it (--text).")
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
+    if task_folder is not None and not trust_tasks:
+        from lm_eval.api.registry import METRIC_REGISTRY  # pyright: ignore[reportMissingImports]
+
+        task_files.refuse_code(task_folder, metrics=set(METRIC_REGISTRY))
+        task_files.sandbox_prompts()
     known = TaskManager(include_path=None if task_folder is None else str(task_folder))
     for name in tasks:
         if not known.match_tasks([name]):

@@ -22,6 +22,7 @@ code = "tree"
 
 import ast
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple, Optional
 import nemo_run
 from nemo_run.config import get_nemorun_home
 
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, SecurityError
 from nemo2.launch.slurm.start import ClusterSettings
 from nemo2.names import did_you_mean, safe_name
 
@@ -68,9 +69,24 @@ def user_file() -> Path:
 
 
 def project_file() -> Optional[Path]:
-    """The nearest ``nemo2.toml`` at or above the working directory."""
+    """The nearest ``nemo2.toml`` at or above the working directory.
+
+    Raises:
+        SecurityError: everybody may write to it; or it is another user's, in a folder above: its lines run in jobs.
+    """
     here = Path.cwd()
-    return next((file for folder in (here, *here.parents) if (file := folder / PROJECT_FILE).is_file()), None)
+    file = next((file for folder in (here, *here.parents) if (file := folder / PROJECT_FILE).is_file()), None)
+    if file is None:
+        return None
+    found = file.stat()
+    if found.st_mode & stat.S_IWOTH:
+        raise SecurityError(f"{file} may be written by everybody, and what it says runs in jobs: chmod o-w {file}")
+    if file.parent != here and found.st_uid not in (0, os.getuid()):
+        raise SecurityError(
+            f"{file} belongs to another user (uid {found.st_uid}), and what it says runs in jobs: work in {file.parent} itself "
+            "where you trust it, or put a nemo2.toml of yours into your project."
+        )
+    return file
 
 
 def profiles() -> dict[str, Profile]:

@@ -29,6 +29,7 @@ from nemo2.launch.failure import explain_failure
 from nemo2.launch.local import (
     LAUNCHER_FILE,
     child_processes,
+    keep_private,
     rank_variables,
     remove_quietly,
     split_secrets,
@@ -151,6 +152,7 @@ def launch(
     for sentence in warned:
         print(f"warning: {sentence}", file=sys.stderr)
     (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
+    keep_private(Path(get_nemorun_home()) / "experiments" / title)
     experiment = nemo_run.Experiment(
         title,
         executor=executor,

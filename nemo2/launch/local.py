@@ -83,6 +83,14 @@ def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[st
     return {name: value for name, value in variables.items() if name not in secret}, secret
 
 
+def keep_private(folder: Path) -> None:
+    """Have nemo-run write a launch's settings where only this user reads them: the folder is made, with mode 0700. On a shared
+    home it may be somebody else's already, and stays so."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+
+
 def child_processes() -> set[int]:
     """The process ids of all children of this process, theirs included."""
     import psutil

@@ -27,6 +27,7 @@ def evaluate(
     random_seed: int = 1234,
     output_path: Optional[str] = None,
     trust_remote_code: bool = False,
+    trust_tasks: bool = False,
 ) -> dict[str, Any]:
     """Score a checkpoint's model on lm-eval's tasks.
 
@@ -42,6 +43,7 @@ def evaluate(
         random_seed: Of the choice of examples.
         output_path: Write the results there too, as JSON. None: only return them.
         trust_remote_code: As for `nemo2.llm.generate`.
+        trust_tasks: Let files of ``task_folder`` have code run: functions and classes that they name, scripts of metrics.
 
     Returns:
         lm-eval's ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
@@ -49,9 +51,10 @@ def evaluate(
     Raises:
         CheckpointError: no checkpoint there, or it doesn't describe its model.
         ConfigError: lm-eval isn't installed, or there is no such task.
+        SecurityError: a file of ``task_folder`` would have code run.
     """
     folder = None if task_folder is None else Path(task_folder)
-    refuse_unknown(tasks, folder)
+    refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
         results = evaluate_tasks(
             model,
@@ -63,6 +66,7 @@ def evaluate(
             limit=limit,
             max_batch_size=max_batch_size,
             seed=random_seed,
+            trust_tasks=trust_tasks,
         )
     if output_path is not None and (trainer is None or trainer.is_global_zero):
         Path(output_path).write_text(json.dumps(results, indent=1, default=float) + "\n")

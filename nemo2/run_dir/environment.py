@@ -40,6 +40,13 @@ _RELEVANT = re.compile(
     r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|NVTE|NVIDIA|UB_|OMP|MKL|OPENBLAS|SLURM|NEMO|NEMORUN|HF_|TRANSFORMERS|TOKENIZERS|WANDB"
     r"|MASTER_|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|GROUP_RANK$|PET_|PYTHONPATH$|LD_LIBRARY_PATH$|VIRTUAL_ENV$)"
 )
+# As their makers spell them: Hugging Face, GitHub, GitLab, NVIDIA, OpenAI, AWS, Slack.
+_SHAPE = re.compile(
+    r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|nvapi-|sk-|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}|\beyJ[\w-]{16,}\.[\w-]+\.[\w-]+"
+)
+_ASSIGNED = re.compile(r"(?P<name>\w+)(?P<sign>[\"'\]]*\s*=\s*[\"']?|[\"']\s*:\s*[\"']?)(?P<value>[^\s\"',;)}\]]+)")
+_LEAST_SECRET = 8
+"""Characters of a secret variable's value that is looked for in texts; a shorter one would be found in ordinary words."""
 _URL_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+(:[^/\s@]*)?@")
 
 
@@ -103,6 +110,24 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
             redacted.append(redact_urls(argument))
         hide_next = argument.startswith("-") and not separator and is_secret_name(argument)
     return redacted
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text is a key or token by its own looks, or a URL with a password."""
+    urls = (found["scheme"] for found in _URL_USER.finditer(text) if found[2])
+    return _SHAPE.search(text) is not None or next(urls, None) is not None
+
+
+def redact_text(text: str) -> str:
+    """A message without secrets: values of this process' secret variables, keys by their looks, ``api_key=...``, URLs with a
+    user."""
+    for name, value in os.environ.items():
+        if len(value) >= _LEAST_SECRET and is_secret_name(name):
+            text = text.replace(value, REDACTED)
+    text = _SHAPE.sub(REDACTED, redact_urls(text))
+    return _ASSIGNED.sub(
+        lambda found: f"{found['name']}{found['sign']}{REDACTED}" if is_secret_field(found["name"]) else found[0], text
+    )
 
 
 def redact_urls(text: str) -> str:

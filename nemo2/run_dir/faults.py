@@ -17,6 +17,7 @@ from typing import Optional
 
 from nemo2.errors import Nemo2Error, Preempted
 from nemo2.place import here
+from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.stalls import describe
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
@@ -84,8 +85,8 @@ def record_fault(error: BaseException, *, step: Optional[int] = None) -> None:
         rank=here().rank,
         time=time.time(),
         kind=type(error).__name__,
-        message=error.message if isinstance(error, Preempted) else words_of(error),
-        traceback="".join(traceback.format_exception(error)),
+        message=redact_text(error.message if isinstance(error, Preempted) else words_of(error)),
+        traceback=redact_text("".join(traceback.format_exception(error))),
         explained=isinstance(error, Nemo2Error | Preempted),
         step=_step,
     )

@@ -19,12 +19,16 @@ from nemo2.errors import ConfigError
 from nemo2.files import open_to_write
 from nemo2.place import here
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
+from nemo2.run_dir.last_resort import LastResort
 from nemo2.run_dir.stalls import LifeSign, mark_stopped, place_of
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """The default of torch's own time limit of a collective."""
 _GIL_SECONDS = 3.0
 """A process in which no thread of Python's gets a turn for so long after the limit is ended from outside the interpreter."""
+_TICK_SECONDS = 1.0
+_STOPPED_SECONDS = 2.0
+"""A thread that sleeps for a tick and wakes so much later was in a process that didn't run."""
 
 
 @configurable
@@ -33,10 +37,11 @@ class HangWatchdog(pl.Callback):
     last save.
 
     ``llm.pretrain`` adds one with torch's 30 minutes unless the trainer has its own. Each rank watches itself, in a thread, and
-    behind that one of Python's `faulthandler`, which needs neither the interpreter's lock nor the rank's cooperation; ranks
-    that wait for a hung one end at the same time as it does. A stopped process (SIGSTOP) can't end itself: a peer on its
-    machine does, for torchrun would wait half a minute more. A debugger is a hang, too: raise the timeout for that. Costs a
-    new thread per step, some 50 us.
+    behind that Python's `faulthandler` and a timer of the kernel's, which need neither the interpreter's lock nor the rank's
+    cooperation; ranks that wait for a hung one end at the same time as it does. A stopped process (SIGSTOP) can't end itself: a
+    peer on its machine does, for torchrun would wait half a minute more. Where all ranks are stopped, by Ctrl-Z, ``scontrol
+    suspend`` or a frozen container, each sees that it didn't run, and that time doesn't count. A debugger is a hang, too: raise
+    the timeout for that. Costs a new thread per step, some 50 us.
 
     Args:
         timeout_seconds: Without progress. It has to cover a step, a validation batch, a checkpoint that isn't saved in the
@@ -53,6 +58,7 @@ class HangWatchdog(pl.Callback):
         self._file: Any = None
         self._life: Optional[LifeSign] = None
         self._deadline = 0.0
+        self._last_resort: Optional[LastResort] = None
         self._over = threading.Event()
         self._rank = 0
 
@@ -64,7 +70,8 @@ class HangWatchdog(pl.Callback):
         self._file = open(stacks_file(directory, self._rank), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
         # On this machine's disk: a shared file system isn't written to after each step of each rank.
         self._life = LifeSign(directory, self._rank) if launched and trainer.num_nodes == 1 else None
-        self._progress(trainer)
+        self._last_resort = LastResort()
+        self._progress(trainer, "at the start of training")
         self._over.clear()
         threading.Thread(target=self._watch, args=(directory,), daemon=True, name="hang").start()
 
@@ -72,10 +79,10 @@ class HangWatchdog(pl.Callback):
         self._progress(trainer)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._progress(trainer)
+        self._progress(trainer, "in validation")
 
     def on_train_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._progress(trainer)  # the last save is still to come
+        self._progress(trainer, "at the end of training")  # the last save is still to come
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._stop()
@@ -83,19 +90,28 @@ class HangWatchdog(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._stop()
 
-    def _progress(self, trainer: pl.Trainer) -> None:
+    def _progress(self, trainer: pl.Trainer, phase: str = "") -> None:
         if self._file is None:
             return
         self._deadline = time.monotonic() + self.timeout_seconds
-        faulthandler.dump_traceback_later(self.timeout_seconds + _GIL_SECONDS, exit=True, file=self._file)
+        self._set_outer(self.timeout_seconds)
         if self._life is not None:
-            self._life.give(trainer.global_step)
+            self._life.give(trainer.global_step, phase)
+
+    def _set_outer(self, seconds: float) -> None:
+        """What acts without the interpreter: faulthandler writes the stacks, the kernel's timer ends the process."""
+        timer: Any = self._last_resort
+        faulthandler.dump_traceback_later(seconds + _GIL_SECONDS, exit=not timer.there, file=self._file)
+        if timer.there:
+            timer.set(seconds + _GIL_SECONDS)
 
     def _stop(self) -> None:
         file: Optional[Any] = self._file
         if file is None:
             return
         faulthandler.cancel_dump_traceback_later()
+        if self._last_resort is not None and self._last_resort.there:
+            self._last_resort.end()
         self._over.set()
         self._file = None
         file.close()
@@ -105,9 +121,28 @@ class HangWatchdog(pl.Callback):
             self._life.end()
 
     def _watch(self, directory: str) -> None:
-        while not self._over.wait(max(0.0, self._deadline - time.monotonic())):
-            if time.monotonic() >= self._deadline:
+        asleep = time.monotonic()
+        while not self._over.wait(min(_TICK_SECONDS, max(0.0, self._deadline - asleep))):
+            now = time.monotonic()
+            if now - asleep > _TICK_SECONDS + _STOPPED_SECONDS:
+                self._did_not_run(now - asleep)
+            elif now >= self._deadline:
                 self._end(directory)
+            asleep = time.monotonic()
+
+    def _did_not_run(self, seconds: float) -> None:
+        """Count ``seconds`` of this process' not for it, and forget the stacks that faulthandler wrote when they were over."""
+        file = self._file
+        if file is None:
+            return
+        self._deadline += seconds
+        self._set_outer(max(0.0, self._deadline - time.monotonic()))
+        os.truncate(file.fileno(), 0)
+        print(
+            f"rank {self._rank} didn't run for {seconds:.0f} s (stopped, or its machine was): the watchdog doesn't count them.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _end(self, directory: str) -> None:
         file = self._file

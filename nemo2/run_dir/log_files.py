@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.files import open_to_write
+from nemo2.run_dir.environment import redact_text
 
 _NAMES = ("", "lightning.pytorch", "lightning.fabric", "py.warnings")
 """The root logger, and the ones that don't pass their messages on to it."""
 
 _handler: logging.FileHandler | None = None
+
+
+class _Redacted(logging.Formatter):
+    """Without secrets: other libraries log what they are given."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact_text(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
@@ -53,7 +61,7 @@ def add_log_file(path: Path) -> None:
     remove_log_file()
     _handler = _LogFile(path, encoding="utf-8")
     _handler.setLevel(logging.INFO)
-    _handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _handler.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     for name in _NAMES:
         target = logging.getLogger(name)

@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _TORCH_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
-_RECORD_BYTES = 64
+_RECORD_BYTES = 128
 MISMATCH_ADVICE = "With the variable TORCH_DISTRIBUTED_DEBUG=DETAIL torch names the collective and shapes of each rank."
 
 
@@ -29,9 +29,9 @@ class LifeSign:
             os.unlink(Path(directory) / f"rank-{rank}.stopped")  # of an attempt before this one
         self._file = open(Path(directory) / f"rank-{rank}.life", "wb", buffering=0)  # noqa: SIM115  (open as long as the run)
 
-    def give(self, step: int) -> None:
-        """Never raises: a full disk is told by what needs it."""
-        record = json.dumps({"time": round(time.time(), 3), "step": step}).ljust(_RECORD_BYTES)
+    def give(self, step: int, phase: str = "") -> None:
+        """Never raises: a full disk is told by what needs it. ``phase``: where it is beside steps, as "in validation"."""
+        record = json.dumps({"time": round(time.time(), 3), "step": step, "phase": phase}).ljust(_RECORD_BYTES)
         with contextlib.suppress(OSError):
             os.pwrite(self._file.fileno(), record.encode(), 0)
 
@@ -103,7 +103,10 @@ def describe(directory: Path) -> Optional[tuple[int, float, str]]:
 def _silence(rank: int, life: dict[str, Any], ended: float, stopped: bool) -> str:
     since = datetime.fromtimestamp(life["time"]).strftime("%H:%M:%S")
     why = ", and its process was stopped (SIGSTOP, or a debugger)" if stopped else ""
-    return f"rank {rank} was silent since {since}, for {ended - life['time']:.0f} s, after step {life['step']}{why}"
+    phase = f", {life['phase']}" if life.get("phase") else ""
+    return (
+        f"rank {rank} was silent since {since}, for {ended - life['time']:.0f} s, after step {life['step']}{phase}{why}"
+    )
 
 
 def _listed(places: dict[int, Spot]) -> str:

@@ -133,3 +133,35 @@ def test_an_unknown_task_is_told_the_nearest() -> None:
 
     with pytest.raises(ConfigError, match="lm-eval knows no task 'arc_easi'; did you mean 'arc_easy'"):
         refuse_unknown(["arc_easi"], None)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_tasks_of_a_folder_run_code_only_where_their_user_says_so(tmp_path: Path, trusted: bool) -> None:
+    from nemo2.errors import SecurityError
+    from nemo2.evaluation.harness import refuse_unknown
+
+    mark = tmp_path / "mark"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef rows(data): return data\n")
+    text = COMMON.format(file=tmp_path / "rows.jsonl") + TASKS["own_choice"]
+    (tmp_path / "mine.yaml").write_text(f"task: mine\nprocess_docs: !function evil.rows\n{text}")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"q": "?", "choices": ["a", "b"], "gold": 0}) + "\n")
+    try:
+        known = refuse_unknown(["mine"], tmp_path, trust_tasks=trusted)
+        known.load(["mine"])
+    except SecurityError as error:
+        assert not trusted and "!function" in str(error) and "mine.yaml" in str(error)
+    assert mark.exists() == trusted
+
+
+def test_prompts_of_a_folder_reach_nothing_of_pythons(tmp_path: Path) -> None:
+    from jinja2.exceptions import SecurityError
+    from lm_eval import utils  # pyright: ignore[reportMissingImports]
+
+    from nemo2.evaluation.harness import refuse_unknown
+
+    (tmp_path / "mine.yaml").write_text("task: mine\n" + COMMON.format(file="x") + TASKS["own_choice"])
+    refuse_unknown(["mine"], tmp_path)
+    assert utils.apply_template("{{q|regex_replace('a', 'b')}}", {"q": "a"}) == "b"
+    with pytest.raises(SecurityError):
+        utils.apply_template(f"{{{{ cycler.__init__.__globals__.os.mkdir('{tmp_path}/mark') }}}}", {})
+    assert not (tmp_path / "mark").exists()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles of clusters: what they make, what is refused, and the shape on each kind of executor."""
 
+import os
+
 import nemo_run
 import pytest
 
 from nemo2.cli.app import main
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, SecurityError
 from nemo2.launch.clusters import KINDS, named, profiles, user_file
 from nemo2.launch.shape import give_shape
 
@@ -37,6 +39,7 @@ def write(text, *, project=False):
     file = user_file() if not project else user_file().parents[2] / "project" / "nemo2.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
+    return file
 
 
 def test_a_profile_of_slurm_makes_nemo_runs_executor_and_what_is_ours():
@@ -56,6 +59,20 @@ def test_a_profile_of_slurm_makes_nemo_runs_executor_and_what_is_ours():
     assert (tunnel.host, tunnel.port, tunnel.job_dir) == ("login", 2222, "/shared/jobs")
     assert str(tunnel.identity).startswith("/")
     assert (settings.python, settings.grace_seconds, settings.code) == ("/opt/python", 30, "tree")
+
+
+def test_a_projects_file_that_others_can_write_is_refused(monkeypatch):
+    """Its setup_lines run in jobs of whoever works below its folder, /tmp/nemo2.toml above /tmp/mine."""
+    file = write('[clusters.mine]\nkind = "local"\n', project=True)
+    file.chmod(0o666)
+    with pytest.raises(SecurityError, match=r"may be written by everybody.*chmod o-w .*nemo2\.toml"):
+        profiles()
+    file.chmod(0o644)
+    os.chown(file, 12345, 12345)  # the tests run as root
+    with pytest.raises(SecurityError, match=r"belongs to another user \(uid 12345\)"):
+        profiles()
+    monkeypatch.chdir(file.parent)
+    assert "mine" in profiles()
 
 
 def test_a_projects_profile_wins_over_the_users():

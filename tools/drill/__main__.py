@@ -26,6 +26,7 @@ from support import ranks
 from tools.drill import command, faults
 from tools.drill.command import STEPS, Ended, Run
 
+_ASKING = (signal.SIGHUP, signal.SIGUSR1)
 _UNDISTURBED: dict[str, dict[int, float]] = {}
 Case = tuple[str, Callable[[Path, dict[int, str]], str]]
 
@@ -119,6 +120,8 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         ("every background writer stopped", survived(_always(signal.SIGSTOP), "this process writes them")),
         (f"{saves} background saves in a row, writers stopped and killed at any point", in_a_row(saves, seed)),
         ("a rank stopped for good (SIGSTOP)", hung),
+        ("all ranks stopped for longer than the watchdog waits, then continued (Ctrl-Z, fg)", paused),
+        *((f"{number.name} to rank {rank}", asked(number, rank)) for rank, number in enumerate(_ASKING)),
         ("trainer.max_time over", out_of_time),
         ("the disk full", disk_full),
         ("two runs in one directory", two_runs),
@@ -245,6 +248,37 @@ def hung(directory: Path, reference: dict[int, str]) -> str:
     for path in stacks:
         path.unlink()
     return f"ended after {first.seconds:.0f} s with stacks; " + rerun(run, reference, first)
+
+
+def paused(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory, hang_seconds=12.0, asynchronous=True)
+    under_way = run.start()
+    while len(command.curve(run)) < 5 and not under_way.codes:
+        under_way.poll()
+        time.sleep(0.002)
+    for number, seconds in ((signal.SIGSTOP, 20.0), (signal.SIGCONT, 0.0)):
+        for pid in under_way.pids:
+            os.kill(pid, number)
+        time.sleep(seconds)
+    ended = under_way.wait()
+    require(ended.done, f"it ended with {ended.codes}: {ended.said[-800:]}")
+    told = re.findall(r"rank (\d) didn't run for \d+ s", ended.said)
+    require(set(told) == {"0", "1"}, f"the ranks said {told}: {ended.said[-800:]}")
+    require(command.curve(run) == reference, "the curve differs")
+    return "went on where it was, both ranks said so; the curve is equal"
+
+
+def asked(number: signal.Signals, rank: int) -> Callable[[Path, dict[int, str]], str]:
+    """A signal that saves and stops, to one rank."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory)
+        first = run(faults.at_step(5, rank, lambda: os.kill(os.getpid(), number)))
+        require(set(first.codes) == {143}, f"exit codes {first.codes}: {first.said[-600:]}")
+        require(f"{number.name} after step" in first.said, f"it didn't say why: {first.said[-600:]}")
+        return f"exit codes {first.codes}; " + rerun(run, reference, first, newest_is_all=True)
+
+    return case
 
 
 def out_of_time(directory: Path, reference: dict[int, str]) -> str:

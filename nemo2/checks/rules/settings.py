@@ -12,7 +12,7 @@ from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import misplaced_text
 from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.data.blend import parse_split
-from nemo2.run_dir.environment import is_secret_field
+from nemo2.run_dir.environment import holds_secret, is_secret_field
 
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that govern one thing")
@@ -55,7 +55,7 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
         return
     for name, value in values.items():
         place = f"{path}.{name}" if path else str(name)
-        if isinstance(value, str) and value and is_secret_field(str(name)):
+        if isinstance(value, str) and value and (is_secret_field(str(name)) or holds_secret(value)):
             yield (
                 f"{place} holds a secret, which would be written down with the recipe: leave it out, and set the library's "
                 "variable in the environment (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from nemo2.data.finetuning.identity import identity_of
+from nemo2.data.finetuning.rendering import render
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 from nemo2.errors import ConfigError
@@ -61,6 +62,7 @@ class ChatEncoder(Encoder):
 
     Raises:
         ConfigError: at first use, there is no template, or no Hugging Face tokenizer to render it.
+        SecurityError: at the first record, the template reaches for more than its messages (`render`).
     """
 
     tokenizer: Tokenizer
@@ -258,13 +260,9 @@ class ChatEncoder(Encoder):
         return last + 1
 
     def _render(self, messages: list[Any], tools: Any, **options: Any) -> Any:
-        tokenizer, template = self._hf, self.template
-        try:
-            return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **options)
-        except Exception as error:  # whatever a template raises, Jinja's own errors among them
-            raise Malformed(
-                f"the chat template fails: {type(error).__name__}: {' '.join(str(error).split())}"
-            ) from error
+        given = self.chat_template
+        source = repr(self.tokenizer) if given is None else given if "{" not in given else "these settings"
+        return render(self._hf, messages, tools=tools, template=self.template, source=source, **options)
 
 
 def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]:

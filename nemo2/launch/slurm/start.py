@@ -5,6 +5,7 @@ The executor is nemo-run's ``SlurmExecutor``, of which the fields are read; its 
 """
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -253,8 +254,9 @@ def _fill(
     (staged / SCRIPT).write_text(job_script(job), encoding="utf-8")
     if secrets:
         lines = [f"export {name}={quote(value)}" for name, value in sorted(secrets.items())]
-        (staged / SECRETS).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        (staged / SECRETS).chmod(0o600)
+        private = os.open(staged / SECRETS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(private, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
     packager = executor.packager
     # nemo-run's default ships the commit without a word, and fails outside a repository: here the profile says.
     own = packager if packager is not None and packager != GitArchivePackager() else None

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from nemo2.run_dir.environment import git_state, is_secret_name, redact_arguments, write_environment
+from nemo2.run_dir.environment import git_state, is_secret_name, redact_arguments, redact_text, write_environment
 
 
 def test_versions_and_world_size_are_those_of_this_run(tmp_path):
@@ -84,3 +84,22 @@ def test_the_git_state_of_a_repository_and_of_none(tmp_path):
     }
     (repository / "f").write_text("2")
     assert git_state(repository)["dirty"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Override log.wandb.api_key=canary-1: no", "Override log.wandb.api_key=<redacted> no"),
+        ('takes a Logger, not {"api_key": "canary-2"}: set', 'takes a Logger, not {"api_key": "<redacted>"}: set'),
+        ("not {'password': 'canary-3', 'size': 2}", "not {'password': '<redacted>', 'size': 2}"),
+        ("https://me:canary@host/x", "https://<redacted>@host/x"),
+        ("login hf_" + "a1" * 17 + " failed", "login <redacted> failed"),
+        ("variable: a-secret-of-the-environment.", "variable: <redacted>."),
+        ("data.tokenizer=llama pad_token=<pad> json_keys=text num_tokens=5", None),
+        ("a token: 17, and the key 'x': see KEY=VALUE", None),
+    ],
+)
+def test_messages_lose_their_secrets(text, shown, monkeypatch):
+    monkeypatch.setenv("MY_ACCESS_TOKEN", "a-secret-of-the-environment")
+    monkeypatch.setenv("OTHER_TOKEN", "key")  # too short to be looked for
+    assert redact_text(text) == (shown or text)

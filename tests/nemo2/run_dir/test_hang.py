@@ -85,6 +85,49 @@ def test_a_last_save_that_hangs_is_a_hang(tmp_path, monkeypatch):
     assert "stuck_in_here" in read_faults(tmp_path)[0].traceback
 
 
+def holding_the_lock(*args: Any) -> None:
+    """A call in C that keeps the interpreter's lock for longer than the universe is old."""
+    import re
+
+    re.match("(a+)+$", "a" * 80 + "b")
+
+
+def test_a_rank_that_never_gives_the_interpreter_back_is_ended_from_outside(tmp_path, monkeypatch):
+    monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
+    monkeypatch.setattr("nemo2.run_dir.last_resort.AGAIN_SECONDS", 0.5)
+    started = time.monotonic()
+    assert watched(tmp_path, holding_the_lock) < 0
+    assert time.monotonic() - started < 10
+    [fault] = read_faults(tmp_path)
+    assert "holding_the_lock" in fault.traceback and "no step ended within" in fault.message
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["and goes on", "and hangs then"])
+def test_a_stop_of_the_whole_run_doesnt_count(tmp_path, monkeypatch, hangs, capfd):
+    """Ctrl-Z for longer than the limit and all that lies behind it; then fg."""
+    monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
+    monkeypatch.setattr("nemo2.run_dir.hang._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("nemo2.run_dir.hang._STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr("nemo2.run_dir.hang._GIL_SECONDS", 0.3)
+    seconds = 3.0
+
+    def stopped_and_continued(watchdog: HangWatchdog, trainer: Any) -> None:
+        watchdog.on_train_batch_end(trainer)
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(20 if hangs else 0.3)
+        watchdog.teardown(trainer, None, "fit")  # pyright: ignore[reportArgumentType]
+
+    started = time.monotonic()
+    assert watched(tmp_path, stopped_and_continued, 1.0) == (1 if hangs else 0)
+    took = time.monotonic() - started
+    assert seconds + 0.3 <= took < seconds + 10
+    assert "rank 3 didn't run for 3 s (stopped, or its machine was)" in capfd.readouterr().err
+    assert len(read_faults(tmp_path)) == hangs
+    if hangs:
+        assert took >= seconds + 0.9 and read_faults(tmp_path)[0].message.count("no step ended within") == 1
+
+
 def test_a_timeout_that_cannot_work_is_refused():
     with pytest.raises(ConfigError, match="HangWatchdog.timeout_seconds=0"):
         HangWatchdog(0)
@@ -149,11 +192,12 @@ def test_a_stopped_rank_is_ended_by_a_peer_and_told(tmp_path, monkeypatch):
         [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"}
     )  # fmt: skip
     stopped.send_signal(signal.SIGSTOP)
-    LifeSign(faults, 1).give(4)
+    LifeSign(faults, 1).give(4, "in validation")
     assert watched(tmp_path, stuck_in_here) == 1
     assert stopped.wait(5) == -signal.SIGKILL
     [fault] = read_faults(faults)
     assert fault.rank == 1 and "its process was stopped (SIGSTOP, or a debugger)" in fault.message
+    assert "after step 4, in validation, and" in fault.message
     assert f'rank 3 at File "{__file__}"' in fault.message
 
 

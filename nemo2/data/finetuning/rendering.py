@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat templates from elsewhere: programs in Jinja that come with a tokenizer, rendered where they reach nothing.
+
+transformers renders them in Jinja's immutable sandbox. What its sandbox stops is an attack and no fault of a record: it is told
+as such, with the tokenizer's or the template's file. Two things the sandbox leaves open are bounded here: text that a
+multiplication makes out of nothing, and loops within loops.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.data.finetuning.sample import Malformed
+from nemo2.errors import SecurityError
+
+MOST_SECONDS = 10.0
+"""Of processor time for one conversation; templates take some milliseconds."""
+MOST_CHARACTERS = 1 << 20
+"""That a template's ``*`` may make."""
+
+
+def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, **options: Any) -> Any:
+    """``tokenizer.apply_chat_template``, within bounds.
+
+    Args:
+        tokenizer: The ``transformers`` object.
+        source: Whose template it is, for messages.
+
+    Raises:
+        Malformed: the template fails on these messages.
+        SecurityError: the template reaches for Python's insides, or has no end.
+    """
+    from jinja2.exceptions import SecurityError as Reached
+
+    try:
+        with _bounded_products(), _within(MOST_SECONDS):
+            return tokenizer.apply_chat_template(messages, chat_template=template, **options)
+    except (Reached, _TooMuch) as error:
+        raise SecurityError(
+            f"The chat template of {source} was stopped: {_told(error)}. A template shows messages and does nothing else: read "
+            "it before you use this tokenizer, or give one of your own (dataset_kwargs={'chat_template': ...})."
+        ) from error
+    except (MemoryError, OverflowError, RecursionError) as error:
+        raise SecurityError(
+            f"The chat template of {source} asks for more than a text can be ({type(error).__name__}: {_told(error)}): it is "
+            "no template of a conversation. Give another (dataset_kwargs={'chat_template': ...})."
+        ) from error
+    except Exception as error:  # whatever else a template raises, Jinja's own errors among them
+        raise Malformed(f"the chat template fails: {type(error).__name__}: {_told(error)}") from error
+
+
+class _TooMuch(Exception):
+    """A bound of ours."""
+
+
+@contextlib.contextmanager
+def _bounded_products() -> Iterator[None]:
+    """While this lasts, templates that are compiled have their ``*`` and ``**`` looked at."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
+
+    before = Sandbox.intercepted_binops, Sandbox.call_binop
+    Sandbox.intercepted_binops, Sandbox.call_binop = frozenset({"*", "**"}), _product
+    try:
+        yield
+    finally:
+        Sandbox.intercepted_binops, Sandbox.call_binop = before
+
+
+def _product(environment: Any, context: Any, operator: str, left: Any, right: Any) -> Any:
+    del context
+    if operator == "**" and not (abs(left) <= 1 << 16 and abs(right) <= 64):
+        raise _TooMuch(f"{left!r} ** {right!r}")
+    for sequence, times in ((left, right), (right, left)):
+        if hasattr(sequence, "__len__") and isinstance(times, int) and len(sequence) * times > MOST_CHARACTERS:
+            raise _TooMuch(f"a product of {len(sequence)} characters or values and {times}")
+    return environment.binop_table[operator](left, right)
+
+
+@contextlib.contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raise in this thread once it has used so much processor time. In other threads than the main one, which signals don't
+    reach, nothing is bounded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    end = time.thread_time() + seconds
+
+    def over(number: int, frame: Any) -> None:
+        del number, frame
+        if time.thread_time() >= end:  # other threads' time counts for the timer too
+            raise _TooMuch(f"it was still at work after {seconds:.0f} s")
+        signal.setitimer(signal.ITIMER_VIRTUAL, max(0.01, end - time.thread_time()))
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A timer of the kernel's that ends this process, whoever holds the interpreter's lock, and that survives being stopped.
+
+A process that was stopped (Ctrl-Z, ``scontrol suspend``, a frozen container) finds each of its timers over when it goes on.
+This one ends the process at the second expiry only: the first meets a handler in C that does nothing and is then forgotten
+(System V's ``signal``), so that a process which goes on has time to set the timer anew.
+"""
+
+import ctypes
+import signal
+
+_NUMBER = getattr(signal, "SIGRTMIN", 0) + 8
+_CLOCK_MONOTONIC = 1
+_SIGEV_SIGNAL = 0
+AGAIN_SECONDS = 5.0
+"""Between the expiry that is forgiven and the one that isn't."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [("interval", _Timespec), ("first", _Timespec)]
+
+
+class _Sigevent(ctypes.Structure):
+    """``struct sigevent`` of Linux: 64 bytes."""
+
+    _fields_ = [
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_byte * 48),
+    ]
+
+
+class LastResort:
+    """The timer. Where the C library has no such timers (macOS, musl), ``there`` is False and nothing else may be called."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._timer = ctypes.c_void_p()
+        event = _Sigevent(number=_NUMBER, notify=_SIGEV_SIGNAL)
+        calls = ("timer_create", "timer_settime", "timer_delete", "sysv_signal")
+        self.there = all(hasattr(self._libc, name) for name in calls)
+        if self.there:
+            self._libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+            self._libc.sysv_signal.restype = ctypes.c_void_p
+            made = self._libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
+            self.there = made == 0
+
+    def set(self, seconds: float) -> None:
+        """End this process, unless this is called again, ``seconds`` and `AGAIN_SECONDS` from now."""
+        self._libc.sysv_signal(_NUMBER, ctypes.cast(self._libc.abs, ctypes.c_void_p))
+        self._settime(seconds, AGAIN_SECONDS)
+
+    def end(self) -> None:
+        """Forget the timer."""
+        self._settime(0.0, 0.0)
+        self._libc.timer_delete(self._timer)
+
+    def _settime(self, first: float, interval: float) -> None:
+        spec = _Itimerspec(_timespec(interval), _timespec(first))
+        self._libc.timer_settime(self._timer, 0, ctypes.byref(spec), None)
+
+
+def _timespec(seconds: float) -> _Timespec:
+    return _Timespec(int(seconds), int(seconds % 1 * 1e9))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens planted where users have them: no file of a run, of its launch or its checkpoints holds one, nor the console."""
+
+import base64
+import os
+import re
+import stat
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import nemo_run
+import pytest
+
+from nemo2.checks import check_recipe
+from nemo2.cli.app import main
+from nemo2.config import Config
+from nemo2.errors import ConfigError
+from nemo2.recipes import llama_tiny
+from nemo2.run_dir.logger import NeMoLogger
+
+PLANTED = "planted-4711-token-of-a-user"
+SETTINGS = [
+    *("trainer.devices=1", "trainer.max_steps=1", "trainer.limit_val_batches=0", "trainer.log_every_n_steps=1"),
+    *(
+        "strategy.tensor_model_parallel_size=1",
+        "strategy.sequence_parallel=False",
+        "data=mock",
+        "model.config.num_layers=1",
+    ),
+]
+
+
+def texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Each file, and what lies compressed in it: nemo-run's settings, TensorBoard's and torch's archives."""
+    for file in folder.rglob("*"):
+        if not file.is_file():
+            continue
+        content = file.read_bytes()
+        yield file, content
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                yield from ((file, archive.read(name)) for name in archive.namelist())
+        for packed in re.findall(rb"[A-Za-z0-9_+/=-]{40,}", content):
+            try:
+                yield file, zlib.decompress(base64.b64decode(packed, altchars=b"-_"))
+            except (zlib.error, ValueError):
+                continue
+
+
+def leaks(folder: Path) -> list[Path]:
+    return [file for file, content in texts(folder) if PLANTED.encode() in content]
+
+
+def test_the_search_sees_what_nemo_run_packs(tmp_path):
+    packed = base64.urlsafe_b64encode(zlib.compress(f"x {PLANTED} y".encode()))
+    (tmp_path / "a").write_bytes(b"{" + packed + b"}")
+    assert leaks(tmp_path) == [tmp_path / "a"]
+
+
+def test_a_run_leaves_no_token_anywhere(tmp_path):
+    secret = ("HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MY_SECRET", "SLURM_JWT")
+    environment = {**os.environ, **dict.fromkeys(secret, PLANTED), "NEMORUN_HOME": str(tmp_path / "home")}
+    environment["HTTPS_PROXY"] = f"http://me:{PLANTED}@proxy"
+    command = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *SETTINGS, f"log.log_dir={tmp_path / 'runs'}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert PLANTED not in done.stdout + done.stderr
+    assert list(tmp_path.glob("runs/*/*/checkpoints/*/context/*.json")), "the run saved"
+    assert leaks(tmp_path) == []
+    (settings,) = tmp_path.glob("home/experiments/*")
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"log.wandb.api_key={PLANTED}",
+        f'log.extra_loggers=[{{"api_key":"{PLANTED}"}}]',
+        f'log.wandb={{"api_key": "{PLANTED}"}}',
+        f"resume.restore_config.path=https://me:{PLANTED}@host/x",
+        f"no.such.password={PLANTED}",
+        f"data.paths=https://me:{PLANTED}@host/x",
+    ],
+)
+def test_an_override_that_is_refused_is_told_without_its_secret(override, capsys):
+    assert main(["pretrain", "llama_tiny", override, "--dryrun"]) == 2
+    out, err = capsys.readouterr()
+    assert "error: " in err and PLANTED not in out + err
+
+
+def test_a_dry_run_shows_no_token(monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", PLANTED)
+    assert main(["pretrain", "llama_tiny", "--dryrun"]) == 0
+    assert PLANTED not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"api_key": PLANTED}, {"uri": f"https://me:{PLANTED}@host"}, {"notes": "see hf_" + "x1" * 17}],
+)
+def test_a_recipe_that_holds_one_is_refused_wherever_it_stands(value):
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.log = Config(NeMoLogger, extra_loggers=[value])
+    with pytest.raises(ConfigError, match="holds a secret") as caught:
+        check_recipe(recipe)
+    assert PLANTED not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["docker", "dgxcloud", "lepton"])
+def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, monkeypatch, capsys):
+    """nemo-run passes variables of a job through its files: said, and nobody else reads them."""
+    from nemo2.launch import launch
+
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path / "home"))
+    made = {
+        "docker": lambda: nemo_run.DockerExecutor(container_image="i"),
+        "dgxcloud": lambda: nemo_run.DGXCloudExecutor(
+            **dict.fromkeys(("base_url", "kube_apiserver_url", "client_id", "client_secret", "project_name"), "x"),
+            container_image="i",
+            pvc_nemo_run_dir="/p",
+            pvcs=[{"path": "/p"}],
+        ),
+        "lepton": lambda: nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/p"),
+    }
+    executor = made[kind]()
+    recipe = llama_tiny.pretrain_recipe()
+    launch(recipe, executor, devices=1, dryrun=True, check=False, env={"HF_TOKEN": PLANTED})
+    out, err = capsys.readouterr()
+    assert "warning: HF_TOKEN will stand in the job's script" in err
+    for file in leaks(tmp_path):
+        private = [folder for folder in file.parents if folder.exists() and not folder.stat().st_mode & 0o077]
+        assert private and tmp_path / "home" in private[0].parents, file
