@@ -62,7 +62,7 @@ def _bounded_products() -> Iterator[None]:
     from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
 
     before = Sandbox.intercepted_binops, Sandbox.call_binop
-    Sandbox.intercepted_binops, Sandbox.call_binop = frozenset({"*", "**"}), _product
+    Sandbox.intercepted_binops, Sandbox.call_binop = frozenset({"*", "**"}), _product  # pyright: ignore
     try:
         yield
     finally:
