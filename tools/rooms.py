@@ -153,8 +153,9 @@ ROOMS = (
     Room("doctor", "what is installed, missing or broken, and what this machine can run", ("gpus", "backend")),
     Room(
         "evaluation",
-        "how good a trained model is: `perplexity.py` (bits per byte of texts), `harness.py` (lm-eval's tasks)",
-        ("config", "models"),
+        "how good a trained model is: `perplexity.py` (bits per byte of texts), `harness.py` (lm-eval's tasks), `task_files.py` "
+        "(what of a folder of tasks is data)",
+        ("config", "models", "checkpoint"),
     ),
     Room(
         "llm",

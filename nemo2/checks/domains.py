@@ -29,6 +29,7 @@ class Domain:
         items: The interval of a list's items, where it is another one.
         unless: What to write instead of a value that is refused.
         but: Numbers inside the interval that a field may not have.
+        most: Beyond any machine: the largest whole number that is let through.
     """
 
     interval: str
@@ -37,6 +38,7 @@ class Domain:
     items: Optional[str] = None
     unless: str = ""
     but: tuple[float, ...] = ()
+    most: int = 2**63 - 1
 
     def holds(self, value: Any) -> bool:
         """Whether a field may have this value."""
@@ -51,6 +53,8 @@ class Domain:
             return False
         if self.kind == "whole" and not isinstance(value, numbers.Integral):
             return False
+        if isinstance(value, numbers.Integral) and abs(int(value)) > self.most:
+            return False  # torch's sizes are of 64 bits, and floats know no such numbers
         low, high = _edges(interval)
         number = float(value)
         if number in self.but:
@@ -66,6 +70,7 @@ class Domain:
         """The numbers as a user is told: ``a whole number of at least 1``."""
         whole = self.kind != "real"
         words = _words(self.interval, whole=whole)
+        words += f" and at most {self.most:,}" if self.most < 2**63 - 1 else ""
         words += f" other than {' and '.join(f'{number:g}' for number in self.but)}" if self.but else ""
         return f"{words}, or a list of such between {self.items[1:-1].replace(', ', ' and ')}" if self.items else words
 
@@ -163,7 +168,7 @@ MODEL: Mapping[str, Domain] = {
             "linear_num_value_heads",
             "dsa_indexer_n_heads",
         ),
-        _count("a number of parts that are built"),
+        _count("a number of parts that are built", most=100_000),
     ),
     "make_vocab_size_divisible_by": _count(_DIVISOR),
     "seq_length": _count("a number of positions"),

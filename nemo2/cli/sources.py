@@ -137,15 +137,17 @@ def recipe_tree(source: str, **finetuning: Any) -> Any:
 
     try:
         recipe = from_json(read_bounded(file, at_most=_MOST_BYTES), allowed_modules=trusted_modules())
-        _refuse_another_start(recipe, file)
-        return recipe
     except OSError as error:
         raise ConfigError(f"{file} can't be read as a recipe ({error.strerror or error}).") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     except SecurityError as error:
         raise SecurityError(
             f"{file}: {error} Where it is a name of your own recipes, commands take it from the folders in ${VARIABLE} and "
             "from packages that announce recipes."
         ) from error
+    _refuse_another_start(recipe, file)
+    return recipe
 
 
 def finetuned_name(source: str) -> tuple[str, Optional[str]]:

@@ -9,6 +9,10 @@ from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
 
 
+MOST_DEVICES, MOST_NODES = 1024, 131_072
+"""More than any machine has: a number of so many is a slip, and counting through its layouts would not end."""
+
+
 @dataclass(frozen=True)
 class World:
     """Nodes times devices."""
@@ -81,19 +85,19 @@ def devices_problem(devices: Any) -> Optional[str]:
         named = _indices(devices)
     except (TypeError, ValueError):
         named = ()
-    if named is None or (len(named) > 0 and len(set(named)) == len(named) and min(named) >= 0):
+    if named is None or (0 < len(named) <= MOST_DEVICES and len(set(named)) == len(named) and min(named) >= 0):
         return None
     return (
-        f"trainer.devices={devices!r}: must be at least 1, or a list of different indices such as [0, 1], or 'auto' or -1 for "
-        "all devices of a node."
+        f"trainer.devices={devices!r}: must be at least 1 and at most {MOST_DEVICES}, or a list of different indices such as "
+        "[0, 1], or 'auto' or -1 for all devices of a node."
     )
 
 
 def nodes_problem(nodes: Any) -> Optional[str]:
     """Why ``trainer.num_nodes`` is no number of nodes; None where it is one, or where it is None, which is 1."""
-    if nodes is None or (isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 1):
+    if nodes is None or (isinstance(nodes, int) and not isinstance(nodes, bool) and 1 <= nodes <= MOST_NODES):
         return None
-    return f"trainer.num_nodes={nodes!r}: must be at least 1."
+    return f"trainer.num_nodes={nodes!r}: must be at least 1 and at most {MOST_NODES:,}."
 
 
 def _indices(devices: Any) -> Optional[range | list[int]]:
@@ -117,4 +121,4 @@ def _indices(devices: Any) -> Optional[range | list[int]]:
         return [int(index) for index in devices]
     if isinstance(devices, bool) or not isinstance(devices, int):
         raise TypeError
-    return range(devices)
+    return range(min(devices, MOST_DEVICES + 1))

@@ -245,6 +245,23 @@ def _shared_overlap(facts: Facts) -> Iterator[str]:
 
 
 @EXPERTS.rule(
+    "shared-experts-have-no-bias",
+    says="`moe_shared_expert_intermediate_size` goes with `add_bias_linear=False`.",
+    otherwise="Megatron-Core refuses the model when it is built.",
+    broken="model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=True",
+    mended="model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=False",
+    megatron_refuses=True,
+)
+def _shared_bias(facts: Facts) -> Iterator[str]:
+    if facts.of_model("moe_shared_expert_intermediate_size") and facts.of_model("add_bias_linear"):
+        yield (
+            "model.config.add_bias_linear=True with moe_shared_expert_intermediate_size="
+            f"{facts.of_model('moe_shared_expert_intermediate_size')}: Megatron-Core's shared experts have no biases. Set "
+            "add_bias_linear=False, or leave the shared experts out."
+        )
+
+
+@EXPERTS.rule(
     "expert-bias-needs-sigmoid",
     says="`moe_router_enable_expert_bias` needs sigmoid scores.",
     otherwise="Megatron-Core refuses the model's configuration.",

@@ -146,11 +146,17 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
             "model.config.bias_activation_fusion=True with a plain gelu needs a bias to add: set "
             "bias_activation_fusion=False, or add_bias_linear=True."
         )
-    elif activation is F.silu and not facts.of_model("gated_linear_unit"):
+    elif activation is F.silu and not facts.of_model("gated_linear_unit") and not _only_experts(facts):
         yield (
             "model.config.bias_activation_fusion=True with silu: the fused kernel is SwiGLU's. Set gated_linear_unit=True, or "
             "bias_activation_fusion=False."
         )
+
+
+def _only_experts(facts: Facts) -> bool:
+    """Whether no layer is a plain MLP: experts don't take the fused kernel."""
+    pattern = facts.of_model("moe_layer_freq")
+    return bool(facts.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
 
 
 @SHAPE.rule(

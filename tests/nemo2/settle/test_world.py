@@ -88,7 +88,9 @@ def test_what_is_no_number_of_devices_is_refused_with_what_would_do(devices: Any
 
     recipe = llama_tiny.pretrain_recipe()
     recipe.trainer.devices = devices
-    with pytest.raises(ConfigError, match=r"trainer\.devices=.*: must be at least 1, or a list of different indices"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.devices=.*: must be at least 1 and at most 1024, or a list of different indices"
+    ):
         world_of(recipe, Machine())
     assert any("trainer.devices=" in problem for problem in find_problems(recipe))
 
