@@ -8,7 +8,6 @@ from typing import Any, Optional
 from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
 
-
 MOST_DEVICES, MOST_NODES = 1024, 131_072
 """More than any machine has: a number of so many is a slip, and counting through its layouts would not end."""
 

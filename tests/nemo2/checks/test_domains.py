@@ -167,3 +167,12 @@ def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_ta
     for name in recipes.__all__:
         config = fdl.build(recipes.get(name).pretrain_recipe().model.config)
         assert list(out_of_range(config, name, domains.MODEL)) == []
+
+
+@pytest.mark.parametrize("value", [10**400, 2**63, -(10**400)], ids=["1e400", "2**63", "-1e400"])
+def test_numbers_beyond_64_bits_are_refused_and_nothing_is_made_of_them(value: int) -> None:
+    for table in (domains.MODEL, domains.OPTIMIZER, domains.SCHEDULE):
+        for domain in table.values():
+            if domain.interval.endswith("inf)"):
+                assert not domain.holds(value), domain
+    assert not domains.MODEL["num_layers"].holds(10**9) and domains.MODEL["num_layers"].holds(1000)

@@ -82,7 +82,9 @@ def test_devices_are_counted_as_lightning_counts_gpus(devices: Any, expected: in
     assert world_of(SimpleNamespace(devices=devices, num_nodes=2), Machine.named("H100")) == World(2, expected)
 
 
-@pytest.mark.parametrize("devices", [0, -2, True, False, 1.5, "none", "", [], [0, 0], [-1], [True], {"a": 1}], ids=repr)
+@pytest.mark.parametrize(
+    "devices", [0, -2, True, False, 1.5, "none", "", [], [0, 0], [-1], [True], {"a": 1}, 10**12, 10**25], ids=repr
+)
 def test_what_is_no_number_of_devices_is_refused_with_what_would_do(devices: Any) -> None:
     from nemo2.checks import find_problems
 
@@ -95,7 +97,7 @@ def test_what_is_no_number_of_devices_is_refused_with_what_would_do(devices: Any
     assert any("trainer.devices=" in problem for problem in find_problems(recipe))
 
 
-@pytest.mark.parametrize("nodes", [0, -1, True, "2"], ids=repr)
+@pytest.mark.parametrize("nodes", [0, -1, True, "2", 10**12], ids=repr)
 def test_what_is_no_number_of_nodes_is_refused(nodes: Any) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.num_nodes=.*: must be at least 1"):
         world_of(SimpleNamespace(devices=8, num_nodes=nodes), Machine())
