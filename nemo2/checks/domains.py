@@ -49,12 +49,12 @@ class Domain:
         return self._holds(value, self.interval)
 
     def _holds(self, value: Any, interval: str) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
-            return False
-        if self.kind == "whole" and not isinstance(value, numbers.Integral):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             return False
         if isinstance(value, numbers.Integral) and abs(int(value)) > self.most:
             return False  # torch's sizes are of 64 bits, and floats know no such numbers
+        if math.isnan(value) or (self.kind == "whole" and not isinstance(value, numbers.Integral)):
+            return False
         low, high = _edges(interval)
         number = float(value)
         if number in self.but:
