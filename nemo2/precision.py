@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple, Optional, Union
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from nemo2.backend import get_backend
-from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.backend.extras import has, have_te, installed, why_missing
 from nemo2.config.adjust import adjust, adjusting, adjustments
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
@@ -389,13 +390,42 @@ class MegatronMixedPrecision(MixedPrecision):
         if not has("transformer_engine"):
             raise ConfigError(f"trainer.plugins.{wanted}={value!r}: {why_missing('transformer_engine')}.")
         recipe = config.fp8_recipe if config.fp8 else config.fp4_recipe
-        needed = REQUIRED_CAPABILITY[recipe]
-        have = torch.cuda.get_device_capability()
-        if have < needed:
-            raise ConfigError(
-                f"trainer.plugins.{wanted}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
-                f"{needed[0]}.{needed[1]} or newer; this one has {have[0]}.{have[1]}."
+        lacking = what_is_lacking(
+            recipe,
+            capability=torch.cuda.get_device_capability(),
+            transformer_engine=installed("transformer-engine"),
+            cuda=torch.version.cuda,
+        )
+        if lacking is not None:
+            raise ConfigError(f"trainer.plugins.{wanted}={value!r} with recipe {recipe!r} {lacking}")
+
+
+def what_is_lacking(
+    recipe: str,
+    *,
+    capability: Optional[tuple[int, int]] = None,
+    transformer_engine: Optional[str] = None,
+    cuda: Optional[str] = None,
+) -> Optional[str]:
+    """What a machine lacks for an fp8 or fp4 recipe, in words that go on from its name. Each None is unknown and lacks nothing.
+
+    Sources: the versions' own checks, measured in tests/transformer_engine.
+    """
+    if capability is not None:
+        this, needed = f"this one has {capability[0]}.{capability[1]}", REQUIRED_CAPABILITY.get(recipe, (0, 0))
+        if capability < needed:
+            return f"needs a GPU of compute capability {needed[0]}.{needed[1]} or newer; {this}. Leave it unset there."
+        if recipe == "mxfp8" and capability >= (12, 0):
+            return f"needs a GPU of compute capability 10.x, for 12.0 lacks products; {this}. Use 'tensorwise'."
+        older = transformer_engine is not None and Version(transformer_engine) < Version(_BLOCKS_ON_BLACKWELL)
+        if recipe == "blockwise" and capability >= (10, 0) and older:
+            return (
+                f"needs Transformer Engine {_BLOCKS_ON_BLACKWELL} or newer on a GPU of compute capability 10.0 ({this}), and "
+                f"this is {transformer_engine}. Install it, or use 'mxfp8'."
             )
+    if recipe == "blockwise" and cuda is not None and Version(cuda) < Version(_CUDA_OF_BLOCKS):
+        return f"needs CUDA {_CUDA_OF_BLOCKS} or newer, and torch is built for {cuda}. Install another, or use 'tensorwise'."
+    return None
 
 
 class _Claim(NamedTuple):
@@ -494,5 +524,8 @@ def _warn(sentence: str) -> None:
 # Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.
 REQUIRED_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The compute capability that each fp8 and fp4 recipe needs."""
+BLOCKS = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}
+"""Multiples that the tokens and the widths of a matrix product have to be, by recipe."""
+_BLOCKS_ON_BLACKWELL, _CUDA_OF_BLOCKS = "2.9", "12.9"
 SINCE = {"tensorwise": "2.2", "blockwise": "2.3", "mxfp8": "2.1", "nvfp4": "2.8"}
 """The version of Transformer Engine from which on it has a recipe; delayed scaling is older than all that Megatron-Core takes."""

@@ -199,6 +199,72 @@ BEHAVIOURS = (
 )
 
 
+class Asked(NamedTuple):
+    """A question to a format's steps (`tools/te_steps.py`), by the key of its answer; what we do, and the test of that."""
+
+    key: str
+    asked: str
+    does: str
+    test: str
+
+
+_OURS = "tests/tools/test_te_formats.py"
+_STATES = f"{_OURS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give"
+STEPS = (
+    Asked(
+        "step", "a step through Megatron-Core", "done", f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step"
+    ),
+    Asked(
+        "parameters_in_it",
+        "parameters in the format (`fp8_param_gather`)",
+        "done",
+        f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
+    ),
+    Asked(
+        "recomputed",
+        "layers recomputed in the backward",
+        "done",
+        f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
+    ),
+    Asked(
+        "layers_in_16_bits",
+        "first and last layers in bf16",
+        "refused with delayed scaling",
+        "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
+    ),
+    Asked(
+        "state_loaded",
+        "its state, loaded as it was saved",
+        "leave is given to unpickle what was looked through",
+        _STATES,
+    ),
+    Asked("state_loaded_with_leave", "its state, loaded with leave to unpickle", "as above", _STATES),
+    Asked("state_loaded_into_16_bits", "its state, loaded by a model in bf16", "as above", _STATES),
+    Asked("state_of_16_bits_loaded", "the state of a model in bf16, loaded", "loaded", _STATES),
+)
+SIZES = (
+    Asked(
+        "gpus",
+        "GPUs (compute capability)",
+        "others are refused",
+        f"{_OURS}::test_a_gpu_is_refused_where_the_version_refuses_it",
+    ),
+    Asked(
+        "cuda",
+        "CUDA of torch",
+        "older ones are refused on the ranks",
+        f"{_OURS}::test_a_cuda_is_refused_where_the_version_refuses_it",
+    ),
+    Asked(
+        "tokens", "tokens of a product", "others are refused", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
+    ),
+    Asked(
+        "width", "widths of a product", "others are refused", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
+    ),
+)
+ATTENTION_TEST = f"{_OURS}::test_what_a_version_does_not_exchange_is_refused"
+
+
 def tables() -> dict[str, Any]:
     """The measured tables by version, oldest first."""
     found = {path.stem: json.loads(path.read_text()) for path in TABLES.glob("*.json")}
@@ -262,6 +328,20 @@ def page() -> str:
     for one in BEHAVIOURS:
         cells = " | ".join(one.answer(table) for table in by_version.values())
         lines.append(f"| {one.asked} | {cells} | {one.does} |")
+    lines += ["", "## Steps in each format", "", _STEPS]
+    for recipe in next(iter(by_version.values()))["formats"]:
+        lines += ["", f"### {recipe}", "", f"| what is asked | {heads} | we |", f"|{rule}|---|"]
+        found = [table["formats"][recipe] for table in by_version.values()]
+        for one in STEPS:
+            lines.append(f"| {one.asked} | {' | '.join(_answer(format_, one.key) for format_ in found)} | {one.does} |")
+        for one in SIZES:
+            lines.append(f"| {one.asked} | {' | '.join(_taken(format_, one.key) for format_ in found)} | {one.does} |")
+    lines += ["", "## Attention over context-parallel ranks", "", _ATTENTION]
+    lines += ["", f"| with | {heads} |", f"|{rule}|"]
+    for beside in next(iter(by_version.values()))["attention"]:
+        ways = [table["attention"][beside] for table in by_version.values()]
+        cells = (", ".join(way for way, words in found.items() if words is None) or "–" for found in ways)
+        lines.append(f"| {beside} | {' | '.join(cells)} |")
     lines += ["", "## Call by call", "", _CALLS]
     names = sorted({name for table in by_version.values() for name in table["signatures"]})
     for group in GROUPS:
@@ -275,6 +355,14 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _answer(found: dict[str, Any], key: str) -> str:
+    return "–" if key not in found else "yes" if found[key] is None else "refused"
+
+
+def _taken(found: dict[str, Any], key: str) -> str:
+    return ", ".join(name for name, words in found.get(key, {}).items() if words is None) or "–"
+
+
 def _short(test: str) -> str:
     path, _, name = test.partition("::")
     return name or path
@@ -286,10 +374,16 @@ _HEAD = """# Transformer Engine, call by call
 
 Megatron-Core and nemo2 call Transformer Engine in many places, and its versions differ. Each version's own Python code was
 imported and tried without a GPU (`tools/te_facts.py`); what it answered is kept as tables (`tests/transformer_engine`), and a
-stand-in that answers from these tables carries whole runs. What computes on a GPU isn't among them.
+stand-in that answers from these tables carries whole runs. Steps in each number format went through Megatron-Core's own layers
+and contexts over the version's own code, with empty answers in place of kernels. What a kernel itself refuses isn't among them.
 
 ## What versions do differently
 """
+_STEPS = f"""Three layers, forward and backward, with the fields that `trainer.plugins` lays into the model's configuration
+(`tools/te_steps.py`). Sizes are those that are taken, of {", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}; newer versions leave
+some to their kernels. Tests: `{_OURS}`."""
+_ATTENTION = f"""Which `cp_comm_type` goes with what, over two ranks (`tools/te_attention.py`). 'a2a+p2p' is refused for want of
+its groups; of the others what isn't taken is refused before a run. Test: `{_short(ATTENTION_TEST)}`."""
 _CALLS = """Each as the version has it or not. Where a call is missing, Megatron-Core asks for the version first, and goes without
 or refuses."""
 

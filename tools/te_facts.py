@@ -167,7 +167,7 @@ CALLED = {
 
 
 def measure(directory: Path) -> dict[str, Any]:
-    """The table of one version; in a process of its own, for a package is imported once."""
+    """The table of one version, but for what steps say."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     sys.path.insert(0, str(ROOT))
@@ -211,6 +211,17 @@ def measure(directory: Path) -> dict[str, Any]:
         "quantizers": _quantizers(),
         "extra_states": {name: _extra_state(name) for name in ("Linear", "LayerNormLinear", "DotProductAttention")},
     }
+
+
+def measure_steps(directory: Path) -> dict[str, Any]:
+    """What steps in each number format and attention over several ranks say; in a process of its own too, with another world."""
+    sys.path.insert(0, str(ROOT))
+    from tools.te_attention import attention
+    from tools.te_sources import import_sources
+    from tools.te_steps import formats, prepare
+
+    prepare(import_sources(directory).__version__)
+    return {"formats": formats(), "attention": attention()}
 
 
 def _base() -> Any:
@@ -452,26 +463,33 @@ def _parameters(found: Any) -> list[str]:
 
 
 def table_of(wheel: Path) -> dict[str, Any]:
-    """As `measure`, in a process of its own."""
+    """All parts, each in a process of its own, for a package is imported once."""
     from tools.te_sources import unpack
 
     with tempfile.TemporaryDirectory() as scratch:
         directory = unpack(wheel, Path(scratch))
-        command = [sys.executable, "-W", "ignore", __file__, "--measure", str(directory)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{wheel.name}: {done.stderr[-3000:]}")
-    return json.loads(done.stdout.rsplit("\n", 2)[-2])
+        found: dict[str, Any] = {}
+        for part in PARTS:
+            command = [sys.executable, "-W", "ignore", __file__, "--measure", str(directory), "--part", part]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{wheel.name}: {done.stderr[-3000:]}")
+            found |= json.loads(done.stdout.rsplit("\n", 2)[-2])
+    return found
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"calls": measure, "steps": measure_steps}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", nargs="*", type=Path)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS, default="calls", help=argparse.SUPPRESS)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a table differs")
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(arguments.measure)))
+        print(json.dumps(PARTS[arguments.part](arguments.measure)))
         return
     sys.path.insert(0, str(ROOT))
     for wheel in arguments.wheels:

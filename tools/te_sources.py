@@ -58,18 +58,27 @@ def import_sources(directory: Path) -> Any:
     return package
 
 
+_GEMMS = ("GEMM1", "GEMM2", "GEMM3")
+_ORDER = {
+    "FP8FwdTensors": tuple(f"{gemm}_{part}" for gemm in _GEMMS for part in ("INPUT", "WEIGHT", "OUTPUT")),
+    "FP8BwdTensors": tuple(f"GRAD_{part}{number}" for number in (1, 2, 3) for part in ("OUTPUT", "INPUT")),
+}
+"""Enumerations by whose numbers lists are indexed; of the others only the names matter."""
+
+
 class _Number(int):
     name: str
 
 
 def _enumeration(name: str) -> type:
     counter = itertools.count()
+    order = _ORDER.get(name, ())
 
     class Meta(type):
         def __getattr__(cls, member: str) -> _Number:
             if member.startswith("__"):
                 raise AttributeError(member)
-            number = _Number(next(counter))
+            number = _Number(order.index(member) if member in order else next(counter))
             number.name = member
             setattr(cls, member, number)
             cls.__members__[member] = number

@@ -6,6 +6,7 @@ Nothing is imported by asking; torch is not needed.
 
 import importlib.util
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 OLDEST_TE = "2.9.0"
 """The oldest Transformer Engine that Megatron-Core 0.16.1 takes."""
@@ -57,3 +58,11 @@ def why_missing(module: str) -> str:
             return "transformer_engine is installed, but this machine has no GPU for its kernels"
         return f"{module} is installed"
     return f"{module} is not installed; {_HOW_TO_GET.get(module, f'pip install {module}')}"
+
+
+def installed(package: str) -> str:
+    """The version of an installed package, by its name in the index."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # built from source under another name
+        return ANY_VERSION

@@ -38,6 +38,8 @@ _TENSOR_PARTS = {
     ("torch._utils", "_rebuild_tensor_v2"),
     ("torch._utils", "_rebuild_parameter"),
 }
+_DELAYED_SCALING = ("megatron.core.extensions.transformer_engine", "TEDelayedScaling")
+"""The recipe of delayed scaling that Megatron-Core makes."""
 _METADATA = ".metadata"
 _CONFIG = "metadata.json"
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -150,7 +152,9 @@ class _ExtraStateUnpickler(pickle.Unpickler):
     """Goes through a pickle as Transformer Engine's would, with placeholders for its classes."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "transformer_engine.common.recipe" and name.isidentifier() and name[0].isupper():
+        if module == "transformer_engine.common.recipe" and name.isidentifier() and name.lstrip("_")[:1].isupper():
+            return _Placeholder
+        if (module, name) == _DELAYED_SCALING:
             return _Placeholder
         if (module, name) == ("builtins", "getattr"):  # of an enumeration, in Python 3.11
             return _attribute_of_placeholder

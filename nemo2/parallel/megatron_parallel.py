@@ -44,7 +44,7 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
 from nemo2.parallel.plain_chunk import PlainChunk
-from nemo2.parallel.sharded_state import is_empty_state, sharded_state
+from nemo2.parallel.sharded_state import is_empty_state, sharded_state, states_may_be_unpickled
 from nemo2.parallel.transform import (
     Transform,
     record_of,
@@ -507,7 +507,8 @@ class MegatronParallel(nn.ModuleList):
             given = {
                 key.removeprefix("module."): value for key, value in part.items() if not is_empty_state(key, value)
             }
-            core.load_state_dict({**core.state_dict(), **given}, strict=strict)
+            with states_may_be_unpickled():
+                core.load_state_dict({**core.state_dict(), **given}, strict=strict)
             tell_of_loaded_weights(core, given)
 
 

@@ -6,6 +6,7 @@ Megatron-Core stacks the layers of a model in one tensor. Names are the same whi
 was built, wherever a transform has put it since; what a transform has added is stored by its full name, layer by layer.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from nemo2.parallel.norm_names import renamed_norms
 from nemo2.parallel.transform import Transformed, full_parameter_names, record_of
 
 _EXTRA = "._extra_state"
+_LEAVE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 def sharded_state(core: nn.Module, metadata: Optional[dict[str, Any]] = None) -> dict[str, Any]:
@@ -44,6 +46,21 @@ def is_empty_state(name: str, value: Any) -> bool:
     """Whether a layer of Transformer Engine's kept nothing beside its tensors. From 2.4 on it says so with no bytes, which older
     versions fail to unpickle."""
     return name.endswith(_EXTRA) and isinstance(value, Tensor) and value.numel() == 0
+
+
+@contextmanager
+def states_may_be_unpickled() -> Iterator[None]:
+    """Inside, layers take the states of delayed scaling, which are pickles. From 2.20 on it refuses them without this
+    leave; a checkpoint's were looked through when they were read (`nemo2.checkpoint.untrusted`)."""
+    before = os.environ.get(_LEAVE)
+    os.environ[_LEAVE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LEAVE]
+        else:
+            os.environ[_LEAVE] = before
 
 
 def added_keys(core: nn.Module) -> frozenset[str]:

@@ -53,7 +53,7 @@ class Machine:
         import torch
 
         from nemo2.backend import get_backend
-        from nemo2.backend.extras import APEX, has, have_te, why_missing
+        from nemo2.backend.extras import APEX, has, have_te, installed, why_missing
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         model = model_of(torch.cuda.get_device_name()) if gpus else None
@@ -63,7 +63,7 @@ class Machine:
             model=model,
             capability=torch.cuda.get_device_capability() if gpus else None,
             per_node=max(1, gpus),
-            transformer_engine=_installed("transformer-engine") if have_te() else None,
+            transformer_engine=installed("transformer-engine") if have_te() else None,
             te_missing=None if have_te() else why_missing("transformer_engine"),
             apex=has(APEX),
             local=True,
@@ -110,12 +110,3 @@ def _sheet(model: Optional[str]) -> Optional[GPU]:
         return None if model is None else parse_gpus(model)[0]
     except ConfigError:
         return None
-
-
-def _installed(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError
-
-    try:
-        return version(package)
-    except PackageNotFoundError:  # built from source under another name
-        return ANY_VERSION

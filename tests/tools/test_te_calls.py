@@ -58,7 +58,10 @@ ASKED_FIRST = {
 """Megatron-Core passes the first from 2.3 on, where the function has moved, and the second before 1.13."""
 
 
-@pytest.mark.parametrize("row", [*te_calls.GROUPS, *te_calls.BEHAVIOURS], ids=lambda row: row[0])
+ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_each_row_names_a_test_that_exists(row: Any) -> None:
     path, _, name = row.test.partition("::")
     tree = ast.parse((te_calls.ROOT / path).read_text())

@@ -2,6 +2,10 @@
 """Context parallelism: slices of the sequence, and attention that knows of them."""
 
 from collections.abc import Iterator
+from typing import Any, cast
+
+from megatron.core.transformer.utils import is_layer_window_attention
+from packaging.version import Version
 
 from nemo2.checks.arithmetic import nearest
 from nemo2.checks.facts import Facts
@@ -82,6 +86,59 @@ def _all_to_all(facts: Facts) -> Iterator[str]:
     kinds = config.cp_comm_type
     if "a2a" in (kinds if isinstance(kinds, list) else [kinds]):
         yield from layers.heads_over_context_ranks(config)
+
+
+@CONTEXT.rule(
+    "exchange-goes-with-the-attention",
+    says="Transformer Engine exchanges windows over context-parallel ranks by all_gather and a2a, learnt sinks by a2a.",
+    otherwise="Transformer Engine refuses in the first step.",
+    recipe="gemma3_1b",
+    broken=f"{CP}=2",
+    mended=f"{CP}=2 model.config.cp_comm_type=all_gather",
+)
+def _exchange_of_attention(facts: Facts) -> Iterator[str]:
+    config, machine = facts.sized_config, facts.machine
+    if config is None or facts.layout.cp == 1 or machine.transformer_engine is None:
+        return
+    if getattr(config, "attn_logit_softcapping", None):  # the plain attention, on GPUs too
+        return
+    kinds = getattr(config, "cp_comm_type", None)
+    of_layers = kinds if isinstance(kinds, list) else [kinds] * config.num_layers
+    found: dict[tuple[str, str, str], int] = {}
+    for number, kind in enumerate(of_layers, 1):
+        kind = kind or "p2p"
+        window, every = getattr(config, "window_size", None), cast(Any, getattr(config, "window_attn_skip_freq", None))
+        softmax = getattr(config, "softmax_type", "vanilla")
+        if softmax != "vanilla" and kind != "a2a":
+            found.setdefault((f"softmax_type={softmax!r}", kind, "'a2a'"), number)
+        elif (
+            kind == "p2p"
+            and window
+            and tuple(window) not in _WHOLE
+            and is_layer_window_attention(window, every, number)
+        ):
+            found.setdefault((f"window_size={tuple(window)}", kind, "'all_gather' or 'a2a'"), number)
+        since = _PACKED_SINCE.get(kind)
+        if (
+            since
+            and Version(machine.transformer_engine) < Version(since)
+            and getattr(facts.parts.get("data"), "packed", False)
+        ):
+            yield (
+                f"model.config.cp_comm_type={kind!r} with packed samples needs Transformer Engine {since} or newer, and this is "
+                f"{machine.transformer_engine}: use 'p2p'."
+            )
+            return
+    for (setting, kind, instead), number in found.items():
+        yield (
+            f"model.config.{setting} in layer {number}, whose cp_comm_type is {kind!r}, over "
+            f"context_parallel_size={facts.layout.cp} ranks: Transformer Engine doesn't do that. Set "
+            f"model.config.cp_comm_type={instead}, or strategy.context_parallel_size=1."
+        )
+
+
+_WHOLE = ((-1, -1), (-1, 0))
+_PACKED_SINCE = {"all_gather": "2.18", "a2a": "2.10"}
 
 
 @CONTEXT.rule(

@@ -7,6 +7,7 @@ from packaging.version import Version
 
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import CP
 
 PRECISION = Topic("Precision")
 _FP8 = "trainer.plugins.fp8=hybrid"
@@ -15,14 +16,14 @@ _FP8 = "trainer.plugins.fp8=hybrid"
 @PRECISION.rule(
     "gpu-has-the-format",
     says="The GPU has the number format: bf16 from Ampere on, fp8 from Ada and Hopper on (blockwise: Hopper), mxfp8 and fp4 from "
-    "Blackwell on. So has its Transformer Engine: blockwise from 2.3 on, fp4 from 2.8 on.",
+    "Blackwell on (mxfp8: not on 12.0). So has Transformer Engine: blockwise from 2.3 on, on Blackwell from 2.9; fp4 from 2.8.",
     otherwise="Transformer Engine refuses on every rank; bf16 is emulated, slowly.",
     broken=f"{_FP8}",
     mended=f"{_FP8}",
     gpu=("A100", "H100"),
 )
 def _generation(facts: Facts) -> Iterator[str]:
-    from nemo2.precision import REQUIRED_CAPABILITY, SINCE
+    from nemo2.precision import SINCE, what_is_lacking
 
     config, capability, version = facts.precision, facts.machine.capability, facts.machine.transformer_engine
     if config is None:
@@ -40,14 +41,11 @@ def _generation(facts: Facts) -> Iterator[str]:
             )
     if capability is None:
         return
-    wanted = {"fp8": (config.fp8, config.fp8_recipe), "fp4": (config.fp4, config.fp4_recipe)}
-    for name, (value, recipe) in wanted.items():
-        needed = REQUIRED_CAPABILITY.get(recipe, (0, 0))
-        if value is not None and capability < needed:
-            yield (
-                f"trainer.plugins.{name}={value!r} with recipe {recipe!r} needs a GPU of compute capability "
-                f"{needed[0]}.{needed[1]} or newer; this one has {capability[0]}.{capability[1]}. Leave it unset there."
-            )
+    for name in ("fp8", "fp4"):
+        value, recipe = getattr(config, name), getattr(config, f"{name}_recipe")
+        lacking = what_is_lacking(recipe, capability=capability, transformer_engine=version)
+        if value is not None and lacking is not None:
+            yield f"trainer.plugins.{name}={value!r} with recipe {recipe!r} {lacking}"
     if config.bf16 and capability < (8, 0):
         yield (
             "trainer.plugins.precision='bf16-mixed' needs a GPU of compute capability 8.0 or newer; this one has "
@@ -86,6 +84,40 @@ def _parameters(facts: Facts) -> Iterator[str]:
             "trainer.plugins.fp8_param_gather=True without trainer.plugins.fp8: set it ('hybrid' or 'e4m3'), or unset the "
             "parameters'."
         )
+
+
+@PRECISION.rule(
+    "products-in-whole-blocks",
+    says="In fp8 and fp4 the tokens of a rank's micro-batch and the widths of its layers are multiples of the format's blocks.",
+    otherwise="Transformer Engine refuses in the first step.",
+    broken=f"{_FP8} {CP}=2 data.seq_length=8180",
+    mended=f"{_FP8} {CP}=2 data.seq_length=8192",
+)
+def _blocks(facts: Facts) -> Iterator[str]:
+    from nemo2.precision import BLOCKS
+
+    config, layout = facts.precision, facts.layout
+    if config is None or not (config.fp8 or config.fp4):
+        return
+    format_, recipe = ("fp8", config.fp8_recipe) if config.fp8 else ("fp4", config.fp4_recipe)
+    of_tokens, of_width = BLOCKS.get(recipe, (1, 1))
+    cuts = layout.cp * (layout.tp if facts.of_strategy("sequence_parallel") is True else 1)
+    if facts.seq_length and facts.micro_batch_size:
+        tokens = facts.seq_length * facts.micro_batch_size
+        if tokens % cuts == 0 and tokens // cuts % of_tokens:
+            yield (
+                f"data.seq_length={facts.seq_length} * data.micro_batch_size={facts.micro_batch_size} over {cuts} ranks of a "
+                f"sequence are {tokens // cuts} tokens, and trainer.plugins.{format_}_recipe={recipe!r} multiplies blocks of "
+                f"{of_tokens}: choose lengths of a multiple of {of_tokens * cuts}."
+            )
+    for name, cut in (("hidden_size", 1), ("ffn_hidden_size", layout.tp)):
+        width = facts.of_model(name)
+        if isinstance(width, int) and width % cut == 0 and width // cut % of_width:
+            over = f" over {cut} tensor-parallel ranks" if cut > 1 else ""
+            yield (
+                f"model.config.{name}={width}{over} is no multiple of {of_width}, in blocks of which "
+                f"trainer.plugins.{format_}_recipe={recipe!r} multiplies: choose a multiple of {of_width * cut}."
+            )
 
 
 @PRECISION.rule(

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What versions of Transformer Engine answered to steps in each number format (tools/te_steps.py), and what we do about it."""
+
+import base64
+import json
+import os
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nemo2 import recipes
+from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
+from nemo2.checks.find import find
+from nemo2.errors import ConfigError
+from nemo2.parallel.megatron_parallel import MegatronParallel
+from nemo2.parallel.sharded_state import states_may_be_unpickled
+from nemo2.precision import BLOCKS, MegatronMixedPrecision, what_is_lacking
+from nemo2.settle import Machine
+from tools import te_calls
+
+TABLES = te_calls.tables()
+FORMATS = [
+    pytest.param(version, recipe, id=f"{version} {recipe}")
+    for version, table in TABLES.items()
+    for recipe, found in table["formats"].items()
+    if "step" in found
+]
+DEFECTS = {("2.3.0", "blockwise"), ("2.8.0", "tensorwise"), ("2.8.0", "nvfp4"), ("2.9.0", "nvfp4")}
+"""What a version can't do itself: 2.3 recomputes no block scaling, 2.8 can't load the state of its attention in current scaling,
+nor recompute it; before 2.17 NVFP4 isn't recomputed."""
+each_format = pytest.mark.parametrize(("version", "recipe"), FORMATS)
+
+
+def refused(recipe: str, rule: str, *, machine: Machine, **changes: Any) -> list[str]:
+    asked = recipes.get("llama3_8b").pretrain_recipe()
+    plugin: Any = type(asked.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
+    if recipe == "nvfp4":
+        plugin.fp4, plugin.fp4_recipe = "e2m1", recipe
+    else:
+        plugin.fp8, plugin.fp8_recipe = "hybrid", recipe
+    asked.trainer.plugins = plugin
+    for path, value in changes.items():
+        owner: Any = asked
+        *parents, name = path.split("__")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        setattr(owner, name, value)
+    return [one.message for one in find(asked, machine=machine) if one.rule == rule]
+
+
+@each_format
+def test_a_format_that_a_version_has_goes_through_a_step(version: str, recipe: str) -> None:
+    """Built, called and differentiated by Megatron-Core, with what our plugin lays into the model's configuration."""
+    found = TABLES[version]["formats"][recipe]
+    asked = ("step", "parameters_in_it", "recomputed")
+    said = [found[key] for key in asked if found[key] is not None]
+    assert said == [] or (version, recipe) in DEFECTS
+    assert (found["layers_in_16_bits"] is not None) == (recipe == "delayed")
+
+
+@pytest.mark.parametrize("gpu", ["8.0", "8.9", "9.0", "10.0", "12.0"])
+@each_format
+def test_a_gpu_is_refused_where_the_version_refuses_it(version: str, recipe: str, gpu: str) -> None:
+    major, _, minor = gpu.partition(".")
+    machine = Machine(capability=(int(major), int(minor)), transformer_engine=version)
+    ours = bool(refused(recipe, "gpu-has-the-format", machine=machine))
+    theirs = TABLES[version]["formats"][recipe]["gpus"][gpu] is not None
+    # Before 2.6 nothing asks, and the kernels aren't there.
+    assert ours is theirs or (ours and (recipe, gpu) == ("mxfp8", "12.0"))
+
+
+@pytest.mark.parametrize("cuda", ["12.4", "12.8", "12.9", "13.0"])
+@each_format
+def test_a_cuda_is_refused_where_the_version_refuses_it(version: str, recipe: str, cuda: str) -> None:
+    assert (what_is_lacking(recipe, cuda=cuda) is None) == (TABLES[version]["formats"][recipe]["cuda"][cuda] is None)
+
+
+def test_a_rank_refuses_block_scaling_under_an_older_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr("nemo2.precision.has", lambda name: True)
+    plugin = MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe="blockwise")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(
+        ConfigError, match=r"fp8='hybrid' with recipe 'blockwise' needs CUDA 12\.9 or newer, .* for 12\.8"
+    ):
+        plugin.check_hardware()
+    monkeypatch.setattr(torch.version, "cuda", "12.9")
+    plugin.check_hardware()
+
+
+def test_sizes_that_a_version_refuses_are_refused() -> None:
+    """Our blocks are the largest of any version's: what some refuse isn't a multiple, and each multiple is taken by all."""
+    for place, kind in enumerate(("tokens", "width")):
+        for recipe, blocks in BLOCKS.items():
+            answers = [table["formats"][recipe].get(kind, {}) for table in TABLES.values()]
+            taken = [size for size in answers[-1] if all(one.get(size) is None for one in answers)]
+            assert taken == [size for size in answers[-1] if int(size) % blocks[place] == 0], (recipe, kind)
+
+
+@pytest.mark.parametrize("recipe", BLOCKS)
+def test_a_recipe_of_other_sizes_is_refused(recipe: str) -> None:
+    block, _ = BLOCKS[recipe]
+    machine = Machine(capability=(10, 0))
+    for length, told in ((block * 256 + 4, 1), (block * 256, 0)):
+        said = refused(recipe, "products-in-whole-blocks", machine=machine, data__seq_length=length)
+        assert len(said) == told and all(f"multiplies blocks of {block}" in one for one in said)
+    [said] = refused(recipe, "products-in-whole-blocks", machine=machine, model__config__ffn_hidden_size=14344)
+    assert "model.config.ffn_hidden_size=14344 is no multiple" in said
+
+
+# ---------------------------------------------------------------------------------------------------------- its states
+
+
+def state_of(version: str, recipe: str) -> torch.Tensor:
+    content = zlib.decompress(base64.b64decode(TABLES[version]["formats"][recipe]["state"]))
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+@each_format
+def test_a_real_state_is_found_to_be_data(version: str, recipe: str) -> None:
+    """As the version's own code saved it, after a step."""
+    refuse_code_in_extra_states({"layer._extra_state": state_of(version, recipe)})
+
+
+class Layer(nn.Module):
+    """Takes a state as the version does; whether it holds bytes and leave is asked for says the table."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__()
+        self.found, self.taken = found, False
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        leave = os.environ.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") == "1"
+        words = self.found["state_loaded_with_leave" if leave else "state_loaded"]
+        if words is not None:
+            raise RuntimeError(words)
+        self.taken = True
+
+
+@each_format
+def test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give(
+    version: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", raising=False)
+    found, state = TABLES[version]["formats"][recipe], state_of(version, recipe)
+    if (version, recipe) == ("2.8.0", "tensorwise"):
+        assert "size of tensor" in found["state_loaded_with_leave"]  # no leave helps
+        return
+    model = nn.ModuleDict({"layer": Layer(found)})
+    live: Any = SimpleNamespace(unwrapped=[model])
+    MegatronParallel.load_chunks_state_dict(live, {"module.layer._extra_state": state})
+    assert model["layer"].taken  # pyright: ignore[reportAttributeAccessIssue]
+    assert "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE" not in os.environ
+    for key in ("state_loaded_into_16_bits", "state_of_16_bits_loaded"):
+        assert found[key] is None or "Refusing to load pickled" in found[key]
+
+
+def test_leave_ends_with_the_load_and_a_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "0")
+    with pytest.raises(KeyError), states_may_be_unpickled():
+        raise KeyError
+    assert os.environ["NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"] == "0"
+
+
+# ----------------------------------------------------------------------------------------- attention over several ranks
+
+RECIPE_WITH = {"nothing": ("llama3_8b", {}), "a window": ("llama3_8b", {"window_size": (4095, 0)})}
+RECIPE_WITH["a learnt sink"] = ("llama3_8b", {"softmax_type": "learnable"})
+
+
+@pytest.mark.parametrize("way", ["p2p", "all_gather", "a2a", None])
+@pytest.mark.parametrize("beside", RECIPE_WITH)
+@pytest.mark.parametrize("version", TABLES)
+def test_what_a_version_does_not_exchange_is_refused(version: str, beside: str, way: str | None) -> None:
+    name, fields = RECIPE_WITH[beside]
+    asked = recipes.get(name).pretrain_recipe()
+    asked.trainer.strategy.context_parallel_size = 2
+    for field, value in {**fields, "cp_comm_type": way}.items():
+        setattr(asked.model.config, field, value)
+    problems = find(asked, machine=Machine(transformer_engine=version))
+    ours = [one.message for one in problems if one.rule == "exchange-goes-with-the-attention"]
+    words = TABLES[version]["attention"][beside][way or "p2p"]
+    if beside == "a learnt sink" and words is not None and "no argument" in words:
+        return  # Megatron-Core asks for the version first
+    assert bool(ours) == (words is not None), (ours, words)
+
+
+@pytest.mark.parametrize("way", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize("version", TABLES)
+def test_packed_rows_are_refused_where_the_version_refuses_them(version: str, way: str, tmp_path: Any) -> None:
+    from nemo2 import llm
+
+    asked = recipes.get("llama3_8b").finetune_recipe(packed_sequence=True)
+    asked.trainer.strategy.context_parallel_size = 2
+    asked.model.config.cp_comm_type = way
+    assert llm is not None and asked.data.packed_sequence_specs is not None
+    problems = find(asked, machine=Machine(transformer_engine=version))
+    ours = [one.message for one in problems if one.rule == "exchange-goes-with-the-attention"]
+    assert bool(ours) == (TABLES[version]["attention"]["packed sequences"][way] is not None), ours
+
+
+def test_tables_hold_all_that_was_asked() -> None:
+    for table in TABLES.values():
+        assert set(table["formats"]) == set(BLOCKS) and json.dumps(table["attention"])

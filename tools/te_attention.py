@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ways of exchanging keys and values a version's attention takes under context parallelism, and with what beside them.
+
+Called as its attention module calls it for two ranks and cuDNN's kernels; an answer is a refusal where the version says that it
+doesn't support something, and none where it goes on to a kernel.
+"""
+
+import sys
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+
+WAYS = ("p2p", "all_gather", "a2a", "a2a+p2p")
+BESIDE: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "packed sequences": {"qkv_format": "thd", "attn_mask_type": "padding_causal"},
+    "a window": {"window_size": (16, 0)},
+    "a learnt sink": {"softmax_type": "learnable"},
+    "a bias": {"attn_bias_type": "post_scale_bias", "attn_bias": torch.zeros(1, 2, 32, 64)},
+    "three heads": {"heads": 3},
+    "heads of 12": {"channels": 12},
+    "odd sequences": {"sequence": 31},
+}
+
+
+def attention() -> dict[str, dict[str, str | None]]:
+    """By what stands beside, and way: the refusal, or None."""
+    return {beside: {way: _refusal(way, **options) for way in WAYS} for beside, options in BESIDE.items()}
+
+
+def _refusal(way: str, *, heads: int = 4, channels: int = 8, sequence: int = 32, **options: Any) -> str | None:
+    module = next(one for name, one in list(sys.modules.items()) if _has_it(name, one))
+    function: Any = vars(module)["attn_forward_func_with_cp"]
+    if options.get("softmax_type") and "softmax_type" not in function.__code__.co_varnames:
+        return "TypeError: no argument softmax_type"
+    packed = options.get("qkv_format") == "thd"
+    shape = (sequence, heads, channels) if packed else (sequence, 1, heads, channels)
+    query, key, value = (torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    lengths = torch.tensor([0, sequence * 2], dtype=torch.int32)
+    group: Any = torch.distributed.group.WORLD
+    given = {"qkv_format": "sbhd", "attn_mask_type": "causal", "use_fused_attention": True, "softmax_scale": 1.0}
+    vars(module)["get_distributed_world_size"] = lambda group=None: 2
+    vars(module)["get_distributed_rank"] = lambda group=None: 0
+    for name in ("isend", "irecv", "batch_isend_irecv", "all_to_all_single", "all_gather_into_tensor"):
+        setattr(torch.distributed, name, _there_is_no_other_rank)
+    try:
+        function(
+            *(True, query, key, value, lengths, lengths, sequence * 2, sequence * 2, lengths, lengths, 0.0),
+            *([group, group] if way == "a2a+p2p" else group, [0, 1], MagicMock(), way),
+            **(given | options),
+        )
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        words = " ".join(str(error).split())
+        asked = any(one in words for one in ("support", "divisible", "multiple", "requires", "must be"))
+        return f"{type(error).__name__}: {words}"[:240] if asked else None
+    except Exception:  # a kernel answered with nothing: the questions lie before it
+        return None
+    return None
+
+
+def _there_is_no_other_rank(*args: Any, **kwargs: Any) -> Any:
+    raise ConnectionError
+
+
+def _has_it(name: str, module: Any) -> bool:
+    function = getattr(module, "attn_forward_func_with_cp", None)
+    return name.startswith("transformer_engine.pytorch") and getattr(function, "__module__", None) == name
