@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports a run's checkpoints for Hugging Face's libraries while it trains."""
 
+import glob
 import logging
 import os
 import shutil
@@ -209,11 +210,13 @@ class _Export:
         return words or f"exit code {self.process.returncode}"
 
     def discard(self) -> None:
-        """End the process if it runs, and take the links away."""
+        """End the process if it runs, and take the links away, and what a process that was killed has left."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
-        shutil.rmtree(self.links, ignore_errors=True)
+        killed = temporary_name(Path(glob.escape(self.target.name)), "*").name
+        for left in (self.links, *self.target.parent.glob(killed)):
+            shutil.rmtree(left, ignore_errors=True)
         self.said.close()
 
 

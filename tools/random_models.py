@@ -126,7 +126,7 @@ def drawn(row: Row, rng: random.Random) -> dict[str, Any]:
                 fields["num_key_value_heads"] = (
                     heads if latent else rng.choice([n for n in (1, 2, 3, heads) if heads % n == 0])
                 )
-    if (fields.get("rope_parameters") or {}).get("rope_type") == "longrope":
+    if (fields.get("rope_parameters") or {}).get("rope_type") == "longrope" and not gpt2:
         rope = fields["rope_parameters"] = dict(fields["rope_parameters"])
         width = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
         channels = int(width * rope.get("partial_rotary_factor", 1.0)) // 2

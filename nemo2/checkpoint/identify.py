@@ -8,6 +8,7 @@ read by `untrusted.read_metadata`.
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,6 +255,17 @@ def _is_hugging_face(path: Path) -> bool:
     return (path / "config.json").is_file() and bool(_weight_files(path))
 
 
+def conversion_of_pickles(folder: Path) -> str:
+    """The command that writes their weights as safetensors, by transformers."""
+    new = folder.with_name(f"{folder.name}-safetensors")
+    program = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"M.from_pretrained({str(folder)!r}, dtype='auto').save_pretrained({str(new)!r}); "
+        f"T.from_pretrained({str(folder)!r}).save_pretrained({str(new)!r})"
+    )
+    return f"python -c {shlex.quote(program)}"
+
+
 def _hugging_face(path: Path) -> Identified:
     found = Identified("Hugging Face", path, weights_only=True)
     try:
@@ -275,9 +287,7 @@ def _hugging_face(path: Path) -> Identified:
     if not list(path.glob("*.safetensors")):
         found.parameters = None
         found.notes.append("weights are pickles (.bin): convert them to safetensors where they are trusted")
-        found.commands = [
-            f"# transformers converts it: AutoModelForCausalLM.from_pretrained('{path}').save_pretrained(FOLDER)"
-        ]
+        found.commands = [conversion_of_pickles(path)]
     found.notes.append("the weights of a model, without optimizer")
     if found.parameters is not None and not found.problems:
         found.commands = [

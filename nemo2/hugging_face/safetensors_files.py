@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from nemo2.checkpoint.foreign_files import read_json
+from nemo2.checkpoint.identify import conversion_of_pickles
 from nemo2.checkpoint.reading import Stored
 from nemo2.errors import CheckpointError, SecurityError
 from nemo2.files import UnusableFile, open_regular, why_not_inside
@@ -216,8 +217,7 @@ def _without_index(folder: Path) -> list[str]:
     if pickles := sorted({file.name for pattern in _PICKLES for file in folder.glob(pattern)}):
         raise CheckpointError(
             f"{folder}: the weights are pickles ({_listed(pickles)}), whose loading can run code; nemo2 reads safetensors. Where "
-            'they are trusted, convert them with: python -c "from transformers import AutoModelForCausalLM as M; '
-            f"M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}-safetensors')\""
+            f"they are trusted, convert them with: {conversion_of_pickles(folder)}"
         )
     raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: no weights that nemo2 reads.")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nemo2.callbacks import HuggingFaceExportCallback
+from nemo2.checkpoint.directory import temporary_name
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import ConfigError
 from support import resharding, small_runs
@@ -59,6 +60,45 @@ def test_an_export_that_fails_is_said_and_ends_nothing(run_on_ranks: Any, tmp_pa
     [failure] = [message for message in told if "failed" in message]
     assert steps == 6 and "training goes on" in failure and "Not a directory" in failure
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
+
+
+def that_is_killed(folder: str) -> dict[str, Any]:
+    """Of a run whose first export is killed half-way: what it says, and what lies in the folder of exports then, and at the
+    end."""
+    import lightning.pytorch as pl
+
+    told: list[str] = []
+    found: dict[str, Any] = {"told": told}
+    exports = Path(folder) / "hugging_face"
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    class Kills(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            running = callback._running
+            if running is None or "half" in found:
+                return
+            half = temporary_name(exports / "step=2")  # as a process leaves it that has begun to write
+            half.mkdir(parents=True)
+            (half / "model.safetensors").write_bytes(b"half")
+            running.process.kill()
+            running.process.wait()
+            found["half"] = sorted(path.name for path in exports.iterdir())
+
+    logging.getLogger("nemo2.callbacks").addHandler(Told())
+    callback = HuggingFaceExportCallback(every_n_saves=2)
+    saves = ModelCheckpoint(dirpath=f"{folder}/checkpoints", filename="{step}", save_top_k=1, every_n_train_steps=1)
+    model = small_runs.build_llama(share_embeddings_and_output_weights=False)
+    small_runs.fit(model, max_steps=3, callbacks=[callback, saves, Kills()])
+    return found | {"exports": sorted(path.name for path in exports.iterdir())}
+
+
+def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(run_on_ranks: Any, tmp_path: Path) -> None:
+    [found] = run_on_ranks(that_is_killed, 1, str(tmp_path), timeout=300.0)
+    assert any("step=2 failed, and training goes on: exit code -9" in message for message in found["told"]), found
+    assert any("unfinished" in name for name in found["half"]) and found["exports"] == ["step=3"]
 
 
 @pytest.mark.parametrize(

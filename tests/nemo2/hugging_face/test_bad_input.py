@@ -4,6 +4,9 @@
 import errno
 import json
 import os
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +204,28 @@ def test_pickles_are_refused_with_what_converts_them(tmp_path: Path) -> None:
     (source / "model.safetensors").unlink()
     torch.save(weights(), source / "pytorch_model.bin")
     refused(source, r"pickles \(pytorch_model.bin\).*convert them with: python -c .*from_pretrained.*save_pretrained")
+
+
+def test_the_command_that_converts_pickles_is_one(tmp_path: Path) -> None:
+    """As `nemo2 inspect` says it, of a folder whose name needs quoting."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from nemo2.checkpoint.identify import identify
+    from nemo2.hugging_face.importing import import_weights
+    from tests.nemo2.hugging_face.test_api import make_tokenizer
+
+    source = tmp_path / "it's a model"
+    model = LlamaForCausalLM(LlamaConfig(**{name: CONFIG[name] for name in CONFIG if name != "architectures"}))
+    model.config.save_pretrained(source)
+    make_tokenizer(source, 16)
+    torch.save(model.state_dict(), source / "pytorch_model.bin")
+    config = source / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["LlamaForCausalLM"]}))
+    (command,) = identify(source).commands
+    program = shlex.split(command)
+    subprocess.run([sys.executable, *program[1:]], check=True, capture_output=True)
+    converted = tmp_path / "it's a model-safetensors"
+    assert import_weights(converted, tmp_path / "ours").is_dir() and (converted / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/outside.safetensors"])
