@@ -38,10 +38,14 @@ def _rate(facts: Facts) -> Iterator[str]:
     mended="optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6",
 )
 def _end(facts: Facts) -> Iterator[str]:
-    rate = facts.of_optimizer("lr")
     least = getattr(getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None), "min_lr", None)
-    if isinstance(rate, int | float) and isinstance(least, int | float) and least > rate > 0:
-        yield f"optim.lr_scheduler.min_lr={least:g} is above the peak optim.config.lr={rate:g}: lower it, or raise the peak."
+    for name in ("lr", "decoupled_lr"):
+        rate = facts.of_optimizer(name)
+        if not isinstance(rate, int | float) or not isinstance(least, int | float) or (name == "lr" and rate <= 0):
+            continue
+        if least > rate:
+            peak = f"optim.config.{name}={rate:g}"
+            yield f"optim.lr_scheduler.min_lr={least:g} is above the peak {peak}: lower it, or raise the peak."
 
 
 @OPTIMIZER.rule(

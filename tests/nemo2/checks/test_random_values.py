@@ -4,7 +4,9 @@ Megatron-Core's sake doesn't. `python -m tools.rules.edges` looks at thousands o
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tools.rules.edges import Found, drawn, judge
+import pytest
+
+from tools.rules.edges import Drawn, Found, drawn, judge, rules_against
 
 CASES = 24
 
@@ -16,3 +18,16 @@ def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
             found.add(one, *answer)
     assert not found.disagreements, "\n".join(found.disagreements)
     assert found.kinds["legal, and ran"] >= 5 and found.kinds["refused, and fails"] >= 3, found.kinds
+
+
+@pytest.mark.parametrize(
+    ("one", "rules"),
+    [
+        (Drawn("experts", 1, {"optim.config.decoupled_lr": 0.0}), ["schedule-ends-below-its-peak"]),
+        (Drawn("latent", 1, {"model.config.add_bias_linear": True}), ["shared-experts-have-no-bias"]),
+        (Drawn("experts", 1, {"model.config.gated_linear_unit": False}), []),
+    ],
+)
+def test_what_longer_sweeps_have_found(one: Drawn, rules: list[str]) -> None:
+    """The run's verdict on each: refused by the schedule, refused by Megatron-Core, trains."""
+    assert rules_against(one) == rules
