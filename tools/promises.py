@@ -42,6 +42,7 @@ _LIMITS = "nemo2/overlap/test_userbuffer_limits.py"
 _SNIPPETS = "nemo2/test_what_runs.py::test_the_documents_snippets_run_and_the_effective_configuration_shows_them"
 _PRECISION = "nemo2/test_precision.py"
 _FP8 = "nemo2/test_fp8.py"
+_FORMATS = "tools/test_te_formats.py"
 _ADAM = "nemo2/optim/test_distributed_fused_adam.py"
 _FORMS = "nemo2/parallel/test_forms.py"
 _EACH_OPTION = f"{_ADAM}::test_each_option_sets_its_fields"
@@ -78,6 +79,10 @@ SECTIONS = (
                 "plain attention gathers unless asked, and the run says that nothing overlaps",
                 "nemo2/models/layers/test_attention.py::"
                 "test_that_nothing_overlaps_is_said_once_where_no_way_is_asked_for",
+            ),
+            Row(
+                "windows and learnt sinks over context-parallel ranks are refused with an exchange that lacks them",
+                f"{_FORMATS}::test_what_a_version_does_not_exchange_is_refused",
             ),
             Row(
                 "19 presets of userbuffers, under NeMo's names",
@@ -175,6 +180,22 @@ SECTIONS = (
             Row(
                 "a format that Transformer Engine lacks is refused",
                 "tools/test_te_calls.py::test_a_recipe_is_refused_where_the_version_has_none",
+            ),
+            Row(
+                "a step in each format, through each measured Transformer Engine's own code",
+                f"{_FORMATS}::test_a_format_that_a_version_has_goes_through_a_step",
+            ),
+            Row(
+                "tokens and widths that are no multiples of a format's blocks are refused",
+                f"{_FORMATS}::test_a_recipe_of_other_sizes_is_refused",
+            ),
+            Row(
+                "states of fp8 in a checkpoint are found to be data, as each version saves them",
+                f"{_FORMATS}::test_a_real_state_is_found_to_be_data",
+            ),
+            Row(
+                "these states are loaded by each version",
+                f"{_FORMATS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give",
             ),
             Row(
                 "what is set on a configuration wins over the plugin's default, and holds for the others",
