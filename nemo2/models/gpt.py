@@ -23,6 +23,7 @@ from torch import Tensor
 from nemo2.backend import get_backend
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
+from nemo2.config.adjust import adjust
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
 from nemo2.config.machine_settings import adjust_to, announce
@@ -30,6 +31,7 @@ from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
 from nemo2.models.tracked_losses import forget_tracked_losses
+from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.forms import with_model
@@ -324,9 +326,29 @@ class GPTModel(FNMixin, pl.LightningModule):
 
     def build_chunk(self, vp_stage: Optional[int]) -> MegatronGPTModel:
         """One chunk of the pipeline: of virtual stage ``vp_stage``, or None for the first or only one of this rank."""
+        self._part_experts()
         chunk = self.config.configure_model(self.tokenizer, vp_stage=vp_stage)
         self.padded_vocab_size = chunk.vocab_size
         return chunk
+
+    def _part_experts(self) -> None:
+        """Build routed experts one by one where additions go beside their layers: a layer that holds all experts of a rank has no
+        place for an addition to each.
+
+        Raises:
+            ConfigError: recomputation names what such a layer alone can do.
+        """
+        beside = getattr(self.model_transform, "is_beside_experts", None)
+        config: Any = self.config
+        if beside is None or not config.moe_grouped_gemm or not beside(linear_layers(config) or ()):
+            return
+        if config.recompute_granularity == "selective" and "moe_act" in (config.recompute_modules or ()):
+            raise ConfigError(
+                "model.config.recompute_modules has 'moe_act', which layers of grouped experts alone can do, and peft puts "
+                "additions beside each expert. Leave 'moe_act' out, or the experts: "
+                "peft.exclude_modules=[*.experts.linear_fc1,*.experts.linear_fc2]."
+            )
+        adjust(config, "moe_grouped_gemm", False, why="each expert has an addition of its own (peft)")
 
     def forward(
         self,

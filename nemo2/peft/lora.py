@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: low-rank additions beside linear layers (Hu et al., arXiv:2106.09685)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Optional
 
 import torch
@@ -135,6 +135,10 @@ class LoRA(PEFT):
         """How many first factors stand beside the linear layer of this full name; 0: it gets no addition."""
         prefix, _, name = full.rpartition(".")
         return int(self.matcher.match(name, prefix) is not None)
+
+    def is_beside_experts(self, linear_layers: Iterable[str]) -> bool:
+        """Whether some of these full names are of a routed expert's layers that get additions."""
+        return any(".experts." in name and self.firsts_beside(name) for name in linear_layers)
 
     @property
     def _patterns(self) -> Collection[str]:

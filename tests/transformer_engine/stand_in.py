@@ -225,6 +225,8 @@ class LayerNormLinear(Linear):
         self.layer_norm_weight = nn.Parameter(torch.full((in_features,), 1 - self.shift, dtype=given["params_dtype"]))
         self.layer_norm_weight.sequence_parallel = given["sequence_parallel"]  # pyright: ignore
         self.normalization = given["normalization"]
+        self.return_layernorm_output = given.get("return_layernorm_output", False)
+        self.return_layernorm_output_gathered = given.get("return_layernorm_output_gathered", False)
         if self.normalization == "LayerNorm":
             self.layer_norm_bias = nn.Parameter(torch.zeros(in_features, dtype=given["params_dtype"]))
             self.layer_norm_bias.sequence_parallel = given["sequence_parallel"]  # pyright: ignore
@@ -232,7 +234,11 @@ class LayerNormLinear(Linear):
     def forward(self, x: Tensor, is_first_microbatch: Any = None) -> Any:
         bias = getattr(self, "layer_norm_bias", None)
         normed = _norm(x, self.layer_norm_weight + self.shift, bias, self.eps, self.normalization)
-        return super().forward(normed, is_first_microbatch)
+        out = super().forward(normed, is_first_microbatch)
+        if not self.return_layernorm_output:
+            return out
+        assert not self.return_layernorm_output_gathered, "Megatron-Core asks for this rank's part"
+        return (*out, normed) if self.return_bias and self.use_bias else (out, normed)
 
 
 def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
