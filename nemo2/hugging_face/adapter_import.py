@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -34,6 +35,7 @@ from nemo2.hugging_face.adapter_rows import (
     module_name,
     module_of,
     rows_of,
+    stored_module,
 )
 from nemo2.hugging_face.importing import write_checkpoint
 from nemo2.hugging_face.quantised import mapped
@@ -377,13 +379,19 @@ def _translated(adapters: Mapping[str, _Adapter], base: _Base, folder: Path, *, 
         if module and any(_name(piece) in named for piece in entry.pieces):
             modules.setdefault(module, []).append(rows_of(entry))
     linear = linear_layers(base.config) or {}
-    if strange := [module for module in modules if module.removeprefix("module.") not in linear]:
+    if strange := [module for module in modules if _linear_name(module) not in linear]:
         raise ConfigError(
             f"{folder}: {', '.join(strange[:_SHOWN])} has an adapter there, and nemo2's LoRA goes beside linear layers only: "
             f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft and import the model."
         )
     apart = not dora and any(_has_parts(module, rows, named) for module, rows in modules.items())
     kind = DoRA if dora else CanonicalLoRA if apart else LoRA
+    experts = Counter(_linear_name(module) for module in modules if stored_module(module)[1])
+    if some := [f"{name} ({count})" for name, count in experts.items() if count != base.config.num_moe_experts]:
+        raise ConfigError(
+            f"{folder}: {', '.join(some[:_SHOWN])}: some of {base.config.num_moe_experts} experts have an adapter there, and in "
+            "nemo2 all experts of a layer have or none has. Merge the adapter in peft and import the model."
+        )
     made = _Made(kind, dict(_cut(modules, named, base.config, apart=apart)), named)
     if dora:
         made.lengths = {
@@ -425,6 +433,11 @@ def _refuse_other_sizes(adapters: Mapping[str, _Adapter], entries: Iterable[Entr
             )
 
 
+def _linear_name(module: str) -> str:
+    """As `linear_layers` calls a layer, which tells no expert from another."""
+    return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
+
+
 def _has_parts(module: str, rows: list[Rows], adapters: Mapping[str, _Adapter]) -> bool:
     """Whether several released modules, which have first factors of their own, are parts of one layer of ours."""
     return module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1
@@ -456,11 +469,8 @@ def _lengths(rows: Rows, adapters: Mapping[str, _Adapter], base: _Base) -> Tenso
 
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
     """Their names, short where all layers of the model of that name are meant."""
-    full = [target.module.removeprefix("module.") for target in rows]
-    named = [
-        f"{name.rpartition('.')[0]}.{target.part}" if target.part else name
-        for name, target in zip(full, rows, strict=True)
-    ]
+    layers = [(_linear_name(target.module), target.part) for target in rows]
+    named = list(dict.fromkeys(f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers))
     there = Counter(
         last
         for name in linear_layers(config) or {}
@@ -491,11 +501,20 @@ class _Additions:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(Entry(key=key, shape=tuple(one.shape), at=(), pieces=()) for key, one in self.tensors.items())
+        return tuple(self._by_entry)
+
+    @cached_property
+    def _by_entry(self) -> dict[Entry, Tensor]:
+        found = {}
+        for name, tensor in self.tensors.items():
+            key, at = stored_module(name)
+            experts = (self.config.num_moe_experts,) if at else ()
+            found[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
+        return found
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
-        return self.tensors[entry.key].dtype
+        return self._by_entry[entry].dtype
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
-        tensor = self.tensors[entry.key]
+        tensor = self._by_entry[entry]
         return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([tensor.to(dtype)]))]

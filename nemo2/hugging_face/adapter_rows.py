@@ -2,7 +2,7 @@
 """Whose rows of which released modules the rows of our layers are: what additions are exported and imported by."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -16,6 +16,7 @@ from nemo2.peft.canonical_lora import PARTS
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WEIGHT = re.compile(r"\.weight(?P<section>\.\w+)?$")
 _EXPERTS = ".experts.experts."
+_EXPERT = re.compile(r"\.experts\.local_experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,21 @@ def module_of(entry: Entry) -> tuple[str, str]:
     if _EXPERTS in module:
         module = module.replace(_EXPERTS, f".experts.local_experts.{entry.at[-1]}.")
     return module, match["section"] or ""
+
+
+def of_each_expert(module: str, count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The modules whose additions are stored under one, each with its index in the axis of experts; another module itself."""
+    if _EXPERTS not in module:
+        yield module, ()
+        return
+    for expert in range(count):
+        yield module.replace(_EXPERTS, f".experts.local_experts.{expert}."), (expert,)
+
+
+def stored_module(module: str) -> tuple[str, tuple[int, ...]]:
+    """The other way: under which module its additions are stored, and at which index."""
+    match = _EXPERT.search(module)
+    return (module, ()) if match is None else (module.replace(match[0], _EXPERTS), (int(match[1]),))
 
 
 def module_name(tensor: str) -> str:

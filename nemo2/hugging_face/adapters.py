@@ -22,7 +22,15 @@ from nemo2.checkpoint.directory import problems, read_manifest, take_place
 from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.io import weights_dir
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Rows, module_name, module_of, rows_of
+from nemo2.hugging_face.adapter_rows import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    Rows,
+    module_name,
+    module_of,
+    of_each_expert,
+    rows_of,
+)
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
@@ -142,9 +150,10 @@ def _collected(stored: StoredTensors) -> dict[str, dict[str, _Addition]]:
         if (match := _ADAPTER.match(key)) is None:
             raise ConfigError(f"{stored.weights}: {key} is none of LoRA's tensors, and peft has nothing like it.")
         part, _, name = match["rest"].rpartition(".")
-        addition = found.setdefault(match["module"], {}).setdefault(part, {})
-        entry = Entry(key=key, shape=tuple(about.size), at=(), pieces=())
-        addition[name + (match["section"] or "")] = stored.part(entry, 0, about.size[0])
+        for module, at in of_each_expert(match["module"], about.size[0]):
+            entry = Entry(key=key, shape=tuple(about.size), at=at, pieces=())
+            addition = found.setdefault(module, {}).setdefault(part, {})
+            addition[name + (match["section"] or "")] = stored.part(entry, 0, entry.own_shape[0])
     return found
 
 

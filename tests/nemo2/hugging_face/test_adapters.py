@@ -11,6 +11,7 @@ from support.tiny_releases import model_of, released
 FUSED = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 SINGLE = ["linear_proj", "linear_fc2"]
 PARTS = ["linear_q", "linear_v", "linear_proj", "linear_fc1_up", "linear_fc2"]
+EXPERTS = "mixtral, beside its experts"
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama": ("llama", "LoRA", FUSED),
     "llama, layers that aren't fused": ("llama", "LoRA", SINGLE),
@@ -19,6 +20,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "llama, parts": ("llama", "CanonicalLoRA", PARTS),
     "qwen2, parts": ("qwen2", "CanonicalLoRA", PARTS),
     "phi3, parts": ("phi3", "CanonicalLoRA", PARTS),
+    EXPERTS: ("mixtral", "LoRA", ["linear_qkv", "linear_fc1", "linear_fc2"]),
     "mixtral": ("mixtral", "LoRA", ["linear_qkv", "linear_proj"]),
 }
 ALIKE = [
@@ -109,12 +111,27 @@ def compared(directory: str, name: str) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(total / kept)
     scale = float(their_logits.abs().max())
+    back = imported_again(adapter, folder, f"{place}/back") if name == EXPERTS else first["inspected"]
     return {
+        "back": float((back - first["inspected"]).abs().max()) / scale,
         "difference": float((first["inspected"] - their_logits).abs().max()) / scale,
         "ours": after["losses"],
         "theirs": losses,
         "trained": sum(one.requires_grad for one in theirs.parameters()),
     }
+
+
+def imported_again(adapter: Any, folder: str, place: str) -> Any:
+    """Logits of the exported adapter, imported."""
+    from nemo2.checkpoint.context import load_context
+    from nemo2.hugging_face.api import import_ckpt
+    from nemo2.llm.set_up import set_up
+
+    small_runs.release()
+    checkpoint = import_ckpt(None, str(adapter), place, base_model=folder)
+    trainer = small_runs.build_trainer(max_steps=1)
+    with set_up(trainer, load_context(checkpoint, "model"), checkpoint=checkpoint) as parallel:
+        return logits(parallel.unwrapped[0])
 
 
 def all_compared(directory: str) -> dict[str, Any]:
@@ -130,6 +147,10 @@ def runs(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
 def test_peft_says_what_our_model_says_with_its_adapters(runs, name):
     assert runs[name]["trained"] > 0
     assert runs[name]["difference"] < 1e-5
+
+
+def test_additions_beside_experts_come_back_as_they_went(runs):
+    assert runs[EXPERTS]["back"] < 1e-6
 
 
 @pytest.mark.parametrize("name", ALIKE)
