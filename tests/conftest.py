@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support import ranks
+from support import warm_commands as warm_commands_module
 
 ranks.prepare()  # before anything imports torch
 
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def run_on_ranks() -> Callable[..., list[Any]]:
     """`support.ranks.run`: ``run_on_ranks(function, world, *args, timeout=180, env=None, **kwargs)``."""
     return ranks.run
+
+
+@pytest.fixture(scope="session")
+def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables under which a shell's ``nemo2``, ``nemo`` and ``python SCRIPT`` are forks of a process that has imported what
+    they import (`support.warm_commands`)."""
+    with warm_commands_module.started(
+        tmp_path_factory.mktemp("commands") / "bin", ("nemo2", "nemo", "torchrun")
+    ) as variables:
+        yield variables
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,10 +115,10 @@ def test_toys_are_told_apart_by_recipe_and_fp8_has_none() -> None:
     assert all(case.toy and case.precision == "bf16" for case in toys)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+def run(commands: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | commands | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [sys.executable, "-m", "bench.gpu", *arguments],
+        ["python", "-m", "bench.gpu", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -128,9 +127,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_ours_and_the_bare_loop_run_a_toy_of_experts(tmp_path: Path) -> None:
+def test_ours_and_the_bare_loop_run_a_toy_of_experts(tmp_path: Path, warm_commands: dict[str, str]) -> None:
     options = ["--repeats", "1", "--steps", "3", "--warm-up", "1", "--arms", "ours", "bare"]
-    done = run("--toy", "--only", "mixtral", *options, "--output", str(tmp_path))
+    done = run(warm_commands, "--toy", "--only", "mixtral", *options, "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert row["ratios"]["ours / bare"] > 0
@@ -148,7 +147,9 @@ def test_ours_and_the_bare_loop_run_a_toy_of_experts(tmp_path: Path) -> None:
         (["--only", "llama32_1b"], "This machine has no GPU"),
     ],
 )
-def test_what_cannot_be_measured_is_said_with_exit_code_2(arguments: list[str], words: str) -> None:
-    done = run(*arguments)
+def test_what_cannot_be_measured_is_said_with_exit_code_2(
+    arguments: list[str], words: str, warm_commands: dict[str, str]
+) -> None:
+    done = run(warm_commands, *arguments)
     assert done.returncode == 2
     assert words in done.stderr

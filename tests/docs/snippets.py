@@ -16,13 +16,16 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SECONDS = 150
 
 _BLOCK = re.compile(
@@ -124,16 +127,22 @@ def not_printed(expected: str, printed: str) -> str | None:
 def serve() -> None:
     """Answer each line on standard input, ``{"folder": ..., "blocks": [...]}``, with one line: the failure or null.
 
-    What every page imports is imported here, once; each page gets a fork, so that no page sees what another has built.
+    What every page imports is imported here, once; each page gets a fork, so that no page sees what another has built. Its
+    ``nemo2`` commands, and the ranks that they start, are forks too (`support.warm_commands`).
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import lightning.pytorch  # noqa: F401
     import nemo_run  # noqa: F401
 
-    import nemo2.llm.api
-    import nemo2.models.llama  # noqa: F401
+    import nemo2.checks.table
+    import nemo2.llm.api  # noqa: F401
 
+    sys.path.append(str(ROOT))
+    import support.warm  # noqa: F401
+    from support.warm_commands import serve as serve_commands
+
+    folder = Path(tempfile.mkdtemp())
+    os.environ.update(serve_commands(folder / "bin"))
     for line in sys.stdin:
         request = json.loads(line)
         result = Path(request["folder"]) / ".result.json"
@@ -148,6 +157,7 @@ def serve() -> None:
             result.read_text() if result.is_file() else json.dumps(f"the page's process ended with status {status}")
         )
         print(answer, file=answers, flush=True)
+    shutil.rmtree(folder)
 
 
 def request(folder: Path, blocks: list[Block]) -> str:

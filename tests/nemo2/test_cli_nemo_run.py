@@ -3,11 +3,9 @@
 
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
-NEMO = Path(sys.executable).parent / "nemo"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,33 +21,43 @@ def entry_points_of_this_checkout(folder: Path) -> Path:
     return folder
 
 
-def nemo(*arguments: str, home: Path, task: str = "pretrain") -> subprocess.CompletedProcess[str]:
+def nemo(
+    *arguments: str, home: Path, commands: dict[str, str], task: str = "pretrain"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(NEMO), "llm", task, "--factory", "llama_tiny", *arguments],
+        ["nemo", "llm", task, "--factory", "llama_tiny", *arguments],
         capture_output=True,
         text=True,
         timeout=240,
         cwd=home,
         env=os.environ
+        | commands
         | {"NEMORUN_HOME": str(home), "INCLUDE_WORKSPACE_FILE": "false", "COLUMNS": "200"}
         | {"PYTHONPATH": os.pathsep.join((str(entry_points_of_this_checkout(home)), str(ROOT)))},
     )
 
 
-def test_nemo_runs_own_command_finds_a_recipe_and_applies_overrides(tmp_path):
-    done = nemo("trainer.max_steps=7", "strategy.sequence_parallel=False", "--dryrun", "--yes", home=tmp_path)
+def test_nemo_runs_own_command_finds_a_recipe_and_applies_overrides(tmp_path, warm_commands):
+    done = nemo(
+        "trainer.max_steps=7",
+        "strategy.sequence_parallel=False",
+        "--dryrun",
+        "--yes",
+        home=tmp_path,
+        commands=warm_commands,
+    )
     assert done.returncode == 0, done.stderr
     assert "max_steps: 7" in done.stdout and "sequence_parallel: False" in done.stdout
 
 
-def test_nemo_runs_own_command_fails_on_a_typing_error(tmp_path):
-    done = nemo("trainer.max_step=7", "--dryrun", "--yes", home=tmp_path)
+def test_nemo_runs_own_command_fails_on_a_typing_error(tmp_path, warm_commands):
+    done = nemo("trainer.max_step=7", "--dryrun", "--yes", home=tmp_path, commands=warm_commands)
     assert done.returncode != 0
     assert "max_steps" in done.stdout + done.stderr
 
 
-def test_nemo_runs_own_command_finds_a_recipe_of_fine_tuning_under_the_same_name(tmp_path):
-    done = nemo("peft.dim=4", "--dryrun", "--yes", home=tmp_path, task="finetune")
+def test_nemo_runs_own_command_finds_a_recipe_of_fine_tuning_under_the_same_name(tmp_path, warm_commands):
+    done = nemo("peft.dim=4", "--dryrun", "--yes", home=tmp_path, commands=warm_commands, task="finetune")
     assert done.returncode == 0, done.stderr
     assert "peft: LoRA" in done.stdout and "dim: 4" in done.stdout
 
@@ -62,13 +70,13 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_of_ones_own_finds_recipes_and_parts_and_its_exit_code_tells_the_truth(tmp_path):
+def test_a_script_of_ones_own_finds_recipes_and_parts_and_its_exit_code_tells_the_truth(tmp_path, warm_commands):
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
-                sys.executable,
+                "python",
                 "script.py",
                 "--factory",
                 "llama_tiny(num_gpus_per_node=4)",
@@ -81,6 +89,7 @@ def test_a_script_of_ones_own_finds_recipes_and_parts_and_its_exit_code_tells_th
             timeout=240,
             cwd=tmp_path,
             env=os.environ
+            | warm_commands
             | {"NEMORUN_HOME": str(tmp_path), "INCLUDE_WORKSPACE_FILE": "false", "PYTHONPATH": str(ROOT)},
         )
 

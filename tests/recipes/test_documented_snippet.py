@@ -3,8 +3,6 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import yaml
 
@@ -37,12 +35,11 @@ if __name__ == "__main__":
 """
 
 
-def test_the_documents_snippet_runs_shrunk_and_what_it_sets_is_what_runs(tmp_path):
+def test_the_documents_snippet_runs_shrunk_and_what_it_sets_is_what_runs(tmp_path, warm_commands):
     (tmp_path / "script.py").write_text(SCRIPT.replace('"run"', repr(str(tmp_path / "run"))))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # nemo-run takes python from the path
-    environment = os.environ | {"PATH": path, "NEMORUN_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | warm_commands | {"NEMORUN_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        ["python", "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
     )
     assert (tmp_path / "run" / "metrics.jsonl").is_file(), done.stdout[-3000:] + done.stderr[-3000:]
     assert [record["step"] for record in read_metrics(tmp_path / "run")] == [0, 1]
