@@ -71,6 +71,7 @@ def found(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
     return run_on_ranks(guarded, 1, str(tmp_path_factory.mktemp("guarded")))[0]
 
 
+@pytest.mark.quick
 def test_stopping_leaves_parameters_and_checkpoints_of_the_step_before(found):
     digests, _, ended = found["stop"]
     assert digests == found["undisturbed"][0][:2]

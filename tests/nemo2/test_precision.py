@@ -278,6 +278,7 @@ def runs(run_on_ranks) -> dict[str, Any]:
     return run_on_ranks(trained, 1)[0]
 
 
+@pytest.mark.quick
 def test_bf16_parameters_accumulate_in_fp32_and_stay_close_to_fp32(runs):
     full, half = runs["fp32"], runs["bf16"]
     assert half["inspected"] == {"dtypes": ["torch.bfloat16"], "buffers": ["torch.float32"]}

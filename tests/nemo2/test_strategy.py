@@ -78,6 +78,7 @@ def pairs(run_on_ranks) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop(pairs, layout):
     expected, actual = pairs[layout]

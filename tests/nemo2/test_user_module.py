@@ -204,6 +204,7 @@ def evaluations() -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.quick
 def test_validation_testing_and_prediction_give_what_the_module_computes(run_on_ranks):
     found = run_on_ranks(evaluations, 1)[0]
     assert found["validated"] == pytest.approx(found["expected"], rel=1e-6)

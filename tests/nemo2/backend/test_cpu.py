@@ -72,6 +72,7 @@ def import_and_ask() -> bool:
     return unchanged(before)
 
 
+@pytest.mark.quick
 def test_importing_and_asking_patch_nothing(run_on_ranks):
     assert in_one_process(run_on_ranks, import_and_ask)
 

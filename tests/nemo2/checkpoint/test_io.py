@@ -66,6 +66,7 @@ def runs(run_on_ranks, tmp_path_factory) -> dict[str, dict[str, Any]]:
     return ranks[0]
 
 
+@pytest.mark.quick
 def test_saving_does_not_disturb_training(runs):
     reference, saving = runs["uninterrupted"], runs["saving in the background"]
     assert len(set(reference["losses"])) == STEPS

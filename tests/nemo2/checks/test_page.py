@@ -15,6 +15,7 @@ WORDS_OF_THE_VERSION = ("optimizer-is-known", "megatron-core-agrees", "layout-of
 """Rules whose messages quote the installed Megatron-Core."""
 
 
+@pytest.mark.slow
 def test_the_page_is_written_from_the_rules(problems_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "problems_of", problems_once)
     written, made = sections(PAGE.read_text()), sections(module.page())

@@ -11,6 +11,7 @@ from tools.rules.edges import Drawn, Found, drawn, judge, rules_against
 CASES = 24
 
 
+@pytest.mark.slow
 def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
     found, made = Found(), drawn(CASES)
     with ThreadPoolExecutor(2) as pool:

@@ -34,6 +34,7 @@ def run_with_each_plugin() -> dict[str, bool]:
     }
 
 
+@pytest.mark.quick
 def test_the_tree_says_what_a_run_does(run_on_ranks: Any) -> None:
     [ran] = run_on_ranks(run_with_each_plugin, 1)
     recipe = llama_tiny.pretrain_recipe()

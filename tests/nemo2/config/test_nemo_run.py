@@ -24,6 +24,7 @@ def task(path):
     return config
 
 
+@pytest.mark.slow
 def test_a_task_runs_in_another_process(tmp_path, monkeypatch):
     # nemo-run starts the `python` it finds on PATH.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -68,6 +68,7 @@ def test_what_was_made_once_is_found_again(directory: Path) -> None:
     assert Path(second.tokenizer).stat().st_mtime_ns == made
 
 
+@pytest.mark.slow
 def test_the_cache_follows_nemos_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEMO_DATASETS_CACHE", str(tmp_path / "cache"))
     prepared = StdlibDataModule(**SMALL).prepared

@@ -187,6 +187,7 @@ def prepare_here(directory):
     return prepare_demo_data(directory, vocab_size=512, max_bytes=200_000)
 
 
+@pytest.mark.quick
 def test_two_ranks_preparing_at_once_get_the_same_finished_files(tmp_path, run_on_ranks):
     first, second = run_on_ranks(prepare_here, 2, tmp_path, init_process_group=False)
     assert first == second

@@ -65,6 +65,7 @@ def begun(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Begun:
     return Begun(run_on_ranks, tmp_path_factory)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("source", "kind", "cut"), BEGUN)
 def test_training_begins_with_the_released_weights_in_any_layout(
     begun: Begun, source: str, kind: str, cut: str

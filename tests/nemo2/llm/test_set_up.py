@@ -48,6 +48,7 @@ def found(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
     return run_on_ranks(by_hand, 1, str(tmp_path_factory.mktemp("checkpoints")))[0]
 
 
+@pytest.mark.quick
 def test_steps_by_hand_are_the_steps_of_fit(found):
     assert found["by hand"] == found["fitted"]
 

@@ -156,6 +156,7 @@ def models(run_on_ranks: Any) -> dict[str, dict[str, Any]]:
     return run_on_ranks(built, 1)[0]
 
 
+@pytest.mark.quick
 def test_parameters_are_as_many_as_megatron_core_builds(models: Any) -> None:
     assert len(models) > 40
     wrong = {

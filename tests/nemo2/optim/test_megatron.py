@@ -99,6 +99,7 @@ def switches() -> dict[str, Any]:
     }
 
 
+@pytest.mark.quick
 def test_the_distributed_optimizer_is_one_switch(run_on_ranks):
     found = run_on_ranks(switches, 1)[0]
     assert found["buffers"] == found["optimizer"] == found["both"] == (True, True)

@@ -137,6 +137,7 @@ def found(run_on_ranks: Any) -> dict[str, Any]:
     return run_on_ranks(runs, 2)[0]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("form", ["WithModel", "AroundSuper", "WithoutModel"])
 def test_a_forward_step_with_and_without_the_model_trains_the_same(found: dict[str, Any], form: str) -> None:
     assert found[form] == found["LlamaModel"]

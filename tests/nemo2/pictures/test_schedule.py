@@ -120,6 +120,7 @@ def really_run(run_on_ranks):
     return run_on_ranks(run_for_real, 4, RUN)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", RUN)
 def test_the_timeline_is_what_megatron_core_does_on_real_ranks(name, really_run):
     expected = timeline(RUN[name], forward=FORWARD, backward=BACKWARD)

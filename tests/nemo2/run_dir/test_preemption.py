@@ -85,6 +85,7 @@ def in_the_last_step(directory: str) -> list[int]:
     return [manifest.step for _, manifest in finished(Path(directory))]
 
 
+@pytest.mark.quick
 def test_a_signal_in_the_last_step_lets_the_run_end_as_it_would(run_on_ranks, tmp_path):
     assert run_on_ranks(in_the_last_step, 1, str(tmp_path))[0] == [2]
 

@@ -177,6 +177,7 @@ def expected() -> dict[str, Tensor]:
     return one_loop(net, loss)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("calls_forward", [False, True])
 @pytest.mark.parametrize("name", ["DP", "FSDP2", "FSDP"])
 def test_an_mlp_of_ones_own_trains_as_one_loop_does(name, calls_forward, trained, expected):

@@ -34,6 +34,7 @@ def communicate() -> list[dict[str, Any]]:
     return [vars(one) | {"kind": one.kind} for one in recorder.found]
 
 
+@pytest.mark.quick
 def test_collectives_and_messages_are_recorded_with_their_groups(run_on_ranks):
     for rank, found in enumerate(run_on_ranks(communicate, 2)):
         assert [(one["name"], one["kind"], one["size_bytes"]) for one in found] == [

@@ -4,6 +4,7 @@
 import math
 import pickle
 
+import pytest
 import torch
 
 from nemo2.models.layers import cap_logits, openai_gelu, quick_gelu, squared_relu
@@ -25,6 +26,7 @@ def test_activations_are_the_very_functions_that_configurations_use_and_are_comp
         )
 
 
+@pytest.mark.slow
 def test_activations_are_their_formulas():
     for x, relu, tanh, quick in zip(X.tolist(), squared_relu(X), openai_gelu(X), quick_gelu(X), strict=True):
         assert relu == max(x, 0.0) ** 2
