@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
 from torch import Tensor
 from torch.nn import Parameter
@@ -79,7 +80,7 @@ class MegatronOptimizerModule(OptimizerModule):
             config_overrides=self._overrides(),
             use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
         )
-        return [MegatronOptimizer(mcore, self.config)]
+        return [MegatronOptimizer(_without_idle_parts(mcore), self.config)]
 
     def _overrides(self) -> dict[ParamKey, Any]:
         """Megatron-Core's standard per-parameter rules, with the user's conditions in their place or on top."""
@@ -186,6 +187,15 @@ class MegatronOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             self.mcore_optimizer.load_state_dict(state_dict)
         self.apply_config()
+
+
+def _without_idle_parts(whole: Any) -> Any:
+    """A chain of optimizers without those that have no parameters, as the dense parameters' has none where only experts are
+    trained: Megatron-Core makes one nevertheless, and asks it for its steps when the chain is saved. A chain of nothing but
+    such stays as it is."""
+    parts = getattr(whole, "chained_optimizers", [])
+    busy = [one for one in parts if not getattr(one, "is_stub_optimizer", False)]
+    return ChainedOptimizer(busy) if busy and len(busy) < len(parts) else whole
 
 
 def _still(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:

@@ -19,6 +19,8 @@ PROJECTIONS = {
         "linear_proj",
     ]
 }
+ONLY_EXPERTS = {"target_modules": ["*.experts.*.linear_fc1", "*.experts.*.linear_fc2"]}
+LATE = {"target_modules": ["*.layers.3.*"]}
 GATED: dict[str, Any] = {"gated_linear_unit": True}
 RUNS = [
     *(("LoRA", name) for name in adapted_runs.LAYOUTS),
@@ -40,6 +42,12 @@ def one_process(directory: str) -> dict[Any, Any]:
     found["experts"] = adapted_runs.train(
         f"{directory}/experts", "LoRA", to=f"{directory}/E", save=True, **EXPERTS | GATED
     )
+    only, place = {"options": ONLY_EXPERTS, **EXPERTS | GATED}, f"{directory}/only experts"
+    found["only experts"] = adapted_runs.train(f"{directory}/experts", "LoRA", to=place, save=True, **only)
+    found["only experts", "resumed"] = adapted_runs.train(
+        f"{directory}/experts", "LoRA", resume=f"{place}/one/step={STEPS}", **only
+    )
+    found["late"] = adapted_runs.train(f"{directory}/dense", "LoRA", options=LATE, to=f"{directory}/late", save=True)
     return found
 
 
@@ -55,6 +63,12 @@ def two_ranks(directory: str) -> dict[Any, Any]:
         )
     for name in OF_EXPERTS:
         found["experts", name] = adapted_runs.train(f"{directory}/experts", "LoRA", name, **EXPERTS | GATED)
+    resume = f"{directory}/only experts/one/step={STEPS}"
+    only = {"options": ONLY_EXPERTS, "resume": resume, **EXPERTS | GATED}
+    found["only experts"] = adapted_runs.train(f"{directory}/experts", "LoRA", "ep2", **only)
+    found["late"] = adapted_runs.train(
+        f"{directory}/dense", "LoRA", "pp2", options=LATE, to=f"{directory}/l", save=True
+    )
     return found
 
 
@@ -113,3 +127,17 @@ def test_latent_attention_has_additions_beside_layers_that_all_ranks_have(runs, 
         assert run["counts"] == expected["counts"]
         assert any("linear_q_down_proj.adapter" in key for key in run["changed"])
         assert all(".adapter." in key for key in run["changed"])
+
+
+def test_additions_beside_experts_alone_are_saved_and_resumed_on_other_ranks(runs):
+    """The dense parameters' optimizer has nothing to update, then."""
+    expected = runs["one"][0]["only experts", "resumed"]
+    for rank in runs["two"]:
+        assert rank["only experts"]["losses"] == pytest.approx(expected["losses"], rel=5e-5)
+
+
+def test_a_stage_without_additions_trains_and_saves_with_the_others(runs):
+    expected = runs["one"][0]["late"]
+    for rank in runs["two"]:
+        assert rank["late"]["losses"] == pytest.approx(expected["losses"], rel=2e-5)
+        assert rank["late"]["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
