@@ -7,7 +7,6 @@ import re
 import stat
 import subprocess
 import sys
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,22 +27,19 @@ SETTINGS = [
     *(
         "strategy.tensor_model_parallel_size=1",
         "strategy.sequence_parallel=False",
-        "data=mock",
+        "data.seq_length=64",
         "model.config.num_layers=1",
     ),
 ]
 
 
 def texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Each file, and what lies compressed in it: nemo-run's settings, TensorBoard's and torch's archives."""
+    """Each file, and what lies compressed in it, as nemo-run's settings do. torch's archives aren't compressed."""
     for file in folder.rglob("*"):
         if not file.is_file():
             continue
         content = file.read_bytes()
         yield file, content
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                yield from ((file, archive.read(name)) for name in archive.namelist())
         for packed in re.findall(rb"[A-Za-z0-9_+/=-]{40,}", content):
             try:
                 yield file, zlib.decompress(base64.b64decode(packed, altchars=b"-_"))
