@@ -30,7 +30,7 @@ _PACKAGES = (
     "numpy",
 )
 # "token" as a word of its own: tokenizers and counts of tokens are no secrets.
-_SECRET = re.compile(r"TOKEN(?![A-Z])|KEYS?(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN(?![A-Z])|KEYS?(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|AUTH(?!OR)", re.IGNORECASE)
 # Of a recipe's fields, among which pad_token and json_keys are none.
 _SECRET_FIELD = re.compile(
     r"^token$|(^|_)(api|access|auth|hf|hub|wandb|secret|private)_?(key|token)$|password|passwd|secret|credential",
