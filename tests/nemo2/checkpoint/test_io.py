@@ -66,7 +66,6 @@ def runs(run_on_ranks, tmp_path_factory) -> dict[str, dict[str, Any]]:
     return ranks[0]
 
 
-@pytest.mark.quick
 def test_saving_does_not_disturb_training(runs):
     reference, saving = runs["uninterrupted"], runs["saving in the background"]
     assert len(set(reference["losses"])) == STEPS
@@ -289,6 +288,7 @@ def into_another_model(directory: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.quick
 def test_a_checkpoint_of_another_model_is_refused_with_what_to_look_at(run_on_ranks, tmp_path):
     message = run_on_ranks(into_another_model, 1, str(tmp_path))[0]
     assert "can't be loaded into this model" in message
