@@ -8,8 +8,6 @@ put together the same way. Where the released modules of a fused layer have a fi
 ``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than the others are filled up with zeros, which training leaves zero.
 """
 
-import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,13 +21,12 @@ from torch import Tensor
 
 from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.foreign_files import read_json
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.places import HUGGING_FACE, newest_in, resolved
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
 from nemo2.hugging_face.adapter_rows import (
     ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
     Rows,
     each_once,
     module_name,
@@ -38,10 +35,8 @@ from nemo2.hugging_face.adapter_rows import (
     stored_module,
 )
 from nemo2.hugging_face.importing import write_checkpoint
-from nemo2.hugging_face.quantised import mapped
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.safetensors_files import read_header, refuse_outside
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.hugging_face.streams import Computed, Stretch
 from nemo2.hugging_face.tokenizers import tokenizer_in
@@ -52,27 +47,7 @@ from nemo2.models.walker import linear_layers
 from nemo2.peft import CanonicalLoRA, DoRA, LoRA
 from nemo2.peft.canonical_lora import PARTS
 
-_TENSOR = re.compile(
-    r"base_model\.model\.(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
-)
-_READ = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
-         "base_model_name_or_path", "revision"}  # fmt: skip
-_SAID_BY_THE_TENSORS = {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
-_OF_NO_CONSEQUENCE = {"inference_mode", "peft_version", "megatron_core", "qalora_group_size", "runtime_config",
-                      "auto_mapping", "eva_config", "ensure_weight_tying"}  # fmt: skip
-_TAKEN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "task_type": ("CAUSAL_LM", None),
-    "bias": ("none", None),
-    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
-}
-"""Values of fields that leave a model what its base and A and B make of it. Other initialisations change the base too."""
 _SHOWN = 5
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether ``folder`` holds an adapter of ``peft``, rather than a model."""
-    return os.path.lexists(folder / ADAPTER_CONFIG)
 
 
 def import_adapter(
@@ -107,9 +82,9 @@ def import_adapter(
         SecurityError: a file leads out of the folder.
     """
     folder = Path(source).expanduser()
-    settings = _read_settings(folder)
+    settings = read_settings(folder)
     base = _open_base(base_model or _named_base(settings, folder))
-    adapters = _by_module(_read_tensors(folder), settings, folder)
+    adapters = read_adapters(folder, settings)
     made = _translated(adapters, base, folder, dora=bool(settings.get("use_dora")))
     method = made.method(dropout=settings.get("lora_dropout") or 0.0, config=base.config)
     method.refuse_unknown_targets(linear_layers(base.config))
@@ -124,112 +99,6 @@ def import_adapter(
         model=base.model,
         part_of=base.path,
     )
-
-
-# ------------------------------------------------------------------------------------------------------- what is read
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    refuse_outside(folder, ADAPTER_CONFIG)
-    settings = read_json(folder / ADAPTER_CONFIG)
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{folder / ADAPTER_CONFIG} isn't a JSON object, but {type(settings).__name__}.")
-    known = _READ | _SAID_BY_THE_TENSORS | _OF_NO_CONSEQUENCE
-    for name, value in settings.items():
-        taken = _TAKEN.get(name)
-        if name not in known and (value not in taken if taken else value):
-            allowed = " or ".join(map(repr, taken)) if taken else "left unset"
-            raise ConfigError(
-                f"{folder / ADAPTER_CONFIG}: {name}={value!r} makes of the model what nemo2's LoRA and DoRA can't; it must be "
-                f"{allowed}. Merge the adapter in peft (merge_and_unload) and import the model."
-            )
-    if settings.get("peft_type") is None:
-        raise ConfigError(f"{folder / ADAPTER_CONFIG}: peft_type is missing; an adapter of LoRA or DoRA says 'LORA'.")
-    for name, kinds in (("r", int), ("lora_alpha", int | float), ("lora_dropout", int | float | None)):
-        if not isinstance(settings.get(name), kinds):
-            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} is no number.")
-    return settings
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    if not os.path.lexists(folder / ADAPTER_WEIGHTS):
-        pickles = sorted(file.name for file in folder.glob("adapter_model*.bin"))
-        why = (
-            f"its weights are a pickle ({pickles[0]}), whose loading can run code; nemo2 reads safetensors. Where it is trusted, "
-            "load it with peft and save it again (save_pretrained)."
-            if pickles
-            else f"there is no {ADAPTER_WEIGHTS}."
-        )
-        raise CheckpointError(f"{folder}: {why}")
-    refuse_outside(folder, ADAPTER_WEIGHTS)
-    return {name: mapped(stored) for name, stored in read_header(folder / ADAPTER_WEIGHTS).items()}
-
-
-@dataclass(kw_only=True)
-class _Adapter:
-    """Of a released module."""
-
-    first: Tensor
-    second: Tensor
-    scale: float
-    lengths: Optional[Tensor] = None
-
-
-def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> dict[str, _Adapter]:
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        match = _TENSOR.fullmatch(name)
-        if match is None:
-            raise ConfigError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} is no factor of LoRA's, and nemo2's adapters have nothing else (weights of "
-                "modules_to_save, biases, embeddings). Merge the adapter in peft and import the model."
-            )
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise CheckpointError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} holds what isn't a finite number ({tensor.dtype})."
-            )
-        found.setdefault(match["module"], {})[match["kind"]] = tensor
-    if not found:
-        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} holds no tensors.")
-    wanted = {"lora_A", "lora_B"} | ({"lora_magnitude_vector"} if settings.get("use_dora") else set())
-    for module, parts in found.items():
-        if parts.keys() != wanted:
-            off = ", ".join(sorted(parts.keys() ^ wanted))
-            dora = settings.get("use_dora", False)
-            raise CheckpointError(
-                f"{folder / ADAPTER_WEIGHTS}: {module} {'lacks' if wanted - parts.keys() else 'has'} {off}, and "
-                f"{ADAPTER_CONFIG} says use_dora={dora}: the files don't belong together."
-            )
-    return {module: _adapter(module, parts, settings, folder) for module, parts in found.items()}
-
-
-def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> _Adapter:
-    first, second = parts["lora_A"], parts["lora_B"]
-    rank = _by_pattern(settings, "rank_pattern", module, settings["r"])
-    if first.dim() != 2 or second.dim() != 2 or not first.shape[0] == second.shape[1] == rank:
-        raise CheckpointError(
-            f"{folder / ADAPTER_WEIGHTS}: the factors of {module} have shapes {list(first.shape)} and {list(second.shape)}, and "
-            f"{ADAPTER_CONFIG} gives it rank {rank}: the files don't belong together."
-        )
-    alpha = _by_pattern(settings, "alpha_pattern", module, settings["lora_alpha"])
-    divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
-    lengths = parts.get("lora_magnitude_vector")
-    return _Adapter(
-        first=first, second=second, scale=alpha / divisor, lengths=None if lengths is None else lengths.flatten()
-    )
-
-
-def _by_pattern(settings: Mapping[str, Any], name: str, module: str, otherwise: float) -> Any:
-    """The value of the first pattern that takes the end of a module's name, or all of it behind a ``^``, as peft reads them."""
-    for pattern, value in (settings.get(name) or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", module) or (pattern.startswith("^") and re.match(pattern, module)):
-                return value
-        except re.error as error:
-            raise ConfigError(
-                f"{ADAPTER_CONFIG}: {name} has the pattern {pattern!r}, which is none: {error}."
-            ) from error
-    return otherwise
 
 
 # ------------------------------------------------------------------------------------------------------- the base
@@ -318,7 +187,7 @@ class _Made:
 
     kind: type[LoRA]
     rows: dict[_Target, list[Rows]]
-    adapters: Mapping[str, _Adapter]
+    adapters: Mapping[str, Adapter]
     lengths: dict[tuple[_Target, str], Tensor] = field(default_factory=dict)
 
     def of(self, target: _Target) -> list[str]:
@@ -369,7 +238,7 @@ class _Made:
         return made
 
 
-def _translated(adapters: Mapping[str, _Adapter], base: _Base, folder: Path, *, dora: bool) -> _Made:
+def _translated(adapters: Mapping[str, Adapter], base: _Base, folder: Path, *, dora: bool) -> _Made:
     entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
     named = _named_as_in_table(adapters, base.conversion, entries)
     _refuse_other_sizes(named, entries, folder)
@@ -401,8 +270,8 @@ def _translated(adapters: Mapping[str, _Adapter], base: _Base, folder: Path, *, 
 
 
 def _named_as_in_table(
-    adapters: Mapping[str, _Adapter], conversion: Conversion, entries: Iterable[Entry]
-) -> dict[str, _Adapter]:
+    adapters: Mapping[str, Adapter], conversion: Conversion, entries: Iterable[Entry]
+) -> dict[str, Adapter]:
     """By the released modules' names in the table of the family."""
     known = {_name(piece) for entry in entries for piece in entry.pieces}
     for prefix in conversion.prefixes:
@@ -419,7 +288,7 @@ def _named_as_in_table(
     return named
 
 
-def _refuse_other_sizes(adapters: Mapping[str, _Adapter], entries: Iterable[Entry], folder: Path) -> None:
+def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry], folder: Path) -> None:
     transposed = {_name(piece): piece.transposed for entry in entries for piece in entry.pieces}
     shapes = {module_name(name): shape for name, shape in released_shapes(entries).items()}
     for name, one in adapters.items():
@@ -438,13 +307,13 @@ def _linear_name(module: str) -> str:
     return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
 
 
-def _has_parts(module: str, rows: list[Rows], adapters: Mapping[str, _Adapter]) -> bool:
+def _has_parts(module: str, rows: list[Rows], adapters: Mapping[str, Adapter]) -> bool:
     """Whether several released modules, which have first factors of their own, are parts of one layer of ours."""
     return module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1
 
 
 def _cut(
-    modules: Mapping[str, list[Rows]], adapters: Mapping[str, _Adapter], config: Any, *, apart: bool
+    modules: Mapping[str, list[Rows]], adapters: Mapping[str, Adapter], config: Any, *, apart: bool
 ) -> Iterator[tuple[_Target, list[Rows]]]:
     for module, sections in modules.items():
         parts = sections[0].parts(config) if apart else {}
@@ -455,7 +324,7 @@ def _cut(
             yield _Target(module, ""), sections
 
 
-def _lengths(rows: Rows, adapters: Mapping[str, _Adapter], base: _Base) -> Tensor:
+def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: _Base) -> Tensor:
     """The trained lengths of DoRA; of rows without an adapter, what they are in the base."""
     known = [adapters.get(name or "") for name in rows.modules]
     given = [one.lengths for one in known if one is not None and one.lengths is not None]

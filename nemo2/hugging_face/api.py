@@ -17,7 +17,8 @@ import torch
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.places import HUGGING_FACE, models_cache, newest_in, resolved
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.adapter_import import import_adapter, is_adapter
+from nemo2.hugging_face.adapter_files import is_adapter
+from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.foreign import foreign_at, open_foreign
 from nemo2.hugging_face.importing import import_weights, write_checkpoint

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of an adapter of Hugging Face's ``peft``: ``adapter_config.json`` and ``adapter_model.safetensors``, read and
+refused."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from torch import Tensor
+
+from nemo2.checkpoint.foreign_files import read_json
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from nemo2.hugging_face.quantised import mapped
+from nemo2.hugging_face.safetensors_files import read_header, refuse_outside
+
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"
+)
+_READ = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
+         "base_model_name_or_path", "revision"}  # fmt: skip
+_SAID_BY_THE_TENSORS = {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
+_OF_NO_CONSEQUENCE = {"inference_mode", "peft_version", "megatron_core", "qalora_group_size", "runtime_config",
+                      "auto_mapping", "eva_config", "ensure_weight_tying"}  # fmt: skip
+_TAKEN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM", None),
+    "bias": ("none", None),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+}
+"""Values of fields that leave a model what its base and A and B make of it. Other initialisations change the base too."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` holds an adapter of ``peft``, rather than a model."""
+    return os.path.lexists(folder / ADAPTER_CONFIG)
+
+
+@dataclass(kw_only=True)
+class Adapter:
+    """The factors of a released module."""
+
+    first: Tensor
+    """``lora_A``, ``[rank, inputs]``."""
+    second: Tensor
+    """``lora_B``, ``[outputs, rank]``."""
+    scale: float
+    lengths: Optional[Tensor] = None
+    """DoRA's magnitudes, ``[outputs]``; None: of LoRA."""
+
+
+def read_adapters(folder: Path, settings: Mapping[str, Any]) -> dict[str, Adapter]:
+    """The adapters of a folder by released module, ``settings`` as `read_settings` gives them.
+
+    Raises:
+        CheckpointError: the weights are missing, a pickle, or don't belong to the settings.
+        ConfigError: they hold what no adapter of ours can.
+        SecurityError: the file leads out of the folder.
+    """
+    return _by_module(_read_tensors(folder), settings, folder)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The contents of ``adapter_config.json``.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+        ConfigError: a field asks for what LoRA and DoRA of ours haven't got.
+        SecurityError: the file leads out of the folder.
+    """
+    refuse_outside(folder, ADAPTER_CONFIG)
+    settings = read_json(folder / ADAPTER_CONFIG)
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{folder / ADAPTER_CONFIG} isn't a JSON object, but {type(settings).__name__}.")
+    known = _READ | _SAID_BY_THE_TENSORS | _OF_NO_CONSEQUENCE
+    for name, value in settings.items():
+        taken = _TAKEN.get(name)
+        if name not in known and (value not in taken if taken else value):
+            allowed = " or ".join(map(repr, taken)) if taken else "left unset"
+            raise ConfigError(
+                f"{folder / ADAPTER_CONFIG}: {name}={value!r} makes of the model what nemo2's LoRA and DoRA can't; it must be "
+                f"{allowed}. Merge the adapter in peft (merge_and_unload) and import the model."
+            )
+    if settings.get("peft_type") is None:
+        raise ConfigError(f"{folder / ADAPTER_CONFIG}: peft_type is missing; an adapter of LoRA or DoRA says 'LORA'.")
+    for name, kinds in (("r", int), ("lora_alpha", int | float), ("lora_dropout", int | float | None)):
+        if not isinstance(settings.get(name), kinds):
+            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} is no number.")
+    return settings
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    if not os.path.lexists(folder / ADAPTER_WEIGHTS):
+        pickles = sorted(file.name for file in folder.glob("adapter_model*.bin"))
+        why = (
+            f"its weights are a pickle ({pickles[0]}), whose loading can run code; nemo2 reads safetensors. Where it is trusted, "
+            "load it with peft and save it again (save_pretrained)."
+            if pickles
+            else f"there is no {ADAPTER_WEIGHTS}."
+        )
+        raise CheckpointError(f"{folder}: {why}")
+    refuse_outside(folder, ADAPTER_WEIGHTS)
+    return {name: mapped(stored) for name, stored in read_header(folder / ADAPTER_WEIGHTS).items()}
+
+
+def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> dict[str, Adapter]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise ConfigError(
+                f"{folder / ADAPTER_WEIGHTS}: {name} is no factor of LoRA's, and nemo2's adapters have nothing else (weights of "
+                "modules_to_save, biases, embeddings). Merge the adapter in peft and import the model."
+            )
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{folder / ADAPTER_WEIGHTS}: {name} holds what isn't a finite number ({tensor.dtype})."
+            )
+        found.setdefault(match["module"], {})[match["kind"]] = tensor
+    if not found:
+        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} holds no tensors.")
+    wanted = {"lora_A", "lora_B"} | ({"lora_magnitude_vector"} if settings.get("use_dora") else set())
+    for module, parts in found.items():
+        if parts.keys() != wanted:
+            off = ", ".join(sorted(parts.keys() ^ wanted))
+            dora = settings.get("use_dora", False)
+            raise CheckpointError(
+                f"{folder / ADAPTER_WEIGHTS}: {module} {'lacks' if wanted - parts.keys() else 'has'} {off}, and "
+                f"{ADAPTER_CONFIG} says use_dora={dora}: the files don't belong together."
+            )
+    return {module: _adapter(module, parts, settings, folder) for module, parts in found.items()}
+
+
+def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> Adapter:
+    first, second = parts["lora_A"], parts["lora_B"]
+    rank = _by_pattern(settings, "rank_pattern", module, settings["r"])
+    if first.dim() != 2 or second.dim() != 2 or not first.shape[0] == second.shape[1] == rank:
+        raise CheckpointError(
+            f"{folder / ADAPTER_WEIGHTS}: the factors of {module} have shapes {list(first.shape)} and {list(second.shape)}, and "
+            f"{ADAPTER_CONFIG} gives it rank {rank}: the files don't belong together."
+        )
+    alpha = _by_pattern(settings, "alpha_pattern", module, settings["lora_alpha"])
+    divisor = math.sqrt(rank) if settings.get("use_rslora") else rank
+    lengths = parts.get("lora_magnitude_vector")
+    return Adapter(
+        first=first, second=second, scale=alpha / divisor, lengths=None if lengths is None else lengths.flatten()
+    )
+
+
+def _by_pattern(settings: Mapping[str, Any], name: str, module: str, otherwise: float) -> Any:
+    """The value of the first pattern that takes the end of a module's name, or all of it behind a ``^``, as peft reads them."""
+    for pattern, value in (settings.get(name) or {}).items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module) or (pattern.startswith("^") and re.match(pattern, module)):
+                return value
+        except re.error as error:
+            raise ConfigError(
+                f"{ADAPTER_CONFIG}: {name} has the pattern {pattern!r}, which is none: {error}."
+            ) from error
+    return otherwise
