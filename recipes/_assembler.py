@@ -394,9 +394,9 @@ def refuse_what_does_not_divide(
 @contextmanager
 def as_stated(stated_at: tuple[str, int], name: str) -> Iterator[None]:
     """Fields set inside are recorded as set in the file and line that state the facts of the recipe ``name``, not here."""
-    from fiddle import history
+    from nemo2.config.located import recorded_at
 
-    with history.custom_location(lambda: history.Location(*stated_at, name)):
+    with recorded_at(*stated_at, name):
         yield
 
 

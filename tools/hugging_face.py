@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of docs/hugging_face.md: a row for each tiny model that the tests hold against transformers' own.
 
-python -m tools.hugging_face        # write it; `make fmt` does
+python -m tools.hugging_face              # write it; `make fmt` does
+python -m tools.hugging_face --measure    # measure its figures again, first (some minutes)
 """
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.hf_models import ROWS, Row
@@ -11,12 +17,28 @@ from support.hf_models import ROWS, Row
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "hugging_face.md"
 BEGIN, END = "<!-- families, written by `make fmt` from support/hf_models.py -->", "<!-- end of the families -->"
 TRANSFORMERS_HAS_NONE = "names of the release"
+FIGURES = Path(__file__).resolve().parents[1] / "bench" / "results" / "hugging-face-logits.json"
+MEASURED_VARIABLE = "NEMO2_LOGITS_FILE"
+_TESTS = "tests/nemo2/models/conversion/test_parity.py"
 
 
 def table() -> str:
-    """`ROWS` as Markdown, with what `tests/nemo2/models/conversion/test_parity.py` asserts of each."""
-    lines = ["| family | transformers' class | what is on | layouts | read by transformers |", "|---|---|---|---|---|"]
-    return "\n".join([*lines, *(_line(row) for row in ROWS)])
+    """`ROWS` as Markdown, with what `tests/nemo2/models/conversion/test_parity.py` asserts and measured of each."""
+    head = "| family | transformers' class | what is on | layouts | in | out | read by transformers |"
+    measured = json.loads(FIGURES.read_text())
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *(_line(row, measured.get(row.name, {})) for row in ROWS)])
+
+
+def figures(alone: Mapping[str, float], ranks: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The greatest difference of logits of a row: of one process and of ``ranks`` at all layouts, and of what was exported."""
+    laid_out = [one for rank in ranks for one in rank.values() if one is not None]
+    return {"in": max(alone["import"], *laid_out), "out": alone.get("export")}
+
+
+def measure() -> None:
+    """Run the tests of the table, which write `FIGURES`."""
+    environment = {**os.environ, MEASURED_VARIABLE: str(FIGURES)}
+    subprocess.run([sys.executable, "-m", "pytest", "-q", _TESTS], env=environment, check=True)
 
 
 def page() -> str:
@@ -25,11 +47,15 @@ def page() -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, measured: Mapping[str, float | None]) -> str:
     kind = row.config.removesuffix("Config").removesuffix("Text")
     layouts = " · ".join(("1", *row.layouts))
-    return f"| {row.name} | {kind} | {row.switches} | {layouts} | {'yes' if row.readable else TRANSFORMERS_HAS_NONE} |"
+    differences = " | ".join("–" if (one := measured.get(way)) is None else f"{one:.0e}" for way in ("in", "out"))
+    read = "yes" if row.readable else TRANSFORMERS_HAS_NONE
+    return f"| {row.name} | {kind} | {row.switches} | {layouts} | {differences} | {read} |"
 
 
 if __name__ == "__main__":
+    if "--measure" in sys.argv[1:]:
+        measure()
     PAGE.write_text(page())

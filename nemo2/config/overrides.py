@@ -17,6 +17,7 @@ from fiddle._src import history, signatures
 from nemo2.config.aliases import aliases_of
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
+from nemo2.config.located import recorded_at
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.values import config_class, describe, typed
@@ -76,8 +77,7 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
     undo: list[tuple[_Place, Any]] = []
     failures: list[str] = []
     for number, override in _calls(recipe, list(overrides)):
-        location = history.Location(COMMAND_LINE, number, None)
-        with history.custom_location(lambda location=location: location):
+        with recorded_at(COMMAND_LINE, number):
             try:
                 _apply(recipe, override, undo)
             except (ConfigError, WrongType) as error:

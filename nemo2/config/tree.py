@@ -36,6 +36,7 @@ from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere
 from nemo2.config.capture import made_at, two_spellings, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.explicit import note_explicit_fields
+from nemo2.config.located import recorded_at
 from nemo2.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
@@ -335,7 +336,7 @@ def _as_set_where_made(obj: object) -> Iterator[None]:
     if place is None:
         yield
         return
-    with history.custom_location(lambda: history.Location(place[0], place[1], None)):
+    with recorded_at(*place):
         yield
 
 

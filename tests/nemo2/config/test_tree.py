@@ -2,6 +2,8 @@
 import copy
 import inspect
 import pickle
+import threading
+from pathlib import Path
 
 import fiddle as fdl
 import nemo_run as run
@@ -10,6 +12,7 @@ from fiddle import diffing
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config import Config, Partial, select, who_set
+from nemo2.config.located import recorded_at
 from nemo2.errors import ConfigError, UnknownNameError
 from support.config_samples import (
     DDP,
@@ -268,3 +271,23 @@ def test_unknown_names_are_config_errors_too():
     with pytest.raises(UnknownNameError) as caught:
         Config(Strategy, tensor_paralel=1)
     assert isinstance(caught.value, ConfigError)
+
+
+def test_threads_that_record_at_other_places_dont_leave_them_behind():
+    inside, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with recorded_at("elsewhere.py", 1):
+            inside.set()
+            over.wait(30)
+
+    thread = threading.Thread(target=other)
+    with recorded_at("here.py", 2):
+        thread.start()
+        inside.wait(30)
+        config = Config(Strategy, tensor_parallel=2)
+    over.set()
+    thread.join()
+    config.tensor_parallel = 4
+    files = [Path(entry.location.filename).name for entry in config.__argument_history__["tensor_parallel"]]
+    assert files == ["here.py", "test_tree.py"]

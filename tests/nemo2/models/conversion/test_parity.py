@@ -2,6 +2,8 @@
 """Every family beside transformers' own model, in both directions and at every layout: docs/hugging_face.md, row by row."""
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,16 @@ def alone(run_on_ranks: Any, root: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def laid_out(run_on_ranks: Any, root: str, alone: Any) -> list[dict[str, Any]]:
     return run_on_ranks(at_layouts, 2, root, timeout=600)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def written(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The figures, to the file that `tools.hugging_face` names in a variable."""
+    yield
+    if (file := os.environ.get(hugging_face.MEASURED_VARIABLE)) is not None:
+        alone, laid_out = request.getfixturevalue("alone"), request.getfixturevalue("laid_out")
+        found = {name: hugging_face.figures(alone[name], [rank[name] for rank in laid_out]) for name in NAMES}
+        Path(file).write_text(json.dumps(found, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("name", NAMES)
