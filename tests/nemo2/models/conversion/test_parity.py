@@ -3,7 +3,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,17 +177,11 @@ def alone(run_on_ranks: Any, root: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def laid_out(run_on_ranks: Any, root: str, alone: Any) -> list[dict[str, Any]]:
-    return run_on_ranks(at_layouts, 2, root, timeout=600)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def written(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The figures, to the file that `tools.hugging_face` names in a variable."""
-    yield
+    ranks = run_on_ranks(at_layouts, 2, root, timeout=600)
     if (file := os.environ.get(hugging_face.MEASURED_VARIABLE)) is not None:
-        alone, laid_out = request.getfixturevalue("alone"), request.getfixturevalue("laid_out")
-        found = {name: hugging_face.figures(alone[name], [rank[name] for rank in laid_out]) for name in NAMES}
+        found = {name: hugging_face.figures(alone[name], [rank[name] for rank in ranks]) for name in NAMES}
         Path(file).write_text(json.dumps(found, indent=1) + "\n")
+    return ranks
 
 
 @pytest.mark.parametrize("name", NAMES)
