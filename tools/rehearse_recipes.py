@@ -90,6 +90,8 @@ def _late(processor: float, limit: Optional[float]) -> str:
 
 
 def _largest_first() -> list[str]:
+    """All that ship, but the fine-tuning of `llama_tiny`, which names no weights: its vocabulary is that of the run it goes on
+    from."""
     from nemo2 import recipes
 
     sizes = {name: getattr(recipes.get(name).RECIPE, "parameters", 0) or 0 for name in recipes.names()}
@@ -97,7 +99,7 @@ def _largest_first() -> list[str]:
         f"{name}{method}": size
         for name, size in sizes.items()
         for method in ("", ":lora", ":full")
-        if not method or hasattr(recipes.get(name), "finetune_recipe")
+        if not method or getattr(getattr(recipes.get(name), "FINETUNE", None), "weights", None)
     }
     return sorted(variants, key=lambda name: -variants[name])
 
