@@ -304,17 +304,21 @@ def test_a_disk_that_fills_up_half_way_leaves_nothing(tmp_path: Path, direction:
     if direction == "export":
         convert, begin = export_weights, import_weights(begin, tmp_path / "ours")
     before = sorted(path.name for path in tmp_path.iterdir())
-    written, pwrite = 0, os.pwrite
+    written = 0
 
-    def full(descriptor: int, block: Any, place: int) -> int:
-        nonlocal written
-        written += 1
-        if written > 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, block, place)
+    def full(real: Any) -> Any:
+        def write_some(*arguments: Any) -> int:
+            nonlocal written
+            written += 1
+            if written > 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments)
+
+        return write_some
 
     with (
-        mock.patch("os.pwrite", full),
+        mock.patch("os.pwrite", full(os.pwrite)),
+        mock.patch("os.copy_file_range", full(os.copy_file_range)),
         pytest.raises(CheckpointError, match="No space left on device.*Nothing of it was kept"),
     ):
         convert(begin, tmp_path / "target")

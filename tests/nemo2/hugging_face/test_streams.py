@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files written from stretches of others are those bytes, whoever copies them."""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from nemo2.hugging_face import streams
+from nemo2.hugging_face.streams import Copy, Planned, Zeros, write_files
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "BLOCK", 1000)
+
+
+def planned(folder: Path) -> tuple[Planned, bytes]:
+    source = folder / "source"
+    source.write_bytes(data := os.urandom(10_000))
+    stretches = [b"head", Copy(str(source), 123, 4567), Zeros(1500), Copy(str(source), 9000, 1000)]
+    whole = b"head" + data[123:4690] + bytes(1500) + data[9000:]
+    return Planned(path=folder / "made", stretches=stretches), whole
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+@pytest.mark.parametrize("refused_after", [None, 0, 2])
+def test_the_bytes_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: bool, refused_after: int | None
+) -> None:
+    """Also where the kernel doesn't copy between these file systems, or no further."""
+    real, calls = os.copy_file_range, []
+
+    def copy(*arguments: int) -> int:
+        if refused_after is not None and len(calls) >= refused_after:
+            raise OSError(errno.EXDEV, "other file system")
+        calls.append(real(*arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    file, whole = planned(tmp_path)
+    told: list[int] = []
+    found = write_files([file], advance=told.append, hashes=hashes)
+    assert file.path.read_bytes() == whole and sum(told) == len(whole)
+    assert found == ({file.path: hashlib.sha256(whole).hexdigest()} if hashes else {})
+    assert bool(calls) == (not hashes and refused_after != 0)
+
+
+def test_a_source_that_ends_early_is_told(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"short")
+    file = Planned(path=tmp_path / "made", stretches=[Copy(str(tmp_path / "source"), 2, 10)])
+    with pytest.raises(EOFError, match="source ends at byte 5, and 7 more are needed"):
+        write_files([file], advance=lambda _: None)
+
+
+def test_a_full_disk_is_not_taken_for_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_files([planned(tmp_path)[0]], advance=lambda _: None)
