@@ -10,6 +10,7 @@ Formulas and defaults are those of transformers' ``modeling_rope_utils.py``; lin
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -23,8 +24,9 @@ from nemo2.errors import ConfigError
 
 @configurable
 @dataclass
-class Stretching:
-    """How positions are stretched: by the number of tokens that the model was first trained on, and a factor."""
+class Stretching(ABC):
+    """How positions are stretched: by the number of tokens that the model was first trained on, and a factor. Made to be
+    subclassed."""
 
     original_length: int
     """Tokens of the longest sequence that it saw before it was stretched."""
@@ -38,9 +40,9 @@ class Stretching:
                 f"factor={self.factor}: the length must be at least 2, and the factor 1 or more."
             )
 
+    @abstractmethod
     def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
         """Radians per position for a sequence of ``length`` tokens, of the shape of ``plain``, which are the unstretched ones."""
-        raise NotImplementedError
 
     @property
     def amplitude(self) -> float:
@@ -51,7 +53,7 @@ class Stretching:
         """The longest sequence that turns at the frequencies of one of ``length`` tokens. None: any longer one does."""
         return None
 
-    def check(self, width: int) -> None:
+    def check(self, width: int) -> None:  # noqa: B027  # most kinds suit every width
         """
         Raises:
             ConfigError: heads with ``width`` rotated channels can't be stretched like this.
