@@ -40,6 +40,7 @@ from nemo2.settle.agreement import (
 )
 from nemo2.settle.machine import Machine
 from nemo2.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
+from nemo2.settle.te_needs import refuse_an_older_transformer_engine
 from nemo2.settle.world import World, world_of
 
 
@@ -267,6 +268,7 @@ def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> Non
     if run.ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model):
         # Possible from Transformer Engine 2.10 on; Megatron-LM asks its users to verify it.
         add_gradients_apart(model, why="Megatron-FSDP keeps gradients in pieces")
+    refuse_an_older_transformer_engine(model, run.ddp_config, machine.transformer_engine)
     _count_layers(model)
 
 
