@@ -40,6 +40,13 @@ NOBODY_READS: dict[tuple[str, str], str] = {
     ("MegatronCheckpointIO", "load_directly_on_device"): f"{NEMO}; Megatron-Core reads into the tensors it is given",
     ("generate", "inference_batch_times_seqlen_threshold"): NEMO,
     ("generate", "enable_flash_decode"): NEMO,
+    **{
+        ("deploy", name): NEMO
+        for name in (
+            *("model_type", "max_batch_size", "output_context_logits", "output_generation_logits"),
+            "enable_flash_decode",
+        )
+    },
     ("ModelCheckpoint", "enable_version_counter"): NEMO,
     ("GPTConfig", "use_transformer_engine_full_layer_spec"): NEMO,
     ("GPTConfig126M", "use_transformer_engine_full_layer_spec"): NEMO,

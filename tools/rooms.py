@@ -159,7 +159,8 @@ ROOMS = (
     ),
     Room(
         "llm",
-        "the front door for users and the entry points `pretrain`, `validate`, `generate`; `set_up.py` is set-up without a loop",
+        "the front door for users and the entry points `pretrain`, `validate`, `generate`; `set_up.py` is set-up without a loop; "
+        "`serving.py` hands a checkpoint to a server of `engines.py`, in a form of `exported.py`",
     ),
     Room(
         "rehearse",

@@ -31,6 +31,7 @@ from nemo2.cli import (
     recipe_tools,
     rehearse,
     runs,
+    serve,
     tools,
     trace,
     translate,
@@ -76,6 +77,7 @@ recipe_tools.register(app)
 convert.register(app)
 rehearse.register(app)
 evaluate.register(app)
+serve.register(app)
 trace.register(app)
 runs.register(app)
 cluster.register(app)

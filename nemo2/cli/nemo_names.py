@@ -74,8 +74,8 @@ _REASONS = {
     "Lightning's Fabric loop isn't there: train with nl.Trainer, or call MegatronParallel in a loop of your own": """
         Fabric FabricMegatronStrategy FabricMegatronMixedPrecision to_fabric
     """,
-    "the deployment and evaluation of models have moved to NVIDIA-NeMo's Export-Deploy and Eval": """
-        deploy evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
+    "the evaluation of models behind an API has moved to NVIDIA-NeMo's Eval": """
+        evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM
     """,
     "NVIDIA's ModelOpt, which prunes, distills and quantises, isn't wired in": """

@@ -23,6 +23,7 @@ from nemo2.llm.api import train as train
 from nemo2.llm.api import validate as validate
 from nemo2.llm.evaluation import evaluate as evaluate
 from nemo2.llm.evaluation import perplexity as perplexity
+from nemo2.llm.serving import deploy as deploy
 from nemo2.models import *
 from nemo2.models.gpt_step import get_batch_on_this_context_parallel_rank as get_batch_on_this_context_parallel_rank
 from nemo2.models.gpt_step import get_packed_seq_params as get_packed_seq_params

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers of others that a checkpoint can be handed to, and their command lines."""
+
+import importlib.metadata
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+from nemo2.errors import ConfigError
+from nemo2.llm.exported import DTYPES, torch_name
+from nemo2.peft import LoRA
+
+Engine = Literal["vllm", "transformers"]
+ENGINES: tuple[Engine, ...] = ("vllm", "transformers")
+"""The first of them that is installed serves."""
+_INSTALL = {"vllm": "pip install vllm", "transformers": "pip install 'nemo2[serve]'"}
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's ``--max-lora-rank`` takes (vllm/config/lora.py)."""
+_OLDEST_TRANSFORMERS = 5
+"""Before, ``transformers serve`` didn't take the model that it serves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """Where it listens; from this machine alone unless told otherwise, though vLLM's own default is every address."""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    """Over how many GPUs vLLM spreads the model."""
+    dtype: Optional[str] = None
+    """A key of `DTYPES`. None: as most of the weights are stored. Engines are always told one, because vLLM's own choice for
+    float32 weights is float16."""
+    max_length: Optional[int] = None
+    """Tokens of a prompt and its continuation together. None: the sequence length of the run."""
+    model_name: Optional[str] = None
+    """By which vLLM's requests ask for it. None: the checkpoint's name."""
+    further: Sequence[str] = ()
+    """Arguments for the engine, put behind all others."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Additions that vLLM loads beside their base."""
+
+    folder: Path
+    rank: int
+
+
+def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
+    """The engine of this name, or the first that is installed.
+
+    Args:
+        only_told: It needn't be installed, if it is named.
+
+    Raises:
+        ConfigError: it isn't one, or isn't installed.
+    """
+    if engine is not None and engine not in ENGINES:
+        raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}.")
+    for one in ENGINES:
+        if engine == one and only_told or engine in (None, one) and _missing(one) is None:
+            return one
+    reasons = "; ".join(f"{_missing(one)}" for one in ENGINES if engine in (None, one))
+    raise ConfigError(f"Nothing can serve here: {reasons}. With --engine and --print the command is only told.")
+
+
+def vllm_command(
+    model: str, asked: Asked, *, dtype: str, length: int, name: str, adapters: Optional[Adapters]
+) -> list[str]:
+    """``vllm serve`` of a model's folder; with ``adapters`` it answers as ``name``, and the base as ``name-base``."""
+    command = [
+        *(_program("vllm"), "serve", model, "--host", asked.host, "--port", str(asked.port)),
+        *("--served-model-name", name if adapters is None else f"{name}-base"),
+        *("--dtype", torch_name(dtype), "--max-model-len", str(length)),
+    ]
+    if asked.tensor_parallel_size > 1:
+        command += ["--tensor-parallel-size", str(asked.tensor_parallel_size)]
+    if asked.pipeline_parallel_size > 1:
+        command += ["--pipeline-parallel-size", str(asked.pipeline_parallel_size)]
+    if adapters is not None:
+        rank = next(one for one in _LORA_RANKS if one >= adapters.rank)
+        module = {"name": name, "path": str(adapters.folder), "base_model_name": f"{name}-base"}
+        command += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", json.dumps(module)]
+    return [*command, *asked.further]
+
+
+def transformers_command(model: str, asked: Asked, *, dtype: str) -> list[str]:
+    """``transformers serve`` of a model's folder, by whose path requests may ask for it.
+
+    Raises:
+        ConfigError: something is asked for that it has no argument for.
+    """
+    default = Asked()
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length", "model_name"):
+        if (value := getattr(asked, name)) != getattr(default, name):
+            raise ConfigError(
+                f"{name}={value}: `transformers serve` has no argument for it. Leave it out, or serve with vLLM "
+                f"({_INSTALL['vllm']})."
+            )
+    where = "--host", asked.host, "--port", str(asked.port)
+    return [_program("transformers"), "serve", model, "--dtype", torch_name(dtype), *where, *asked.further]
+
+
+def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:
+    """Why vLLM can't load a run's additions beside their base; None where it can. It reads one rank and one scale for all
+    modules, and no lengths of rows (vllm/lora/peft_helper.py)."""
+    method = model.model_transform
+    if type(method) is not LoRA:
+        return f"vLLM doesn't load {type(method).__name__}"
+    if method.dim > _LORA_RANKS[-1]:
+        return f"vLLM takes ranks up to {_LORA_RANKS[-1]}, and theirs is {method.dim}"
+    if model.config.num_moe_experts:
+        return "vLLM puts additions beside experts of few models only"
+    return None
+
+
+def refuse_uneven_heads(model: Any, tensor_parallel_size: int) -> None:
+    """
+    Raises:
+        ConfigError: vLLM can't split the model's attention over that many GPUs.
+    """
+    heads = getattr(model.config, "num_attention_heads", None)
+    if heads and heads % tensor_parallel_size:
+        fits = [size for size in (1, 2, 4, 8, 16) if heads % size == 0]
+        raise ConfigError(
+            f"tensor_parallel_size={tensor_parallel_size} doesn't divide the model's {heads} attention heads, which vLLM "
+            f"splits: use {', '.join(map(str, fits))}."
+        )
+
+
+def _missing(engine: Engine) -> Optional[str]:
+    """Why an engine can't start here, and what installs it; None where it can."""
+    program = Path(_program(engine))
+    if shutil.which(program) is None:
+        return f"there is no program `{engine}` ({_INSTALL[engine]})"
+    if engine == "vllm" or program.parent != Path(sys.executable).parent:
+        return None
+    version = importlib.metadata.version("transformers")
+    if int(version.partition(".")[0]) < _OLDEST_TRANSFORMERS:
+        return f"transformers {version} is too old, {_OLDEST_TRANSFORMERS}.0 serves models ({_INSTALL[engine]})"
+    from transformers.utils.import_utils import is_serve_available
+
+    return None if is_serve_available() else f"`transformers serve` lacks packages ({_INSTALL[engine]})"
+
+
+def _program(engine: Engine) -> str:
+    """The path of an engine's program: the one of this environment, or that of the search path; its name where there is none."""
+    beside = Path(sys.executable).parent / engine
+    return str(beside) if beside.exists() else shutil.which(engine) or engine

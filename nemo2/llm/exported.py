@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in the forms that inference engines read, made once and kept.
+
+A form's folder carries the digest of its checkpoint's manifest, which has the hash of every file: a checkpoint that was written
+anew gets a new folder, and the same one is found again wherever it lies.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Optional
+
+import torch
+
+from nemo2.checkpoint.directory import MANIFEST, read_manifest, temporary_name
+from nemo2.checkpoint.io import weights_dir
+from nemo2.errors import CheckpointError
+from nemo2.hugging_face.stored import StoredTensors
+from nemo2.llm.inference import model_of
+
+Kind = Literal["model", "merged", "adapters"]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A checkpoint in one form of Hugging Face's."""
+
+    checkpoint: Path
+    kind: Kind
+    """All of the model; all of it with its additions merged in; or the additions alone, as ``peft`` has them."""
+    dtype: str
+    """A key of `DTYPES`: of the weights."""
+
+    @property
+    def folder(self) -> Path:
+        """Its place in `exports_cache`."""
+        name = f"{self.checkpoint.name}-{self.kind}-{self.dtype}-{_digest(self.checkpoint)[:16]}"
+        return exports_cache() / name.replace("=", "-").replace(",", "-")
+
+    @property
+    def is_there(self) -> bool:
+        """The folder gets its name once it is whole."""
+        return self.folder.is_dir()
+
+    @property
+    def commands(self) -> list[str]:
+        """What makes the same by hand, a line each."""
+        here, there = self.checkpoint, self.folder
+        if self.kind == "adapters":
+            return [f'python -c \'from nemo2 import llm; llm.peft.export_lora("{here}", "{there}")\'']
+        export = f"nemo2 export {{}} --dtype {self.dtype} --output {there}"
+        if self.kind == "model":
+            return [export.format(here)]
+        return [f"nemo2 merge {here} --output {there}-checkpoint", export.format(f"{there}-checkpoint")]
+
+    def make(self) -> Path:
+        """The folder, filled where it isn't there yet.
+
+        Raises:
+            CheckpointError, ConfigError: as `export_ckpt`, `export_lora` and `merge_lora`.
+        """
+        if not self.is_there:
+            exports_cache().mkdir(parents=True, exist_ok=True, mode=0o700)
+            _MAKERS[self.kind](self)
+        return self.folder
+
+
+def exports_cache() -> Path:
+    """Where forms are kept: ``$NEMO2_EXPORTS_CACHE``, or ``exports`` in ``$NEMO_HOME``, which is ``~/.cache/nemo2``."""
+    home = os.environ.get("NEMO_HOME") or "~/.cache/nemo2"
+    return Path(os.environ.get("NEMO2_EXPORTS_CACHE") or f"{home}/exports").expanduser().absolute()
+
+
+def dtype_of(checkpoint: Path) -> str:
+    """The key of `DTYPES` in which most of a checkpoint's numbers are stored; "fp32" for any other."""
+    counted: Counter[torch.dtype] = Counter()
+    for tensor in StoredTensors(weights_dir(checkpoint)).tensors.values():
+        counted[tensor.properties.dtype] += torch.Size(tensor.size).numel()
+    most = counted.most_common(1)[0][0] if counted else None
+    return next((name for name, dtype in DTYPES.items() if dtype is most), "fp32")
+
+
+def torch_name(dtype: str) -> str:
+    """``bfloat16`` of ``bf16``."""
+    return str(DTYPES[dtype]).removeprefix("torch.")
+
+
+def own_dtype(name: Optional[str]) -> Optional[str]:
+    """The key of `DTYPES` for torch's name of it; None for any other."""
+    return next((own for own in DTYPES if name in (own, torch_name(own))), None)
+
+
+def _digest(checkpoint: Path) -> str:
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        raise CheckpointError(
+            f"{checkpoint} is no checkpoint of nemo2's: `nemo2 import {checkpoint} --output FOLDER` makes one of it."
+        )
+    return manifest.digest or hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
+
+
+def _export(form: Form, source: Optional[Path] = None) -> None:
+    from nemo2.hugging_face.api import export_ckpt
+
+    export_ckpt(source or form.checkpoint, "hf", form.folder, dtype=DTYPES[form.dtype])
+
+
+def _export_adapters(form: Form) -> None:
+    from nemo2.hugging_face.adapters import export_adapter
+
+    export_adapter(form.checkpoint, form.folder, dtype=DTYPES[form.dtype])
+
+
+def _merge(form: Form) -> None:
+    """The merged checkpoint is needed for as long as it is exported."""
+    from nemo2.llm.peft import merge_lora
+
+    between = temporary_name(form.folder)
+    try:
+        merge_lora(form.checkpoint, between)
+        _export(form, between)
+    finally:
+        shutil.rmtree(between, ignore_errors=True)
+
+
+_MAKERS: dict[Kind, Callable[[Form], None]] = {"model": _export, "merged": _merge, "adapters": _export_adapters}
+
+
+def tokenizer_trouble(checkpoint: Path) -> Optional[str]:
+    """Why an engine finds no tokenizer in a checkpoint's form; None where it finds one."""
+    from nemo2.data.tokenizer import AutoTokenizer
+    from nemo2.data.tokenizer_files import files_of
+
+    tokenizer = model_of(checkpoint).tokenizer
+    if files_of(tokenizer) or isinstance(tokenizer, AutoTokenizer):
+        return None
+    return f"{checkpoint} was trained with {tokenizer!r}, which has no form of Hugging Face's"

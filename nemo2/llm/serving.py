@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint handed over to a server of others: vLLM's or transformers', with the arguments that fit it.
+
+Nothing here answers a request. What is decided is in which form the engine gets the weights, and its command line.
+"""
+
+import json
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.places import HUGGING_FACE
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.hugging_face import api as hugging_face
+from nemo2.hugging_face.restore import folder_of
+from nemo2.llm import engines
+from nemo2.llm.engines import Adapters, Asked, Engine
+from nemo2.llm.exported import Form, dtype_of, own_dtype, tokenizer_trouble
+from nemo2.llm.inference import find_checkpoint, model_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a checkpoint is served."""
+
+    forms: tuple[Form, ...]
+    """In which the engine reads it; those that aren't there yet are made before it starts."""
+    command: tuple[str, ...]
+    """The engine's process."""
+    model_name: str
+    """By which requests ask for it."""
+    notes: tuple[str, ...] = ()
+    """What was decided, a sentence each."""
+
+    def text(self) -> str:
+        """The commands that would run, as a shell takes them."""
+        made = [line for form in self.forms if not form.is_there for line in form.commands]
+        return "\n".join([*made, shlex.join(self.command)])
+
+    def prepare(self) -> None:
+        """Make the forms that aren't there yet.
+
+        Raises:
+            CheckpointError, ConfigError: as `nemo2.llm.exported.Form.make`.
+        """
+        for form in self.forms:
+            form.make()
+
+
+def plan_serving(
+    path: str, asked: Asked, *, engine: Optional[str] = None, merge: bool = False, only_told: bool = False
+) -> Serving:
+    """The form and the command line with which an engine serves a checkpoint. Nothing is written or started.
+
+    Args:
+        path: A checkpoint directory, or a run's for its newest.
+        engine: Of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
+        merge: Merge additions of a fine-tuning run into its weights, also where vLLM could load them beside the base.
+        only_told: The engine that is named needn't be installed.
+
+    Raises:
+        CheckpointError: no checkpoint, or none that describes its model.
+        ConfigError: no engine is installed, or it can't do what is asked of it.
+    """
+    checkpoint = find_checkpoint(Path(path).expanduser())
+    if (trouble := tokenizer_trouble(checkpoint)) is not None:
+        raise ConfigError(f"{trouble}: a server gets texts and needs it. `nemo2 generate` completes prompts without.")
+    chosen, model = engines.chosen(engine, only_told=only_told), model_of(checkpoint)
+    dtype = asked.dtype or _stored_dtype(checkpoint)
+    if (why := _why_whole(checkpoint, model, chosen, merge=merge)) is None:
+        return _beside_the_base(checkpoint, model, asked, dtype)
+    form = Form(checkpoint=checkpoint, kind="merged" if why else "model", dtype=dtype)
+    notes = (f"The additions of fine-tuning are merged into the weights: {why}.",) if why else ()
+    if chosen == "transformers":
+        command = engines.transformers_command(str(form.folder), asked, dtype=dtype)
+        return Serving(forms=(form,), command=tuple(command), model_name=str(form.folder), notes=notes)
+    return _by_vllm(checkpoint, model, asked, dtype, forms=(form,), place=str(form.folder), notes=notes)
+
+
+@configurable
+def deploy(
+    nemo_checkpoint: Optional[str] = None,
+    backend: str = "in-framework",
+    model_type: Optional[str] = None,
+    triton_model_name: str = "triton_model",
+    triton_model_version: Optional[int] = 1,
+    triton_http_port: int = 8000,
+    triton_grpc_port: int = 8001,
+    triton_http_address: str = "0.0.0.0",
+    triton_model_repository: Optional[str] = None,
+    start_fastapi_server: bool = True,
+    fastapi_http_address: str = "0.0.0.0",
+    fastapi_port: int = 8080,
+    num_gpus: int = 1,
+    num_nodes: int = 1,
+    tensor_parallelism_size: int = 1,
+    pipeline_parallelism_size: int = 1,
+    context_parallel_size: int = 1,
+    expert_model_parallel_size: int = 1,
+    expert_tensor_parallel_size: int = 1,
+    dtype: Optional[str] = None,
+    max_input_len: int = 4096,
+    max_output_len: int = 256,
+    max_batch_size: int = 8,
+    output_context_logits: bool = True,
+    output_generation_logits: bool = True,
+    enable_flash_decode: bool = True,
+    legacy_ckpt: bool = False,
+) -> None:
+    """Serve a checkpoint, as ``nemo2 serve`` does, until it is interrupted. Parameters are NeMo 2.0's, in its order.
+
+    Args:
+        nemo_checkpoint: A checkpoint directory, or a run's.
+        backend: "vllm" or "transformers"; "in-framework" is the one that is installed.
+        model_type: Kept for NeMo's signature: the checkpoint says it.
+        triton_model_name: By which vLLM's requests ask for the model. "triton_model": the checkpoint's name.
+        fastapi_http_address, fastapi_port: Where the server listens.
+        tensor_parallelism_size, pipeline_parallelism_size: Over how many GPUs vLLM spreads the model; their product has to be
+            ``num_gpus``, if that is more than 1.
+        dtype: "bf16", "fp16" or "fp32" (torch's names do as well). None: as the weights are stored.
+        max_input_len, max_output_len: Their sum is vLLM's longest sequence, where it is shorter than the run's.
+        max_batch_size, output_context_logits, output_generation_logits, enable_flash_decode: Kept for NeMo's signature: engines
+            batch as requests come, and give log-probabilities to requests that ask.
+        triton_model_version, triton_http_port, triton_grpc_port, triton_http_address, triton_model_repository: Must have their
+            defaults: Triton isn't started.
+        start_fastapi_server, num_nodes, context_parallel_size, expert_model_parallel_size, expert_tensor_parallel_size,
+            legacy_ckpt: Must have their defaults.
+
+    Raises:
+        CheckpointError, ConfigError: as `plan_serving`; an argument that has no meaning here.
+    """
+    for name, value, default in (
+        ("triton_model_version", triton_model_version, 1),
+        ("triton_http_port", triton_http_port, 8000),
+        ("triton_grpc_port", triton_grpc_port, 8001),
+        ("triton_http_address", triton_http_address, "0.0.0.0"),
+        ("triton_model_repository", triton_model_repository, None),
+        ("start_fastapi_server", start_fastapi_server, True),
+        ("num_nodes", num_nodes, 1),
+        ("context_parallel_size", context_parallel_size, 1),
+        ("expert_model_parallel_size", expert_model_parallel_size, 1),
+        ("expert_tensor_parallel_size", expert_tensor_parallel_size, 1),
+        ("legacy_ckpt", legacy_ckpt, False),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"{name}={value!r}: deploy starts vLLM's or transformers' server on this machine, which has nothing like it. "
+                "Leave it out."
+            )
+    if nemo_checkpoint is None:
+        raise ConfigError("deploy needs nemo_checkpoint: a checkpoint directory, or a run's.")
+    sizes = tensor_parallelism_size, pipeline_parallelism_size
+    if num_gpus > 1 and num_gpus != sizes[0] * sizes[1]:
+        raise ConfigError(
+            f"num_gpus={num_gpus} must be tensor_parallelism_size * pipeline_parallelism_size = {sizes[0]} * {sizes[1]}."
+        )
+    run_length = model_of(find_checkpoint(Path(nemo_checkpoint))).config.seq_length
+    engine = None if backend == "in-framework" else backend
+    vllm = engines.chosen(engine) == "vllm"
+    asked = Asked(
+        host=fastapi_http_address,
+        port=fastapi_port,
+        tensor_parallel_size=tensor_parallelism_size,
+        pipeline_parallel_size=pipeline_parallelism_size,
+        dtype=own_dtype(dtype) or dtype,
+        max_length=min(max_input_len + max_output_len, run_length) if vllm else None,
+        model_name=triton_model_name if vllm and triton_model_name != "triton_model" else None,
+    )
+    serving = plan_serving(nemo_checkpoint, asked, engine=engine)
+    serving.prepare()
+    subprocess.run(serving.command, check=True)
+
+
+def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
+    """Why additions are merged: a reason, "" where there are none, None where the engine loads them beside their base."""
+    if _part_of(checkpoint) is None:
+        return ""
+    if merge:
+        return "--merge asks for it"
+    if engine == "transformers":
+        return "`transformers serve` has no argument for them"
+    return engines.why_vllm_takes_no_adapters(model)
+
+
+def _beside_the_base(checkpoint: Path, model: Any, asked: Asked, dtype: str) -> Serving:
+    adapters = Form(checkpoint=checkpoint, kind="adapters", dtype=dtype)
+    name = asked.model_name or checkpoint.name
+    notes = (f"{name} is the base with its additions, {name}-base the base alone.",)
+    place, base = _part_of(checkpoint) or "", ()
+    if place.startswith(HUGGING_FACE):
+        place = str(folder_of(place))
+    else:
+        base = (Form(checkpoint=hugging_face.find_checkpoint(place), kind="model", dtype=dtype),)
+        place = str(base[0].folder)
+    loaded = Adapters(folder=adapters.folder, rank=model.model_transform.dim)
+    return _by_vllm(checkpoint, model, asked, dtype, forms=(*base, adapters), place=place, notes=notes, adapters=loaded)
+
+
+def _by_vllm(
+    checkpoint: Path,
+    model: Any,
+    asked: Asked,
+    dtype: str,
+    *,
+    forms: tuple[Form, ...],
+    place: str,
+    notes: tuple[str, ...],
+    adapters: Optional[Adapters] = None,
+) -> Serving:
+    engines.refuse_uneven_heads(model, asked.tensor_parallel_size)
+    length, name = asked.max_length or model.config.seq_length, asked.model_name or checkpoint.name
+    if asked.max_length is None:
+        notes = (*notes, f"At most {length} tokens, the sequence length of the run; --max-length changes it.")
+    command = engines.vllm_command(place, asked, dtype=dtype, length=length, name=name, adapters=adapters)
+    return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
+
+
+def _part_of(checkpoint: Path) -> Optional[str]:
+    manifest = read_manifest(checkpoint)
+    return None if manifest is None else manifest.part_of
+
+
+def _stored_dtype(checkpoint: Path) -> str:
+    """Of the weights; of additions, of what they were trained beside, which decides how they are computed with."""
+    place = _part_of(checkpoint)
+    if place is None:
+        return dtype_of(checkpoint)
+    if not place.startswith(HUGGING_FACE):
+        return dtype_of(hugging_face.find_checkpoint(place))
+    described = json.loads((folder_of(place) / "config.json").read_text())
+    return own_dtype(str(described.get("dtype") or described.get("torch_dtype"))) or "fp32"

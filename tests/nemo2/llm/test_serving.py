@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints handed over to servers: what they are told, and what is exported for them. ``tests/serving`` asks a server."""
+
+import contextlib
+import io
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo2.errors import CheckpointError, ConfigError
+from support import answering_runs
+
+
+def planned(directory: str) -> dict[str, Any]:
+    """Runs of a model and of additions over it, and how each is served."""
+    from nemo2.checkpoint.directory import read_manifest
+    from nemo2.cli import main
+    from nemo2.llm import peft
+    from nemo2.llm.engines import Asked
+    from nemo2.llm.inference import find_checkpoint
+    from nemo2.llm.serving import plan_serving
+
+    os.environ["NEMO2_EXPORTS_CACHE"] = f"{directory}/exports"
+    run = answering_runs.save(f"{directory}/base")
+    base = str(find_checkpoint(Path(run)))
+    made = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal"}
+    adapted = {
+        kind: answering_runs.save(f"{directory}/{kind}", transform=peft.PEFT_STR2CLS[kind](**made), base=base)
+        for kind in ("LoRA", "DoRA")
+    }
+    found: dict[str, Any] = {"printed": {}, "errors": {}, "base": base}
+    for name, arguments in {
+        "model": [run, "--engine", "vllm", "--print"],
+        "two": [
+            run,
+            "--engine",
+            "vllm",
+            "-tp",
+            "2",
+            "--max-length",
+            "50",
+            "--name",
+            "mine",
+            "--dtype",
+            "bf16",
+            "--print",
+        ],
+        "also": [run, "--engine", "vllm", "--also=--enforce-eager", "--print"],
+        "transformers": [run, "--engine", "transformers", "--port", "8123", "--print"],
+        "LoRA": [adapted["LoRA"], "--engine", "vllm", "--print"],
+        "merged": [adapted["LoRA"], "--engine", "vllm", "--merge", "--print"],
+        "DoRA": [adapted["DoRA"], "--engine", "vllm", "--print"],
+        "LoRA in transformers": [adapted["LoRA"], "--engine", "transformers", "--print"],
+    }.items():
+        out, told = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
+            code = main(["serve", *arguments])
+        assert code == 0, told.getvalue()
+        found["printed"][name] = out.getvalue().splitlines(), told.getvalue()
+    found["written by --print"] = Path(f"{directory}/exports").exists()
+    for name, arguments in {
+        "heads": [run, "--engine", "vllm", "-tp", "3", "--print"],
+        "tp": [run, "--engine", "transformers", "-tp", "2", "--print"],
+        "length": [run, "--engine", "transformers", "--max-length", "5", "--print"],
+    }.items():
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            assert main(["serve", *arguments]) == 2
+        found["errors"][name] = told.getvalue()
+    served = {kind: plan_serving(path, Asked(), engine="vllm", only_told=True) for kind, path in adapted.items()}
+    for one in served.values():
+        one.prepare()
+    found["folders"] = {kind: [str(form.folder) for form in one.forms] for kind, one in served.items()}
+    times = [Path(folder).stat().st_mtime_ns for folder in found["folders"]["LoRA"]]
+    served["LoRA"].prepare()
+    found["again"] = times == [Path(folder).stat().st_mtime_ns for folder in found["folders"]["LoRA"]]
+    found["after"] = served["LoRA"].text()
+    manifest = read_manifest(Path(base))
+    found["digest"] = "" if manifest is None else manifest.digest
+    return found
+
+
+@pytest.fixture(scope="module")
+def plans(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_on_ranks(planned, 1, str(tmp_path_factory.mktemp("serving")), timeout=240)[0]
+
+
+def test_vllm_is_told_what_its_own_defaults_would_get_wrong(plans: dict[str, Any]) -> None:
+    (export, serve), told = plans["printed"]["model"]
+    assert shlex.split(export)[:3] == ["nemo2", "export", plans["base"]]
+    folder = shlex.split(export)[-1]
+    assert plans["digest"][:16] in folder
+    program, *words = shlex.split(serve)
+    assert Path(program).name == "vllm" and words[:2] == ["serve", folder]
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert options["--dtype"] == "float32", "vLLM would take float16 for float32 weights"
+    assert options["--host"] == "127.0.0.1", "vLLM would listen at every address"
+    assert options["--max-model-len"] == str(answering_runs.SEQ)
+    assert f"At most {answering_runs.SEQ} tokens" in told
+    two = shlex.split(plans["printed"]["two"][0][-1])
+    assert two[two.index("--tensor-parallel-size") + 1] == "2" and two[two.index("--max-model-len") + 1] == "50"
+    assert two[two.index("--served-model-name") + 1] == "mine" and two[two.index("--dtype") + 1] == "bfloat16"
+    assert shlex.split(plans["printed"]["also"][0][-1])[-1] == "--enforce-eager"
+
+
+def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewhere(plans: dict[str, Any]) -> None:
+    (export, adapters, serve), told = plans["printed"]["LoRA"]
+    words = shlex.split(serve)
+    module = json.loads(words[words.index("--lora-modules") + 1])
+    assert "export_lora" in adapters and module["path"] in adapters
+    assert words[2] == shlex.split(export)[-1] and module["base_model_name"] == f"{module['name']}-base"
+    assert words[words.index("--max-lora-rank") + 1] == "8", "vLLM's choices begin at 8"
+    assert "the base alone" in told
+    for name, why in {
+        "merged": "--merge asks",
+        "DoRA": "vLLM doesn't load DoRA",
+        "LoRA in transformers": "has no argument for them",
+    }.items():
+        lines, told = plans["printed"][name]
+        assert [shlex.split(line)[1] for line in lines] == ["merge", "export", "serve"]
+        assert why in told and "lora" not in lines[-1].replace("LoRA", "")
+
+
+def test_forms_are_made_once(plans: dict[str, Any]) -> None:
+    assert not plans["written by --print"]
+    base, adapters = map(Path, plans["folders"]["LoRA"])
+    assert {"config.json", "tokenizer.json"} <= {file.name for file in base.iterdir()}
+    assert {file.name for file in adapters.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert (Path(*plans["folders"]["DoRA"]) / "model.safetensors").exists()
+    assert plans["again"]
+    assert len(plans["after"].splitlines()) == 1, "what is there needs no command"
+    assert sorted(file.name for file in base.parent.iterdir()) == sorted(
+        Path(folder).name for folders in plans["folders"].values() for folder in folders
+    )
+
+
+def test_transformers_own_parser_takes_what_it_is_told(plans: dict[str, Any]) -> None:
+    from transformers.cli.transformers import app
+
+    program, verb, *words = shlex.split(plans["printed"]["transformers"][0][-1])
+    assert Path(program).name == "transformers"
+    commands: Any = app
+    parsed = commands.commands[verb].make_context(verb, list(words)).params
+    assert parsed["force_model"] == words[0] and parsed["dtype"] == "float32"
+    assert (parsed["host"], parsed["port"]) == ("127.0.0.1", 8123)
+
+
+def test_what_an_engine_cannot_do_is_told(plans: dict[str, Any]) -> None:
+    assert "doesn't divide the model's 4 attention heads, which vLLM splits: use 1, 2, 4." in plans["errors"]["heads"]
+    assert "tensor_parallel_size=2: `transformers serve` has no argument for it" in plans["errors"]["tp"]
+    assert "max_length=5" in plans["errors"]["length"]
+
+
+def test_an_engine_that_is_missing_is_told_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import sys
+
+    from nemo2.llm import engines
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(
+        ConfigError, match=r"no program `vllm` \(pip install vllm\); there is no program `transformers`"
+    ):
+        engines.chosen(None)
+    with pytest.raises(ConfigError, match="engine='triton' must be one of vllm, transformers"):
+        engines.chosen("triton")
+    for name in ("vllm", "transformers"):
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        program = tmp_path / "elsewhere" / name
+        program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert engines.chosen(None) == "vllm"
+    (tmp_path / "elsewhere" / "vllm").unlink()
+    assert engines.chosen(None) == "transformers"
+
+
+def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo2 import llm
+    from nemo2.llm import serving
+
+    for name, value in {"triton_grpc_port": 9, "start_fastapi_server": False, "num_nodes": 2}.items():
+        with pytest.raises(ConfigError, match=f"{name}={value!r}: deploy starts"):
+            llm.deploy("somewhere", **{name: value})
+    with pytest.raises(ConfigError, match="num_gpus=4 must be tensor_parallelism_size"):
+        llm.deploy("somewhere", num_gpus=4)
+    with pytest.raises(CheckpointError):
+        llm.deploy("/nowhere", backend="transformers")
+    asked: list[Any] = []
+
+    class Plan:
+        command = ("true",)
+
+        def prepare(self) -> None:
+            asked.append("prepared")
+
+    monkeypatch.setattr(serving.engines, "chosen", lambda engine: "vllm")
+    monkeypatch.setattr(serving, "find_checkpoint", lambda path: path)
+    model = type("Model", (), {"config": type("Config", (), {"seq_length": 512})})
+    monkeypatch.setattr(serving, "model_of", lambda path: model)
+    monkeypatch.setattr(
+        serving, "plan_serving", lambda path, given, engine: (asked.append((path, given, engine)), Plan())[1]
+    )
+    llm.deploy("run", tensor_parallelism_size=2, num_gpus=2, dtype="bfloat16", max_input_len=100, max_output_len=20)
+    path, given, engine = asked[0]
+    assert (path, engine, asked[1]) == ("run", None, "prepared")
+    assert (given.tensor_parallel_size, given.dtype, given.max_length, given.port) == (2, "bf16", 120, 8080)
