@@ -8,6 +8,7 @@ it stands for a default. A list or tuple is judged item by item. NaN and the inf
 import math
 import numbers
 import operator
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -29,6 +30,7 @@ class Domain:
         items: The interval of a list's items, where it is another one.
         unless: What to write instead of a value that is refused.
         but: Numbers inside the interval that a field may not have.
+        length: Of how many numbers a value consists. None: of one, or of a list of any length.
         most: Beyond any machine: the largest whole number that is let through.
     """
 
@@ -38,15 +40,18 @@ class Domain:
     items: Optional[str] = None
     unless: str = ""
     but: tuple[float, ...] = ()
+    length: Optional[int] = None
     most: int = 2**63 - 1
 
-    def holds(self, value: Any) -> bool:
-        """Whether a field may have this value."""
+    def holds(self, value: Any, *, alone: bool = False) -> bool:
+        """Whether a field may have this value. ``alone``: a class of its own takes one number in place of ``length`` numbers."""
         if value is None:
             return True
         if isinstance(value, list | tuple):
-            return all(self._holds(item, self.items or self.interval) for item in value if item is not None)
-        return self._holds(value, self.interval)
+            return self.length in (None, len(value)) and all(
+                self._holds(item, self.items or self.interval) for item in value if item is not None
+            )
+        return (self.length is None or alone) and self._holds(value, self.interval)
 
     def _holds(self, value: Any, interval: str) -> bool:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -70,6 +75,8 @@ class Domain:
         """The numbers as a user is told: ``a whole number of at least 1``."""
         whole = self.kind != "real"
         words = _words(self.interval, whole=whole)
+        if self.length is not None:
+            return f"{self.length} numbers, each {words}"
         words += f" and at most {self.most:,}" if self.most < 2**63 - 1 else ""
         words += f" other than {' and '.join(f'{number:g}' for number in self.but)}" if self.but else ""
         return f"{words}, or a list of such between {self.items[1:-1].replace(', ', ' and ')}" if self.items else words
@@ -221,10 +228,10 @@ MODEL: Mapping[str, Domain] = {
     **dict.fromkeys(
         ("mscale", "mscale_all_dim", "yarn_mscale", "yarn_mscale_all_dim"), _weight("multiplies a logarithm")
     ),
-    "mrope_section": _natural("channels of a section"),
-    "window_size": Domain("[-1, inf)", "keys on either side; -1 is all of them", "whole"),
+    "mrope_section": _natural("channels of a section", length=3),
+    "window_size": Domain("[-1, inf)", "keys on either side; -1 is all of them", "whole", length=2),
     "attention_chunk_size": _count("a number of positions"),
-    "interleaved_attn_pattern": _natural("layers with and without a window"),
+    "interleaved_attn_pattern": _natural("layers with and without a window", length=2),
     **dict.fromkeys(
         ("window_attn_skip_freq", "no_rope_freq", "linear_attention_freq", "moe_layer_freq"),
         _pattern("every n-th layer, or a flag per layer"),
@@ -392,6 +399,13 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others:
         if domain is None:
             if isinstance(value, float) and not math.isfinite(value):
                 yield f"{path}.{name}={value!r}: must be a finite number."
-        elif not domain.holds(value):
+        elif not domain.holds(value, alone=domain.length is not None and _takes_one_number(node, name)):
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
             yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}).{unless}"
+
+
+def _takes_one_number(node: Any, name: str) -> bool:
+    """Whether the class of a field of several numbers, or of its node in a recipe, takes one as well, as Gemma 3 its window."""
+    field = getattr(class_of(node), "__dataclass_fields__", {}).get(name)
+    alone = re.sub(r"(tuple|list)\[[^]]*\]", "", str(field.type) if field is not None else "", flags=re.IGNORECASE)
+    return re.search(r"\bint\b", alone) is not None

@@ -179,6 +179,24 @@ def _samples(facts: Facts) -> Iterator[str]:
         )
 
 
+@BATCHES.rule(
+    "samples-for-a-step",
+    says="Mock data has the samples of one global batch, for training and, where the trainer validates, for validation.",
+    otherwise="The sampler refuses on the ranks.",
+    broken="data.num_train_samples=100",
+    mended="data.num_train_samples=512",
+)
+def _step(facts: Facts) -> Iterator[str]:
+    gbs, data = facts.global_batch_size, facts.data
+    if hasattr(data, "paths") or not is_count(gbs):
+        return
+    validates = getattr(facts.trainer, "limit_val_batches", None) != 0 and getattr(data, "val_drop_last", True)
+    for name in ("num_train_samples", "num_val_samples")[: 1 + validates]:
+        samples = getattr(data, name, None)
+        if is_count(samples) and samples < gbs:
+            yield f"data.{name}={samples} is less than data.global_batch_size={gbs}: raise it to that or more."
+
+
 def _group(facts: Facts) -> int:
     size = facts.of_strategy("microbatch_group_size_per_vp_stage")
     return size if isinstance(size, int) else facts.layout.pp

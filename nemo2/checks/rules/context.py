@@ -7,7 +7,7 @@ from typing import Any, cast
 from megatron.core.transformer.utils import is_layer_window_attention
 from packaging.version import Version
 
-from nemo2.checks.arithmetic import nearest
+from nemo2.checks.arithmetic import is_count, nearest
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
@@ -33,16 +33,39 @@ def _chunks(facts: Facts) -> Iterator[str]:
 
 
 @CONTEXT.rule(
+    "yarn-positions-in-twice-the-context-ranks",
+    says="2 * context size divides the positions that YaRN stretches.",
+    otherwise="Megatron-Core fails when the first layer is built: it splits its cache of these positions among the ranks.",
+    recipe="deepseek_v2_lite",
+    broken=f"{CP}=4 model.config.original_max_position_embeddings=4092",
+    mended=f"{CP}=4 model.config.original_max_position_embeddings=4096",
+)
+def _yarn(facts: Facts) -> Iterator[str]:
+    latent = facts.of_model("multi_latent_attention")
+    name = "original_max_position_embeddings" if latent else "yarn_original_max_position_embeddings"
+    kind, positions, cp = (
+        facts.of_model("rope_type" if latent else "position_embedding_type"),
+        facts.of_model(name),
+        facts.layout.cp,
+    )
+    if cp > 1 and kind == "yarn" and is_count(positions) and positions % (2 * cp):
+        yield (
+            f"model.config.{name}={positions} is not a multiple of 2 * context_parallel_size = {2 * cp}; nearest: "
+            f"{nearest(positions, 2 * cp)}."
+        )
+
+
+@CONTEXT.rule(
     "exchange-for-every-layer",
     says="A list of `cp_comm_type` has one entry per layer.",
-    otherwise="Megatron-Core asserts when the configuration is finished.",
+    otherwise="Megatron-Core asserts when the configuration is finished; without context parallelism it never reads the list.",
     broken="model.config.cp_comm_type=['p2p','a2a']",
     mended="model.config.cp_comm_type=p2p",
     megatron_refuses=True,
 )
 def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
-    # On one rank too, where it is read when the sequence is split.
+    # On one rank too: the same recipe is to run where the sequence is split.
     if isinstance(kinds, list) and len(kinds) != layers_:
         yield (
             f"model.config.cp_comm_type lists {len(kinds)} layers, and model.config.num_layers={layers_}: give one kind for all, "

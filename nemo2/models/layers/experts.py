@@ -76,8 +76,8 @@ class TorchGroupedMLP(LocalExperts):
     """The experts of this rank as one product per layer.
 
     Weights are stacked anew in each call, one copy of the experts; the products then run as one kernel each. Where torch
-    has no `grouped_mm` (before 2.10), or an expert's layers were replaced by others (adapters, say), the experts run one
-    after the other.
+    has no `grouped_mm` (before 2.10), its rows aren't of 16 bytes each or a multiple, or an expert's layers were replaced
+    by others (adapters, say), the experts run one after the other.
     """
 
     def _run(self, x: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> Tensor:
@@ -106,9 +106,14 @@ class TorchGroupedMLP(LocalExperts):
 
     def _can_group(self) -> bool:
         return _grouped_mm is not None and all(
-            type(expert.linear_fc1) is ColumnParallelLinear and type(expert.linear_fc2) is RowParallelLinear
+            type(layer) is kind and _grouped_mm_takes(layer.weight)
             for expert in self.local_experts
+            for layer, kind in ((expert.linear_fc1, ColumnParallelLinear), (expert.linear_fc2, RowParallelLinear))
         )
+
+
+def _grouped_mm_takes(weight: Any) -> bool:
+    return weight.size(1) * weight.element_size() % 16 == 0
 
 
 def _run_forward_pre_hooks(layer: Any) -> None:

@@ -56,6 +56,7 @@ WITHOUT_A_ROW = {
 def test_a_row_holds_its_edges_and_refuses_just_beyond(row: Domain) -> None:
     low, high = (float(edge) for edge in row.interval[1:-1].split(", "))
     whole = row.kind != "real"
+    row = dataclasses.replace(row, length=None)  # of one of its numbers
     for edge, closed, outwards in ((low, row.interval[0] == "[", -1), (high, row.interval[-1] == "]", 1)):
         if math.isinf(edge):
             assert row.holds(edge) == closed
@@ -76,11 +77,25 @@ def test_a_row_holds_its_edges_and_refuses_just_beyond(row: Domain) -> None:
     [("model", "layernorm_epsilon", -1), ("model", "rotary_base", -1), ("model", "init_method_std", -1),
      ("model", "vocab_size", 0), ("optimizer", "lr", math.inf), ("optimizer", "clip_grad", -1), ("data", "seed", -1),
      ("files", "seed", 2**32), ("schedule", "max_steps", 0), ("schedule", "warmup_ratio", 1.4), ("model", "layer", math.nan),
+     ("model", "window_size", 8), ("model", "window_size", [8]), ("model", "mrope_section", 16),
      ("model", "moe_aux_loss_coeff", [0.1, -0.1]), ("model", "moe_layer_freq", [0, 2]), ("model", "moe_layer_freq", 0)],
 )  # fmt: skip
 def test_nonsense_is_told_with_field_value_and_domain(table: str, field: str, value: Any) -> None:
     (told,) = out_of_range(SimpleNamespace(**{field: value}), "here", TABLES[table])
     assert re.match(rf"here\.{field}={re.escape(repr(value))}: must be .+\.$", told)
+
+
+def test_a_window_has_two_sides_but_where_a_class_takes_its_width() -> None:
+    """Megatron-Core reads both; Gemma 3's class makes them of one number."""
+    from nemo2 import recipes
+
+    for name, told in (("mistral_7b", ["model.config.window_size=512"]), ("gemma3_1b", [])):
+        node = recipes.get(name).pretrain_recipe().model.config
+        node.window_size = 512
+        found = list(out_of_range(node, "model.config", domains.MODEL))
+        assert [words.partition(":")[0] for words in found] == told
+        node.window_size = (511, 0)
+        assert not list(out_of_range(node, "model.config", domains.MODEL))
 
 
 def test_all_violations_are_told_at_once() -> None:

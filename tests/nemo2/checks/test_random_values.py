@@ -27,6 +27,17 @@ def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
         (Drawn("experts", 1, {"optim.config.decoupled_lr": 0.0}), ["schedule-ends-below-its-peak"]),
         (Drawn("latent", 1, {"model.config.add_bias_linear": True}), ["shared-experts-have-no-bias"]),
         (Drawn("experts", 1, {"model.config.gated_linear_unit": False}), []),
+        (Drawn("dense", 1, {"model.config.window_size": -1}), ["model-numbers-are-in-range"]),
+        (Drawn("dense", 1, {"data.num_train_samples": 1}), ["samples-for-a-step"]),
+        (Drawn("dense", 1, {"data.num_val_samples": 1}), []),
+        (Drawn("dense", 1, {"data.num_val_samples": 1, "trainer.limit_val_batches": 1}), ["samples-for-a-step"]),
+        (
+            Drawn(
+                "latent", 2, {"model.config.max_position_embeddings": 1, "trainer.strategy.context_parallel_size": 2}
+            ),
+            ["yarn-positions-in-twice-the-context-ranks"],
+        ),
+        (Drawn("dense", 2, {}), []),
     ],
 )
 def test_what_longer_sweeps_have_found(one: Drawn, rules: list[str]) -> None:

@@ -10,6 +10,7 @@ CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
     "some without tokens": ([0, 5, 0, 2], {}),
     "none with tokens": ([0, 0, 0, 0], {}),
     "biases": ([1, 2, 3, 1], {"add_bias_linear": True}),
+    "rows that aren't of 16 bytes": ([1, 2, 3, 1], {"moe_ffn_hidden_size": 6}),
     "not gated": ([2, 2, 2, 1], {"gated_linear_unit": False}),
     "weighted before": (
         [3, 1, 2, 1],
@@ -38,9 +39,14 @@ def run(case: str, *, grouped: bool, adapter: bool = False) -> list[torch.Tensor
         num_layers=1,
         hidden_size=16,
         num_attention_heads=2,
-        moe_ffn_hidden_size=24,
         num_moe_experts=4,
-        **{"activation_func": torch.nn.functional.silu, "gated_linear_unit": True, "add_bias_linear": False} | fields,
+        **{
+            "moe_ffn_hidden_size": 24,
+            "activation_func": torch.nn.functional.silu,
+            "gated_linear_unit": True,
+            "add_bias_linear": False,
+        }
+        | fields,
     )
     kind = TorchGroupedMLP if grouped else LocalExperts
     layers: Any = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
