@@ -114,7 +114,7 @@ ROOMS = (
         "tensors where they belong while their files are "
         "hashed), the directory's lock, `context/`, `ModelCheckpoint`, `AutoResume`; `forms/` of a model and its optimizer; "
         "what is "
-        "read from others (`untrusted`, `identify`, `nemo_context`)",
+        "read from others (`untrusted`, `identify`, `nemo_context`, `nemo_tree`)",
         ("backend", "config", "parallel", "precision", "optim", "data", "models"),
     ),
     Room(

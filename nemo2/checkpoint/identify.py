@@ -171,7 +171,12 @@ def _nemo(path: Path) -> Identified:
         found.layout = _sizes(model_config(path)) or found.layout
         found.notes.append(describe(path))
     if not found.problems:
+        described = any((context / name).is_file() for name in ("io.json", "model.yaml"))
         found.commands = [
+            *(
+                [f"nemo2 translate {path} --output recipe.py  # its run as a recipe, which starts from its weights"]
+                * described
+            ),
             f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: of its model",
             f"nemo2 import {path} --output CHECKPOINT",
             f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, and a list of what needs a hand.
+"""``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, or its run as a recipe, and a list of what needs a hand.
 
-The script is read, never run. Only its import statements are rewritten; everything else stays as it is, line by line.
+A script is read, never run. Only its import statements are rewritten; everything else stays as it is, line by line. A run's or
+checkpoint's description is `nemo2.cli.nemo_recipe`'s.
 """
 
 import ast
@@ -29,22 +30,43 @@ def register(app: typer.Typer) -> None:
 
 
 def translate(
-    script: Annotated[Path, typer.Argument(help="A Python file for NeMo 2.0.")],
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="Where to write; default: print.")] = None,
+    script: Annotated[Path, typer.Argument(help="A Python file for NeMo 2.0, or the folder of its run or checkpoint.")],
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", help="Where to write; a recipe as .py or .json. Default: print.")
+    ] = None,
 ) -> None:
-    """Rewrite a NeMo 2.0 script's imports for nemo2. Exit code 1 where something is left to do, which is listed."""
+    """Rewrite a NeMo 2.0 script's imports for nemo2, or write its run as a recipe. Exit code 1 where something is left to do,
+    which is listed."""
+    text, left = _of_run(script, output) if script.is_dir() else _of_script(script)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, encoding="utf-8")
+    for line in left:
+        print(line, file=sys.stderr)
+    if left:
+        raise typer.Exit(1)
+
+
+def _of_script(script: Path) -> tuple[str, list[str]]:
     try:
         done = translated(script.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{script} can't be read as Python: {error}.") from None
-    if output is None:
-        print(done.text, end="")
-    else:
-        output.write_text(done.text, encoding="utf-8")
-    for line, reason in done.left:
-        print(f"{script}:{line}: {reason}", file=sys.stderr)
-    if done.left:
-        raise typer.Exit(1)
+    return done.text, [f"{script}:{line}: {reason}" for line, reason in done.left]
+
+
+def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str]]:
+    from nemo2.cli.nemo_recipe import recipe_of
+    from nemo2.config.codegen import function_source
+    from nemo2.config.serialize import to_json
+
+    done = recipe_of(folder)
+    left = [f"{done.source}: {one}" for one in done.left]
+    if output is not None and output.suffix == ".json":
+        return to_json(done.recipe, indent=1) + "\n", left
+    entry = done.recipe.__fn_or_cls__.__name__
+    return function_source(done.recipe, header="A run of NeMo 2.0, by `nemo2 translate`.", name=f"{entry}_recipe"), left
 
 
 def translated(text: str) -> Translation:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of a folder: ours, NeMo 2.0's, Megatron's, Hugging Face's, or nothing that is known."""
 
+import functools
 import json
 import os
 import struct
@@ -18,6 +19,7 @@ from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
+from nemo2.cli.nemo_recipe import recipe_of
 from nemo2.errors import CheckpointError, SecurityError
 from support import small_runs
 
@@ -79,7 +81,8 @@ def test_a_nemo_checkpoint_is_known_by_its_folders_and_its_model_by_name(tmp_pat
     assert (found.parameters, found.dtypes, found.weights_only) == (12, ["float32"], False)
     assert found.layout == "tp2"
     assert "model: LlamaModel(LlamaConfig), known to nemo2" in found.notes
-    assert f"resume.restore_config.path={tmp_path / NAME}" in found.commands[0]
+    assert f"nemo2 translate {tmp_path / NAME} --output recipe.py" in found.commands[0]
+    assert f"resume.restore_config.path={tmp_path / NAME}" in found.commands[1]
     # The folder that holds several stands for the newest.
     nemo(tmp_path / NAME.replace("step=20", "step=30"))
     assert identify(tmp_path).step == 30
@@ -259,13 +262,18 @@ def run_and_checkpoint(directory: str, nemo_path: str) -> None:
     )  # fmt: skip
 
 
-def started_from_nemo(directory: str, path: str) -> list[float]:
-    """The weights of a NeMo checkpoint, and with them the first loss."""
-    from nemo2.checkpoint.auto_resume import RestoreConfig
+def started_from_nemo(directory: str, path: str, *, translated: bool = False) -> list[float]:
+    """The weights of a NeMo checkpoint, and with them the first loss; with the model of `nemo2 translate`, or rebuilt alone."""
+    import fiddle
 
-    model = load_nemo_model(path)
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+    from nemo2.cli.nemo_recipe import recipe_of
+
+    recipe = recipe_of(Path(path)).recipe if translated else None
+    model: Any = load_nemo_model(path) if recipe is None else fiddle.build(recipe.model)
+    restore = RestoreConfig(path=path) if recipe is None else fiddle.build(recipe.resume.restore_config)
     model.optim = small_runs.build_llama().optim
-    return small_runs.fit(model, max_steps=1, restore_config=RestoreConfig(path=path))["losses"]
+    return small_runs.fit(model, max_steps=1, restore_config=restore)["losses"]
 
 
 def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(run_on_ranks, tmp_path):
@@ -293,6 +301,12 @@ def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(ru
         f"{layers}.mlp.linear_fc1.layer_norm_weight",
     } <= set(stored)
     first = run_on_ranks(started_from_nemo, 1, str(tmp_path), str(theirs))[0]
+    with pytest.raises(CheckpointError, match=r"io\.json isn't a configuration of fiddle's"):
+        recipe_of(theirs)
+    (theirs / "context" / "io.json").unlink()
+    assert (
+        run_on_ranks(functools.partial(started_from_nemo, translated=True), 1, str(tmp_path), str(theirs))[0] == first
+    )
     fresh = run_on_ranks(started_from_ours, 1, str(found.path))[0]
     assert first == fresh
 

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A NeMo 2.0 run as a recipe of ours, from ``task.json`` or a checkpoint's ``context/``, without running anything of it.
+
+What the files name is looked up in our own table (`nemo2.cli.nemo_names`), never imported by the name that stands there, and goes
+through the policy for recipes of others. Whatever isn't taken over is listed by its path, with its value and the reason.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import torch
+from megatron.core.transformer.enums import AttnBackend
+
+from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+from nemo2.checkpoint.directory import CONTEXT_PATH
+from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.identify import identify
+from nemo2.checkpoint.nemo_tree import Call, Named, read_io_json, read_model_yaml
+from nemo2.cli.nemo_names import find
+from nemo2.config import Config, Partial
+from nemo2.config.aliases import aliases_of, gone, parameter_names
+from nemo2.config.policy import NAMES_THAT_ARE_IMPORTED, SWITCHES_THAT_RUN_CODE, RecipePolicy
+from nemo2.data.finetuning.base import SampleDataModule
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.files import why_not_inside
+from nemo2.llm.api import finetune, pretrain
+from nemo2.names import did_you_mean
+from nemo2.parallel.layout import ParallelismConfig
+from nemo2.precision import DtypeConfig, MegatronMixedPrecision
+from nemo2.recipes.log.default import default_log
+
+TASK_FILE = "task.json"
+IO_FILE = "io.json"
+MODEL_FILE = "model.yaml"
+_PLAIN = (bool, int, float, str, type(None))
+_CONSTANTS: dict[str, Any] = {
+    **{f"torch.{name}": getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")},
+    **{f"torch.nn.functional.{name}": getattr(torch.nn.functional, name) for name in ("silu", "gelu", "relu")},
+    **{f"torch._C._nn.{name}": getattr(torch.nn.functional, name) for name in ("silu", "gelu")},
+    **{f"{AttnBackend.__module__}.AttnBackend.{one.name}": one for one in AttnBackend},
+}
+"""What configurations hold that is no class or function of NeMo's."""
+_MANAGED = {one.name for kind in (ParallelismConfig, DtypeConfig) for one in dataclasses.fields(kind)}
+"""Fields of configurations that NeMo's strategy and precision write when they are connected."""
+_ARTIFACTS = ("FileArtifact", "DirArtifact", "DirOrStringArtifact", "PathArtifact")
+_STEPS = ("data_step_fn", "forward_step_fn", "transformer_layer_spec", "mamba_stack_spec")
+"""Functions of a model's configuration that nemo2's classes bring themselves."""
+
+
+class Left(NamedTuple):
+    """What isn't taken over as it stands."""
+
+    path: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} = {self.value}: {self.reason}"
+
+
+class Translated(NamedTuple):
+    recipe: Any
+    """A `Partial` of `llm.pretrain` or `llm.finetune`."""
+    left: list[Left]
+    source: Path
+    """The file that was read."""
+
+
+def recipe_of(path: Path) -> Translated:
+    """The recipe of a NeMo 2.0 run or checkpoint, which starts from its weights where there are some.
+
+    Args:
+        path: A run's directory, with ``task.json`` or checkpoints; a checkpoint; or its ``context``.
+
+    Raises:
+        CheckpointError: there is none of these files, or it isn't what NeMo writes.
+        SecurityError: something in the folder leads out of it.
+    """
+    path = path.parent if path.name == CONTEXT_PATH else path
+    checkpoint = _checkpoint(path)
+    of_run = [] if checkpoint is None else [checkpoint.parent.parent, checkpoint / CONTEXT_PATH]
+    folders = [path, *of_run, path / CONTEXT_PATH]
+    files = [folder / name for name in (TASK_FILE, IO_FILE, MODEL_FILE) for folder in folders]
+    source = next((file for file in files if file.is_file()), None)
+    if source is None:
+        raise CheckpointError(
+            f"{path} is no run or checkpoint of NeMo 2.0 that says how it was made: it has neither {TASK_FILE} nor "
+            f"{CONTEXT_PATH}/{IO_FILE}, nor {CONTEXT_PATH}/{MODEL_FILE}."
+        )
+    if source.parent.name == CONTEXT_PATH:
+        refuse_links(source.parent)
+    tree = read_model_yaml(source) if source.name == MODEL_FILE else read_io_json(source)
+    making = _Making(source.parent)
+    recipe = making.run(tree)
+    if checkpoint is not None:
+        recipe.resume = recipe.resume or Config(AutoResume)
+        recipe.resume.restore_config = Config(RestoreConfig, path=str(checkpoint))
+    # What stands in the tree by now is ours; a mistake in the table above must not hand over anything else.
+    RecipePolicy().check(recipe)
+    return Translated(recipe, making.left, source)
+
+
+def _checkpoint(path: Path) -> Optional[Path]:
+    """The newest checkpoint of NeMo's in ``path``; None where there is none."""
+    try:
+        found = identify(path)
+    except CheckpointError:
+        return None
+    return found.path.absolute() if found.kind == "NeMo 2.0" else None
+
+
+class _Making:
+    """One tree of NeMo's, made into one of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        """Of the file, beside which tokenizers lie."""
+        self._made: dict[int, Any] = {}
+        self.left: list[Left] = []
+
+    def run(self, tree: Any) -> Any:
+        """The whole: an entry point with its parts, NeMo's context of a trainer, or a model alone."""
+        if not isinstance(tree, Call):
+            raise CheckpointError(f"{self._folder} describes no run of NeMo 2.0: its root is {tree!r:.80}.")
+        parts = dict(tree.arguments)
+        if tree.target.name == "TrainerContext":
+            parts = _parts_of_context(parts)
+        elif tree.target.name not in ("pretrain", "finetune", "train"):
+            parts = {"model": tree}
+        parts = _apart(parts)
+        made = {name: self.value(name, parts[name]) for name in parts if parts[name] is not None}
+        for part in ("model", "data", "trainer"):
+            if not isinstance(made.get(part), Config):
+                made.pop(part, None)
+                self._leave(part, parts.get(part), "the run needs one, and the file has none that nemo2 knows: set it")
+        entry = finetune if made.get("peft") is not None or _is_finetuning(tree, made.get("data")) else pretrain
+        made["log"] = made.get("log") or default_log(name=_name_of(self._folder))
+        known = parameter_names(entry)
+        for name in sorted(made.keys() - set(known)):
+            self._leave(name, parts[name], f"llm.{entry.__name__} has no such part")
+        recipe = Partial(entry, **{name: made[name] for name in known if name in made})
+        self._give_precision(recipe, parts)
+        return recipe
+
+    def value(self, path: str, value: Any) -> Any:
+        """A value of ours; None, and a line in ``left``, where there is none."""
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, Call):
+            if id(value) not in self._made:
+                self._made[id(value)] = self._called(path, value)
+            return self._made[id(value)]
+        if isinstance(value, Named):
+            return self._constant(path, value)
+        if isinstance(value, Mapping):
+            return {name: self.value(f"{path}[{name!r}]", one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            made = [(one, self.value(f"{path}[{number}]", one)) for number, one in enumerate(value)]
+            # A callback that nemo2 doesn't have leaves no gap.
+            return type(value)(new for old, new in made if new is not None or old is None)
+        return self._leave(path, value, "no value of a recipe")
+
+    def _called(self, path: str, call: Call) -> Any:
+        name = call.target.name
+        if name in _ARTIFACTS:
+            return self._beside(call.arguments.get("attr"))
+        if call.target.module.startswith("pathlib"):
+            return call.arguments.get("")
+        cls = self._class(path, call)
+        if cls is None:
+            return None
+        if call.pickled:
+            return self._without_arguments(path, call, cls)
+        node: Any = Config(cls)
+        arguments = call.arguments | (call.arguments.get("kwargs") or {})
+        for argument, value in arguments.items():
+            if argument == "kwargs" or _is_written_by_nemo(cls, argument, value):
+                continue
+            self._set(node, argument, value, f"{path}.{argument}")
+        return node
+
+    def _set(self, node: Any, argument: str, value: Any, path: str) -> None:
+        cls = node.__fn_or_cls__
+        if argument in NAMES_THAT_ARE_IMPORTED or (argument in SWITCHES_THAT_RUN_CODE and value):
+            self._leave(path, value, "it has code run that the file names: set it yourself where you know that code")
+        elif argument not in parameter_names(cls) and argument not in aliases_of(cls):
+            if value is not None:
+                told = (
+                    gone(cls, argument)
+                    or f"{cls.__name__} has no {argument}{did_you_mean(argument, parameter_names(cls))}"
+                )
+                self._leave(path, value, told)
+        elif (ours := self.value(path, value)) is not None or value is None:
+            ours = self._beside(ours) if isinstance(ours, str) and "tokenizer" in cls.__name__.lower() else ours
+            ours = "auto" if (argument, ours) == ("accelerator", "gpu") else ours
+            if _is_default(cls, argument, ours):
+                return
+            try:
+                setattr(node, argument, ours)
+            except ConfigError as error:
+                self._leave(path, value, str(error))
+
+    def _class(self, path: str, call: Call) -> Optional[type]:
+        """Our class of that name, which recipes may call."""
+        module, name = call.target
+        found = find(name) if module.partition(".")[0] in ("nemo", "megatron", "lightning", "nemo_run") else None
+        if found is None or found.status not in ("works", "renamed") or not found.name:
+            why = "nemo2 has no such class" if found is None or found.status == "unknown" else found.reason
+            return self._leave(path, call, f"{call.target}: {why}")
+        ours = getattr(import_module(found.home), found.name)
+        if not isinstance(ours, type) or not RecipePolicy().may_be_called(ours):
+            return self._leave(path, call, f"{call.target}: {found.home}.{found.name} is no part of a recipe")
+        return ours
+
+    def _constant(self, path: str, named: Named) -> Any:
+        if str(named) in _CONSTANTS:
+            return _CONSTANTS[str(named)]
+        found = find(named.name.rpartition(".")[2])
+        ours = getattr(import_module(found.home), found.name, None) if found.status == "works" and found.name else None
+        if named.module.startswith("nemo.") and ours is not None and RecipePolicy().may_be_handed_over(ours):
+            return ours
+        return self._leave(path, named, "nemo2 has no such function")
+
+    def _without_arguments(self, path: str, call: Call, cls: type) -> Any:
+        parameters = inspect.signature(cls).parameters.values()
+        needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+        told = f"NeMo pickled its arguments into {call.pickled:.60}, which isn't opened"
+        if cls is MegatronMixedPrecision:
+            return Config(cls)  # what it wrote into the model's configuration tells the rest
+        if needed:
+            return self._leave(path, call, f"{told}, and {cls.__name__} needs {', '.join(needed)}: set it yourself")
+        self._leave(path, call, f"{told}: it is there with its defaults, look whether they are yours")
+        return Config(cls)
+
+    def _beside(self, text: Any) -> Any:
+        """A file or folder that NeMo put beside the description, by its whole path; else the text itself."""
+        if not isinstance(text, str) or not (self._folder / text).exists() or text in ("", "."):
+            return text
+        outside = (self._folder / text).is_file() and why_not_inside(self._folder, text)
+        return (
+            text
+            if outside or ".." in Path(text).parts or Path(text).is_absolute()
+            else str(self._folder.absolute() / text)
+        )
+
+    def _give_precision(self, recipe: Any, parts: dict[str, Any]) -> None:
+        """Where NeMo pickled its precision: what it had written into the configurations of model and optimizer."""
+        plugins = getattr(recipe.trainer, "plugins", None) if hasattr(recipe, "trainer") else None
+        plugin = next(
+            (one for one in (plugins if isinstance(plugins, list) else [plugins]) if _is_precision(one)), None
+        )
+        if plugin is None or plugin.__arguments__:
+            return
+        model, optim = (_config_arguments(parts.get(name)) for name in ("model", "optim"))
+        written = model if any(model.get(name) for name in ("bf16", "fp16")) else optim
+        plugin.precision = "bf16-mixed" if written.get("bf16") else "16-mixed" if written.get("fp16") else "32"
+        for name in parameter_names(MegatronMixedPrecision):
+            if name.startswith(("fp8", "fp4", "first_last", "num_layers")) and name in model:
+                self._set(plugin, name, model[name], f"trainer.plugins.{name}")
+
+    def _leave(self, path: str, value: Any, reason: str) -> None:
+        self.left.append(Left(path, _told(value), " ".join(reason.split()).rstrip(".") + "."))
+
+
+def _parts_of_context(context: dict[str, Any]) -> dict[str, Any]:
+    extra = context.get("extra")
+    data = extra.get("datamodule") if isinstance(extra, Mapping) else None
+    return {"model": context.get("model"), "trainer": context.get("trainer"), "data": data}
+
+
+def _apart(parts: dict[str, Any]) -> dict[str, Any]:
+    """The parts of an entry point: a model of NeMo's holds its optimizer, its tokenizer and what is done to it."""
+    model = parts.get("model")
+    if not isinstance(model, Call):
+        return parts
+    inside = dict(model.arguments)
+    tokenizer, transform = inside.pop("tokenizer", None), inside.pop("model_transform", None)
+    parts = parts | {"optim": parts.get("optim") or inside.pop("optim", None)}
+    inside.pop("optim", None)
+    if isinstance(transform, Call):
+        parts["peft"] = parts.get("peft") or transform
+    data = parts.get("data")
+    if isinstance(data, Call) and tokenizer is not None and data.arguments.get("tokenizer") is None:
+        parts["data"] = Call(data.target, data.arguments | {"tokenizer": tokenizer}, data.pickled)
+    # The entry points hand the tokenizer on: the data's, or where a part says so the model's.
+    parts.pop("tokenizer", None)
+    parts["model"] = Call(model.target, inside, model.pickled)
+    return parts
+
+
+def _is_finetuning(tree: Call, data: Any) -> bool:
+    cls = getattr(data, "__fn_or_cls__", object)
+    return tree.target.name == "finetune" or issubclass(cls, SampleDataModule)
+
+
+def _is_written_by_nemo(cls: type, argument: str, value: Any) -> bool:
+    """What NeMo's strategy and precision had put into a configuration, and what is said of layers by functions."""
+    if not dataclasses.is_dataclass(cls):
+        return False
+    return argument in _MANAGED or (argument in _STEPS and isinstance(value, Named)) or argument == "timers"
+
+
+def _is_default(cls: type, argument: str, value: Any) -> bool:
+    """Whether it says what holds anyway: NeMo writes down every field of a dataclass, and what is set wins over precision."""
+    parameter = inspect.signature(cls).parameters.get(argument)
+    if parameter is None:
+        return False
+    default = parameter.default
+    if dataclasses.is_dataclass(cls):
+        field = next((one for one in dataclasses.fields(cls) if one.name == argument), None)
+        if field is not None and field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+    return type(default) is type(value) and bool(default == value)
+
+
+def _is_precision(node: Any) -> bool:
+    return getattr(node, "__fn_or_cls__", None) is MegatronMixedPrecision
+
+
+def _config_arguments(part: Any) -> dict[str, Any]:
+    config = part.arguments.get("config") if isinstance(part, Call) else None
+    return config.arguments if isinstance(config, Call) else {}
+
+
+def _name_of(folder: Path) -> str:
+    """The run's name, by NeMo's layout: DIR/NAME/TIME/checkpoints/CHECKPOINT/context."""
+    folder = folder.absolute()
+    run = folder.parents[2] if folder.name == CONTEXT_PATH and folder.parent.parent.name == "checkpoints" else folder
+    return "from_" + "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in run.name)[:60]
+
+
+def _told(value: Any) -> str:
+    text = str(value) if isinstance(value, Call | Named) else repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
