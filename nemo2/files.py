@@ -5,12 +5,32 @@ a file of that name and not one that a link leads to.
 A name out of a file (a manifest's, ``.metadata``'s) is a path inside its folder, or it is refused.
 """
 
+import json
 import os
 import stat
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 MIB = 1 << 20
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text in which no object has two values under one name: readers differ in which they take, so that
+    who has looked at the file may have seen another one than what is used.
+
+    Raises:
+        ValueError: it is no JSON, or a name stands for two values.
+        RecursionError: it is too deep.
+    """
+    return json.loads(text, object_pairs_hook=_without_repetition)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if found.setdefault(name, value) != value:
+            raise ValueError(f"the name {name!r} stands for two values in one object")
+    return found
 
 
 class UnusableFile(OSError):

@@ -27,7 +27,7 @@ from typing import Any, Optional
 
 from nemo2.checkpoint.writer_process import TRANSIENT, persistently
 from nemo2.errors import CheckpointError
-from nemo2.files import read_bounded, why_not_inside
+from nemo2.files import parse_json, read_bounded, why_not_inside
 
 WEIGHTS_PATH = "weights"
 CONTEXT_PATH = "context"
@@ -167,7 +167,7 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
     """
     path = checkpoint / MANIFEST
     try:
-        data = json.loads(persistently(lambda: read_bounded(path, at_most=_MOST_MANIFEST, follow=False)))
+        data = parse_json(persistently(lambda: read_bounded(path, at_most=_MOST_MANIFEST, follow=False)))
         if data.get("digest") and data["digest"] != _digest(data):
             raise ValueError("it has changed since it was written: its digest is of other contents")
         known = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}

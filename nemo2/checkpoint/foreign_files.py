@@ -5,14 +5,13 @@ YAML's aliases let a file of a few lines stand for more values than there are at
 are measured on the way, before anything is made of them.
 """
 
-import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
 
 from nemo2.errors import CheckpointError, SecurityError
-from nemo2.files import read_bounded
+from nemo2.files import parse_json, read_bounded
 
 MOST_BYTES = 16 << 20
 MOST_VALUES = 200_000
@@ -27,7 +26,7 @@ def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
         CheckpointError: it isn't there, or is no JSON, or is too large or too deep.
     """
     try:
-        return json.loads(_read(path, at_most).decode())
+        return parse_json(_read(path, at_most).decode())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} isn't JSON: {_told(error)}.") from error
 

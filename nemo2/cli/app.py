@@ -10,8 +10,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +36,7 @@ from nemo2.cli import (
     trace,
     translate,
 )
+from nemo2.cli.streams import drop_output, open_missing, why_output_is_refused
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.faults import words_of
@@ -98,22 +99,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # are imported, and once more when the interpreter ends, was 3 of the 7 s of `nemo2 show`.
     thresholds = gc.get_threshold()
     gc.set_threshold(1_000_000, *thresholds[1:])
+    open_missing()
     try:
-        app(arguments, prog_name="nemo2")
-    except SystemExit as exit:
-        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        code = _code_of(lambda: app(arguments, prog_name="nemo2"))
+        sys.stdout.flush()  # what can't be written is told now; when the interpreter ends, it would be a traceback
+        return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # `nemo2 list | head`: the reader has what it wants. Nothing may be flushed into the closed pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     except Nemo2Error as error:
         return _report(error, debug=debug, code=_code(error))
     except Exception as error:
         if debug:
             traceback.print_exc()
+        elif isinstance(error, OSError) and (refusal := why_output_is_refused()) is not None:
+            drop_output()
+            print(f"error: the output can't be written: {refusal}.", file=sys.stderr)
         else:
             print(f"error: {type(error).__name__}: {redact_text(words_of(error))}", file=sys.stderr)
             print("This is not an error that nemo2 expects; --debug shows where it comes from.", file=sys.stderr)
@@ -121,6 +126,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         gc.freeze()
         gc.set_threshold(*thresholds)
+
+
+def _code_of(command: Callable[[], Any]) -> int:
+    try:
+        command()
+    except SystemExit as exit:
+        if (
+            type(sys.stdout).__name__ == "PacifyFlushWrapper"
+        ):  # what typer puts there when the reader of a pipe has left
+            raise BrokenPipeError from exit
+        return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, changed, configured, finetuned_name, name_of_run, recipe_tree
+from nemo2.cli.sources import Overrides, RecipeName, changed, finetuned_name, name_of_run, recipe_tree
 
 PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
 FINETUNE_EXAMPLE = "Example: nemo2 finetune llama3_8b --peft dora resume.restore_config.path=hf:///models/Llama-3-8B"
@@ -55,7 +55,7 @@ def pretrain(
     yes: Yes = False,
 ) -> None:
     """Pre-train a recipe, with your changes applied."""
-    recipe = _with_log(configured(name, overrides or []), name=run_name or name_of_run(name), directory=directory)
+    recipe = _logged(name, overrides or [], own_name=name_of_run(name), name=run_name, directory=directory)
     if accept_changes:
         recipe.resume.accept_changes = True
     _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain, yes=yes)
@@ -81,8 +81,8 @@ def finetune(
 ) -> None:
     """Fine-tune the model of a recipe, with your changes applied: resume.restore_config.path names its weights."""
     name = _with_method(name, peft)
-    made = changed(lambda: recipe_tree(name, **({"packed_sequence": True} if packed else {})), overrides or [])
-    recipe = _with_log(made, name=run_name or name_of_run(name), directory=directory)
+    settings = {"packed_sequence": True} if packed else {}
+    recipe = _logged(name, overrides or [], own_name=name_of_run(name), name=run_name, directory=directory, **settings)
     if accept_changes:
         recipe.resume.accept_changes = True
     _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain, yes=yes)
@@ -108,9 +108,7 @@ def validate(
     from nemo2.config import Config, Partial
 
     own = name_of_run(name)
-    recipe = _with_log(
-        configured(name, overrides or []), name=run_name or (own and f"{own}_validate"), directory=directory
-    )
+    recipe = _logged(name, overrides or [], own_name=own and f"{own}_validate", name=run_name, directory=directory)
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.llm.api import validate as entry
 
@@ -221,11 +219,42 @@ def _with_method(name: str, peft: Optional[str]) -> str:
     return name if named else f"{name}:{peft or 'lora'}"
 
 
-def _with_log(recipe: Any, *, name: Optional[str], directory: Optional[Path]) -> Any:
-    if name is not None:
-        recipe.log.name = name
-    if directory is not None:
-        recipe.log.log_dir = str(directory)
+def _logged(
+    source: str,
+    overrides: list[str],
+    *,
+    own_name: Optional[str],
+    name: Optional[str],
+    directory: Optional[Path],
+    **finetuning: Any,
+) -> Any:
+    """The recipe with its changes. Its run is called ``own_name`` unless a change, or ``--name``, says otherwise.
+
+    Raises:
+        ConfigError: a change and an option name the run, or its folder, differently.
+    """
+    from nemo2.errors import ConfigError
+
+    before: dict[str, Any] = {}
+
+    def make() -> Any:
+        recipe = recipe_tree(source, **finetuning)
+        if own_name is not None:
+            recipe.log.name = own_name
+        before.update(name=recipe.log.name, log_dir=recipe.log.log_dir)
+        return recipe
+
+    log = (recipe := changed(make, overrides)).log
+    for option, field, asked in (
+        ("--name", "name", name),
+        ("--dir", "log_dir", None if directory is None else str(directory)),
+    ):
+        if asked is None:
+            continue
+        now = getattr(log, field)
+        if now not in (before[field], asked):
+            raise ConfigError(f"{option} {asked} contradicts log.{field}={now}: leave one of them out.")
+        setattr(log, field, asked)
     return recipe
 
 

@@ -5,7 +5,6 @@ What a file may name, and what of it may be called, is `nemo2.config.policy`. ne
 its workers doesn't pass through here: there both ends are the user's.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from nemo2.config.checks import check_serialisable
 from nemo2.config.policy import STRUCTURE, VALUES, RecipePolicy
 from nemo2.config.show import plain
 from nemo2.errors import ConfigError, SecurityError
+from nemo2.files import parse_json
 
 _METADATA = {"type": "pyref", "module": "fiddle._src.config", "name": "BuildableTraverserMetadata"}
 _MOST_VALUES = 10_000_000
@@ -46,7 +46,7 @@ def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
     """
     policy = RecipePolicy(allowed_modules)
     try:
-        tree = json.loads(text)
+        tree = parse_json(text)
         for reference in _references(tree):
             policy.check_name(reference["module"], reference["name"])
         _refuse_bombs(tree)

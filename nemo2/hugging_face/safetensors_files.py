@@ -20,7 +20,7 @@ from nemo2.checkpoint.foreign_files import read_json
 from nemo2.checkpoint.identify import conversion_of_pickles
 from nemo2.checkpoint.reading import Stored
 from nemo2.errors import CheckpointError, SecurityError
-from nemo2.files import UnusableFile, open_regular, why_not_inside
+from nemo2.files import UnusableFile, open_regular, parse_json, why_not_inside
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -104,7 +104,7 @@ def read_header(path: Path) -> dict[str, Stored]:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(size - 8, _MOST_HEADER):
                 raise ValueError(f"its header would have {length} bytes, and the file has {size}")
-            header = json.loads(file.read(length), object_pairs_hook=_without_repetition)
+            header = parse_json(file.read(length))
             header.pop("__metadata__", None)
             found = {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
     except UnusableFile as error:
@@ -242,13 +242,6 @@ def _stored(path: Path, begin: int, name: str, entry: dict[str, Any]) -> Stored:
     if last - first != num_bytes(stored):
         raise ValueError(f"{name} has {last - first} bytes, and its shape {list(shape)} needs {num_bytes(stored)}")
     return stored
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands in its header twice")
-    return found
 
 
 def _listed(names: Sequence[str]) -> str:

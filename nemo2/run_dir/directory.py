@@ -176,13 +176,18 @@ def create_directory(directory: Path, *, field: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot write to {directory} ({error.strerror or error}); name a directory that this user may "
-            f"write to, for example {field}={Path.home() / 'runs'}."
+            f"write to, for example {field}={_writable_place() / 'runs'}."
         ) from error
     if links:
         raise ConfigError(
             f"{links[0]} is a link to {os.readlink(links[0])}: a run would write through it. Remove it, or choose another "
             f"{field}."
         )
+
+
+def _writable_place() -> Path:
+    home = Path.home()
+    return home if os.access(home, os.W_OK) else Path(tempfile.gettempdir())
 
 
 @contextmanager

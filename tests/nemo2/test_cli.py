@@ -139,6 +139,27 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path
     assert f"run directory: {tmp_path}" in capsys.readouterr().out
 
 
+def test_a_run_has_the_name_that_a_change_or_an_option_gives_it_and_two_are_refused(monkeypatch, tmp_path, capsys):
+    from nemo2.launch import RunResult
+
+    seen = []
+
+    def launch(recipe, executor, **settings):
+        seen.append((recipe.log.name, recipe.log.log_dir))
+        return RunResult(status="succeeded", exit_code=0, experiment_id="e", run_dir=tmp_path)
+
+    monkeypatch.setattr("nemo2.launch.launch", launch)
+    assert main(["pretrain", "llama_tiny"]) == 0
+    assert main(["pretrain", "llama_tiny", "log.name=mine", "log.log_dir=/there"]) == 0
+    assert main(["pretrain", "llama_tiny", "log=default_log(name=a_trial)"]) == 0
+    assert main(["validate", "llama_tiny"]) == 0
+    assert main(["pretrain", "llama_tiny", "log.name=mine", "--name", "mine"]) == 0
+    assert [name for name, _ in seen] == ["llama_tiny", "mine", "a_trial", "llama_tiny_validate", "mine"]
+    assert seen[1][1] == "/there"
+    assert main(["pretrain", "llama_tiny", "log.name=mine", "--name", "yours"]) == 2
+    assert "--name yours contradicts log.name=mine" in capsys.readouterr().err
+
+
 def test_finetune_hands_the_method_and_the_changes_to_the_launcher(monkeypatch, tmp_path):
     from nemo2.launch import RunResult
     from nemo2.peft import DoRA, LoRA

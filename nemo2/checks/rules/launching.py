@@ -9,6 +9,8 @@ from typing import Any, Optional
 from nemo2.checkpoint.places import HUGGING_FACE, missing
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
+from nemo2.errors import ConfigError
+from nemo2.names import safe_name
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
 LAUNCH = Topic("The launch", needs_sizes=False)
@@ -50,7 +52,6 @@ def _executor(facts: Facts) -> Iterator[str]:
 def _accelerator(facts: Facts) -> Iterator[str]:
     if not facts.here:
         return
-    from nemo2.errors import ConfigError
     from nemo2.trainer import check_devices
 
     accelerator = getattr(facts.trainer, "accelerator", "auto")
@@ -63,6 +64,25 @@ def _accelerator(facts: Facts) -> Iterator[str]:
         )
     except ConfigError as error:
         yield str(error)
+
+
+@LAUNCH.rule(
+    "run-name-is-a-folder",
+    says="The run's name, and its version, can be one folder on any file system, and a word in any command line.",
+    otherwise="The run stops before its first step, or the launcher before it.",
+    broken="log.name='a run'",
+    mended="log.name=a_run",
+)
+def _name(facts: Facts) -> Iterator[str]:
+    log = getattr(facts.recipe, "log", None)
+    if getattr(log, "explicit_log_dir", None):
+        return  # in whose place neither is used
+    for field in ("name", "version"):
+        if value := getattr(log, field, None):
+            try:
+                safe_name(value, field=f"log.{field}")
+            except ConfigError as error:
+                yield str(error)
 
 
 @FILES.rule(

@@ -43,6 +43,23 @@ def _known(facts: Facts) -> Iterator[str]:
 
 
 @RECOMPUTE.rule(
+    "partial-checkpoints-have-a-reader",
+    says="`num_microbatches_with_partial_activation_checkpoints` stays None.",
+    otherwise="Megatron-Core's pipelined schedules hand it to the forward step, and no model of its own takes it: a TypeError in "
+    "the first step; without pipelining nobody reads it.",
+    broken="model.config.num_microbatches_with_partial_activation_checkpoints=1",
+    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
+)
+def _partial(facts: Facts) -> Iterator[str]:
+    name = "num_microbatches_with_partial_activation_checkpoints"
+    if (value := facts.of_model(name)) is not None:
+        yield (
+            f"model.config.{name}={value}: no model of Megatron-Core's recomputes in some micro-batches only. Leave it None, and "
+            "set recompute_granularity for all of them."
+        )
+
+
+@RECOMPUTE.rule(
     "full-recomputation-says-how",
     says="Full recomputation has a method and a number of layers, selective recomputation neither number.",
     otherwise="Megatron-Core refuses the model's configuration.",

@@ -136,6 +136,28 @@ def test_a_manifest_that_is_none_is_a_damaged_checkpoint(checkpoint, content):
         read_manifest(checkpoint)
 
 
+def test_a_name_that_stands_for_two_values_is_refused_in_every_json_file(checkpoint):
+    """Readers differ in which they take: who has looked at a file may have seen another value than what is used."""
+    from nemo2.checkpoint.foreign_files import read_json
+    from nemo2.config.serialize import from_json
+
+    manifest = checkpoint / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace("{", '{"step": 7,', 1))
+    with pytest.raises(CheckpointError, match="'step' stands for two values"):
+        read_manifest(checkpoint)
+    with pytest.raises(CheckpointError, match="'step' stands for two values"):
+        read_json(manifest)
+    with pytest.raises(ConfigError, match="'root' stands for two values"):
+        from_json('{"root": {"type": "ref", "key": "a"}, "root": {"type": "ref", "key": "b"}, "objects": {}}')
+    manifest.write_text(text.replace("{", '{"step": ' + str(read_json_step(text)) + ",", 1))
+    assert read_manifest(checkpoint) is not None  # twice the same hides nothing
+
+
+def read_json_step(text):
+    return json.loads(text)["step"]
+
+
 def test_a_manifest_that_changed_is_told_by_its_own_digest(checkpoint):
     file = checkpoint / "manifest.json"
     text = file.read_text()

@@ -37,6 +37,11 @@ def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
             ),
             ["yarn-positions-in-twice-the-context-ranks"],
         ),
+        (
+            Drawn("experts", 1, {"model.config.num_microbatches_with_partial_activation_checkpoints": 1}),
+            ["partial-checkpoints-have-a-reader"],
+        ),
+        (Drawn("dense", 1, {"log.name": "a run"}), ["run-name-is-a-folder"]),
         (Drawn("dense", 2, {}), []),
     ],
 )
