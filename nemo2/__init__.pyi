@@ -15,6 +15,7 @@ from nemo2.optim import lr_scheduler as lr_scheduler
 from nemo2.optim.base import OptimizerModule as OptimizerModule
 from nemo2.optim.lr_scheduler import LRSchedulerModule as LRSchedulerModule
 from nemo2.optim.megatron import MegatronOptimizerModule as MegatronOptimizerModule
+from nemo2.optim.pytorch import PytorchOptimizerModule as PytorchOptimizerModule
 from nemo2.precision import MegatronMixedPrecision as MegatronMixedPrecision
 from nemo2.run_dir.logger import NeMoLogger as NeMoLogger
 from nemo2.strategies.fsdp import FSDPStrategy as FSDPStrategy

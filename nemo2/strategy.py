@@ -410,9 +410,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         assert self.lightning_module is not None and self.megatron_parallel is not None
         optim = getattr(self.lightning_module, "optim", None)
         if isinstance(optim, OptimizerModule):
-            scheduler = optim.lr_scheduler
-            if scheduler is not None and getattr(scheduler, "max_steps", None) is None and trainer.max_steps > 0:
-                scheduler.max_steps = trainer.max_steps
+            optim.schedule_over(trainer.max_steps)
+        if isinstance(optim, OptimizerModule) and not optim.makes_torch_optimizers:
             entries = optim(self.lightning_module, self.megatron_parallel)
             if len(entries) != 1:
                 raise ConfigError(f"{type(optim).__name__} made {len(entries)} optimizers; a Megatron model takes one.")

@@ -52,6 +52,7 @@ def _schedules() -> list[str]:
 
 _LOG = "nemo2.recipes.log.default"
 _OPTIMIZER = "nemo2.optim.megatron:MegatronOptimizerModule"
+_TORCH_OPTIMIZER = "nemo2.optim.pytorch:PytorchOptimizerModule"
 _DATA = "nemo2.data.base:MegatronDataModule"
 _CALLBACK = "lightning.pytorch.callbacks:Callback"
 
@@ -60,6 +61,8 @@ SOURCES = [
     Source("nemo2.trainer:Trainer", _recipes, _of_recipe("trainer")),
     _from("nemo2.recipes.precision.mixed_precision", "nemo2.precision:MegatronMixedPrecision"),
     _from("nemo2.recipes.optim.adam", _OPTIMIZER),
+    _from("nemo2.recipes.optim.sgd", _TORCH_OPTIMIZER),
+    _from("nemo2.optim.pytorch", _TORCH_OPTIMIZER, ["PytorchOptimizerModule"]),
     _from("nemo2.optim.distributed_fused_adam", _OPTIMIZER, ["distributed_fused_adam"]),
     _from("nemo2.optim.megatron", _OPTIMIZER, ["MegatronOptimizerModule"]),
     Source(

@@ -20,6 +20,7 @@ DOORS = (
     "nemo2.llm.io",
     "nemo2.recipes.log.default",
     "nemo2.recipes.optim.adam",
+    "nemo2.recipes.optim.sgd",
     "nemo2.recipes.precision.mixed_precision",
     "nemo2.recipes.callbacks.common",
     "nemo2.recipes.tp_overlap_configs.userbuffers",
@@ -48,6 +49,7 @@ MODULES = {
     "nemo.collections.llm.recipes.callbacks.common": "nemo2.recipes.callbacks.common",
     "nemo.collections.llm.recipes.log.default": "nemo2.recipes.log.default",
     "nemo.collections.llm.recipes.optim.adam": "nemo2.recipes.optim.adam",
+    "nemo.collections.llm.recipes.optim.sgd": "nemo2.recipes.optim.sgd",
     "nemo.collections.llm.recipes.precision.mixed_precision": "nemo2.recipes.precision.mixed_precision",
     "nemo.collections.llm.recipes.tp_overlap_configs.userbuffers": "nemo2.recipes.tp_overlap_configs.userbuffers",
 }
@@ -113,11 +115,6 @@ _REASONS = {
         update_config_with_dtype_overrides default_forward_step ParallelLinearAdapter AdapterWrapper LoRAMerge
         add_megatron_sampler MegatronPretrainingSampler MegatronPretrainingRandomSampler
         setup_model_and_tokenizer setup_mcore_engine MCoreTokenizerWrappper build_pretraining_datamodule
-    """,
-    "return torch's optimizer from the model's configure_optimizers; MegatronStrategy steps it": """
-        PytorchOptimizerModule pytorch_adam_with_cosine_annealing pytorch_adam_with_flat_lr
-        te_adam_with_cosine_annealing te_adam_with_flat_lr pytorch_sgd_with_cosine_annealing
-        pytorch_sgd_with_flat_lr
     """,
     "nemo2's launcher does it for every run (docs: launching), and its settings are profiles": """
         PreemptionPlugin FaultTolerancePlugin WandbPlugin ConfigValidationPlugin TritonCacheSetup

@@ -35,6 +35,7 @@ DEFAULT_ALLOWED = (
     "lightning.pytorch.loggers",
     "torch.nn.functional",
     "torch.nn.modules.activation",
+    "torch.optim",
 )
 """Module prefixes whose names a recipe may hold."""
 
@@ -69,8 +70,10 @@ _FUNCTIONS = (
     "megatron.core.ssm",
     "megatron.core.transformer",
     "nemo2.models",
+    "nemo2.optim.pytorch",
 )
-"""Where plain functions come from that configurations and specs of layers hold: activations, fusions, makers of specs."""
+"""Where plain functions come from that configurations and specs of layers hold: activations, fusions, makers of specs or
+optimizers."""
 
 _RESOLVERS = ("megatron.core.transformer.spec_utils",)
 """Modules of `_FUNCTIONS` whose functions import what they are told to."""
@@ -89,6 +92,7 @@ _CONFIG_BASES = {
     "lightning.pytorch.callbacks.callback.Callback",
     "lightning.pytorch.loggers.logger.Logger",
     "torch.nn.modules.module.Module",
+    "torch.optim.optimizer.Optimizer",
 }
 _VALUE_BASES = {"torch.utils.data.dataset.Dataset"}
 

@@ -17,6 +17,9 @@ class OptimizerModule(pl.Callback, ABC):
         lr_scheduler: The learning rate over the steps. None: constant.
     """
 
+    makes_torch_optimizers: bool = False
+    """Whether what it makes is torch's, which knows nothing of parameters that Megatron-Core shards."""
+
     def __init__(self, lr_scheduler: Optional[LRSchedulerModule] = None) -> None:
         self.lr_scheduler = lr_scheduler
 
@@ -29,6 +32,11 @@ class OptimizerModule(pl.Callback, ABC):
 
         model.configure_optimizers = configure_optimizers  # pyright: ignore[reportAttributeAccessIssue]
 
+    def schedule_over(self, max_steps: int) -> None:
+        """Let a schedule that doesn't say how long it is last ``max_steps``; -1 says nothing."""
+        if self.lr_scheduler is not None and getattr(self.lr_scheduler, "max_steps", None) is None and max_steps > 0:
+            self.lr_scheduler.max_steps = max_steps  # pyright: ignore[reportAttributeAccessIssue]
+
     @abstractmethod
     def optimizers(self, model: Any) -> list[Optimizer]:
         """The optimizers for ``model``, a `MegatronParallel` or a plain module."""
@@ -38,4 +46,4 @@ class OptimizerModule(pl.Callback, ABC):
         made = self.optimizers(megatron_parallel if megatron_parallel is not None else model)
         if self.lr_scheduler is None:
             return [{"optimizer": optimizer} for optimizer in made]
-        return [{"optimizer": optimizer, **self.lr_scheduler(model, optimizer)} for optimizer in made]
+        return [{"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(model, optimizer)} for optimizer in made]

@@ -229,9 +229,8 @@ class TorchShardedStrategy(Checkpoints):
         optim = getattr(self.lightning_module, "optim", None)
         config: Any = self.megatron_parallel.config
         if isinstance(optim, OptimizerModule):
-            scheduler = optim.lr_scheduler
-            if scheduler is not None and getattr(scheduler, "max_steps", None) is None and trainer.max_steps > 0:
-                scheduler.max_steps = trainer.max_steps
+            optim.schedule_over(trainer.max_steps)
+        if isinstance(optim, OptimizerModule) and not optim.makes_torch_optimizers:
             entries = optim(self.lightning_module, self.megatron_parallel)
             if len(entries) != 1:
                 raise ConfigError(

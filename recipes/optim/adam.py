@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam with a schedule, as a config of ``MegatronOptimizerModule``."""
+"""Adam, as a config of ``MegatronOptimizerModule``, and by torch or Transformer Engine of ``PytorchOptimizerModule``."""
 
 from typing import Optional
 
 from megatron.core.optimizer import OptimizerConfig
+from torch.optim import Adam
 
 from nemo2.config import Config
+from nemo2.optim.pytorch import fused_adam
+from nemo2.recipes.optim._torch import annealed, flat
 
 
 def distributed_fused_adam_with_cosine_annealing(
@@ -50,3 +53,38 @@ def distributed_fused_adam_with_cosine_annealing(
             min_lr=min_lr if min_lr is not None else 0.1 * max_lr,
         ),
     )
+
+
+def pytorch_adam_with_cosine_annealing(
+    warmup_steps: int = 2000,
+    constant_steps: int = 0,
+    max_lr: float = 1e-5,
+    min_lr: Optional[float] = None,
+    weight_decay: float = 0.01,
+    foreach: bool = False,
+) -> Config:
+    """Torch's Adam; linear warm-up to ``max_lr``, cosine down to ``min_lr`` (None: a tenth)."""
+    made = pytorch_adam_with_flat_lr(max_lr, weight_decay, foreach)
+    return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
+
+
+def pytorch_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01, foreach: bool = True) -> Config:
+    """Torch's Adam at the same learning rate at every step."""
+    return flat(Adam, lr=lr, weight_decay=weight_decay, betas=(0.9, 0.999), eps=1e-8, foreach=foreach)
+
+
+def te_adam_with_cosine_annealing(
+    warmup_steps: int = 2000,
+    constant_steps: int = 0,
+    max_lr: float = 1e-5,
+    min_lr: Optional[float] = None,
+    weight_decay: float = 0.01,
+) -> Config:
+    """Transformer Engine's Adam, with fp32 copies of 16-bit parameters; as `pytorch_adam_with_cosine_annealing` else."""
+    made = te_adam_with_flat_lr(max_lr, weight_decay)
+    return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
+
+
+def te_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01) -> Config:
+    """Transformer Engine's Adam at the same learning rate at every step."""
+    return flat(fused_adam, lr=lr, weight_decay=weight_decay, betas=(0.9, 0.999), eps=1e-8, master_weights=True)

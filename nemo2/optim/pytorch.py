@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's own optimizers as objects of a recipe, for parameters that are whole on each rank or that torch shards."""
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from nemo2.backend.extras import have_te
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.optim.base import OptimizerModule
+from nemo2.optim.lr_scheduler import LRSchedulerModule
+
+
+def is_bias(name: str, parameter: Parameter) -> bool:
+    """Whether the name says that it is a bias: NeMo's rule for what doesn't decay."""
+    return "bias" in name
+
+
+@configurable
+class PytorchOptimizerModule(OptimizerModule):
+    """A torch optimizer over the model's trained parameters.
+
+    `MegatronStrategy` steps it where every rank holds whole parameters (no pipeline, no sharded matrices), with
+    ``use_distributed_optimizer=False``; `FSDP2Strategy` and `FSDPStrategy` step it over their shards.
+
+    Args:
+        optimizer_fn: ``(parameter groups) -> optimizer``, such as ``Partial(torch.optim.AdamW, lr=1e-4)``.
+        lr_scheduler: The learning rate over the steps. None: constant.
+        no_weight_decay_cond: ``(name, parameter) -> bool``: where true, no weight decay. None: all decay.
+        scale_lr_cond: ``(name, parameter) -> bool``: where true, the learning rate is multiplied by ``lr_mult``.
+        lr_mult: For the parameters that ``scale_lr_cond`` picks.
+
+    Raises:
+        ConfigError: ``lr_mult`` without ``scale_lr_cond``; nothing is trained.
+    """
+
+    makes_torch_optimizers = True
+
+    def __init__(
+        self,
+        optimizer_fn: Callable[..., Optimizer],
+        lr_scheduler: Optional[LRSchedulerModule] = None,
+        no_weight_decay_cond: Optional[Callable[[str, Parameter], bool]] = is_bias,
+        scale_lr_cond: Optional[Callable[[str, Parameter], bool]] = None,
+        lr_mult: float = 1.0,
+    ) -> None:
+        super().__init__(lr_scheduler=lr_scheduler)
+        if lr_mult != 1.0 and scale_lr_cond is None:
+            raise ConfigError(
+                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which picks the parameters it scales: "
+                "set both, or change the learning rate of optim.optimizer_fn."
+            )
+        self.optimizer_fn = optimizer_fn
+        self.no_weight_decay_cond = no_weight_decay_cond
+        self.scale_lr_cond = scale_lr_cond
+        self.lr_mult = lr_mult
+
+    def optimizers(self, model: nn.Module) -> list[Optimizer]:
+        """The one optimizer over the trained parameters of ``model``, in up to four groups by the two conditions."""
+        groups: dict[tuple[bool, bool], list[Parameter]] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                still = self.no_weight_decay_cond is not None and self.no_weight_decay_cond(name, parameter)
+                scaled = self.scale_lr_cond is not None and self.scale_lr_cond(name, parameter)
+                groups.setdefault((bool(still), bool(scaled)), []).append(parameter)
+        if not groups:
+            raise ConfigError(f"All parameters of {type(model).__name__} are frozen: there is nothing to train.")
+        listed = [
+            {"params": parameters, **({"weight_decay": 0.0} if still else {})}
+            for (still, _), parameters in groups.items()
+        ]
+        made = self.optimizer_fn(listed)
+        for group, (_, scaled) in zip(made.param_groups, groups, strict=True):
+            group["lr"] = group["lr"] * (self.lr_mult if scaled else 1.0)
+        return [made]
+
+
+def fused_adam(params: Any, **settings: Any) -> Optimizer:
+    """Transformer Engine's Adam, in one kernel.
+
+    Raises:
+        ConfigError: Transformer Engine isn't installed where it runs.
+    """
+    if not have_te():
+        raise ConfigError(
+            "optim.optimizer_fn=fused_adam is Transformer Engine's, which isn't installed here: use "
+            "torch.optim.Adam (pytorch_adam_with_cosine_annealing), or install 'nemo2[te]'."
+        )
+    from transformer_engine.pytorch.optimizers import FusedAdam
+
+    return FusedAdam(params, **settings)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the factories of torch's optimizers share."""
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+from nemo2.config import Config, Partial
+from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
+from nemo2.optim.pytorch import PytorchOptimizerModule
+
+
+def flat(optimizer: Callable[..., Any], **settings: Any) -> Any:
+    """``optimizer`` with these settings, at the same learning rate at every step."""
+    return Config(PytorchOptimizerModule, optimizer_fn=Partial(optimizer, **settings))
+
+
+def annealed(made: Any, *, max_lr: float, min_lr: Optional[float], warmup_steps: int, constant_steps: int) -> Any:
+    """``made`` under a cosine from ``max_lr`` down to ``min_lr`` (None: a tenth) after a linear warm-up."""
+    made.lr_scheduler = Config(
+        CosineAnnealingScheduler,
+        warmup_steps=warmup_steps,
+        constant_steps=constant_steps,
+        min_lr=0.1 * max_lr if min_lr is None else min_lr,
+    )
+    return made
