@@ -92,7 +92,9 @@ def trained(ddp: Any = "megatron") -> tuple[dict[str, torch.Tensor], list[float]
     module().connect(model)
     assert isinstance(model.optim, PytorchOptimizerModule)
     recorder = small_runs.Recorder()
-    trainer = small_runs.build_trainer(max_steps=STEPS, callbacks=[recorder], ddp=ddp, trainer={"use_distributed_sampler": False})
+    trainer = small_runs.build_trainer(
+        max_steps=STEPS, callbacks=[recorder], ddp=ddp, trainer={"use_distributed_sampler": False}
+    )
     trainer.fit(model)
     return {name: value.detach() for name, value in model.net.named_parameters()}, recorder.rates
 
