@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random models of transformers' own, saved as releases are, and ours of them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,28 +21,26 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "tie_word_embeddings": False,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "topk_method": "greedy",
+}
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
     "mixtral": ("Mixtral", {}),
     "phi3": ("Phi3", {}),
-    "deepseek": (
-        "DeepseekV2",
-        {
-            "num_key_value_heads": 4,
-            "q_lora_rank": None,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 8,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "n_shared_experts": 1,
-            "topk_method": "greedy",
-            "first_k_dense_replace": 2,
-        },
-    ),
+    "deepseek": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 2}),
+    "deepseek with experts": ("DeepseekV2", _LATENT | {"first_k_dense_replace": 1}),
 }
 
 
@@ -64,8 +63,8 @@ def released(directory: str, family: str) -> str:
     return folder
 
 
-def model_of(folder: str, *, rate: float) -> Any:
-    """Ours of a release, with Adam at a constant rate and neither decay nor clipping."""
+def model_of(folder: str, *, rate: float, **changes: Any) -> Any:
+    """Ours of a release, with Adam at a constant rate and neither decay nor clipping. ``changes``: of its configuration."""
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2.models.conversion.families import conversion_for
@@ -76,4 +75,5 @@ def model_of(folder: str, *, rate: float) -> Any:
     optimizer = OptimizerConfig(
         optimizer="adam", lr=rate, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=0.0
     )
-    return conversion.model(conversion.config(said), optim=MegatronOptimizerModule(optimizer))
+    config = dataclasses.replace(conversion.config(said), **changes)
+    return conversion.model(config, optim=MegatronOptimizerModule(optimizer))

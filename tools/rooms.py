@@ -104,7 +104,8 @@ ROOMS = (
     ),
     Room(
         "peft",
-        "parameter-efficient fine-tuning: `base.py` (a method is a transform), `lora.py`, `dora.py`, `canonical_lora.py`; "
+        "parameter-efficient fine-tuning: `base.py` (a method is a transform), `lora.py`, `dora.py`, `canonical_lora.py`, "
+        "`canonical_dora.py`; "
         "`placement.py` (how an addition lies on the ranks of its layer), `adapter.py`, `targets.py` (which layers), `merge.py`",
         ("config", "backend", "parallel"),
     ),

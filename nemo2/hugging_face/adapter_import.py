@@ -4,8 +4,9 @@ trains and saves itself.
 
 The table of the family says of which rows of which released modules a layer of ours is made; the second factors (``lora_B``) are
 put together the same way. Where the released modules of a fused layer have a first factor each, the additions become
-`CanonicalLoRA`'s, which has them apart too; of DoRA, and of layers that have no parts, one addition of the sum of the ranks,
-``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than the others are filled up with zeros, which training leaves zero.
+`CanonicalLoRA`'s or `CanonicalDoRA`'s, which have them apart too; of layers that have no parts, one addition of the sum of the
+ranks, ``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than the others are filled up with zeros, which training leaves
+zero.
 """
 
 import re
@@ -44,7 +45,7 @@ from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 from nemo2.models.walker import linear_layers
-from nemo2.peft import CanonicalLoRA, DoRA, LoRA
+from nemo2.peft import CanonicalDoRA, CanonicalLoRA, DoRA, LoRA
 from nemo2.peft.canonical_lora import PARTS
 
 _SHOWN = 5
@@ -205,7 +206,7 @@ class _Made:
 
     def method(self, *, dropout: float, config: Any) -> LoRA:
         return self.kind(
-            target_modules=_targets(self.rows, config, apart=self.kind is CanonicalLoRA),
+            target_modules=_targets(self.rows, config, apart=issubclass(self.kind, CanonicalLoRA)),
             dim=self.rank,
             alpha=self.scale * self.rank,
             dropout=dropout,
@@ -253,8 +254,8 @@ def _translated(adapters: Mapping[str, Adapter], base: _Base, folder: Path, *, d
             f"{folder}: {', '.join(strange[:_SHOWN])} has an adapter there, and nemo2's LoRA goes beside linear layers only: "
             f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft and import the model."
         )
-    apart = not dora and any(_has_parts(module, rows, named) for module, rows in modules.items())
-    kind = DoRA if dora else CanonicalLoRA if apart else LoRA
+    apart = any(_has_parts(module, rows) for module, rows in modules.items())
+    kind = (CanonicalDoRA if dora else CanonicalLoRA) if apart else DoRA if dora else LoRA
     experts = Counter(_linear_name(module) for module in modules if stored_module(module)[1])
     if some := [f"{name} ({count})" for name, count in experts.items() if count != base.config.num_moe_experts]:
         raise ConfigError(
@@ -307,7 +308,7 @@ def _linear_name(module: str) -> str:
     return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
 
 
-def _has_parts(module: str, rows: list[Rows], adapters: Mapping[str, Adapter]) -> bool:
+def _has_parts(module: str, rows: list[Rows]) -> bool:
     """Whether several released modules, which have first factors of their own, are parts of one layer of ours."""
     return module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1
 
@@ -326,13 +327,13 @@ def _cut(
 
 def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: _Base) -> Tensor:
     """The trained lengths of DoRA; of rows without an adapter, what they are in the base."""
-    known = [adapters.get(name or "") for name in rows.modules]
-    given = [one.lengths for one in known if one is not None and one.lengths is not None]
-    whole = all(one is not None for one in known)
-    found = torch.empty(len(rows.row), dtype=given[0].dtype) if whole else base.lengths(rows.entry).to(given[0].dtype)
-    for index, one in enumerate(known):
-        if one is not None and one.lengths is not None:
-            found[rows.piece == index] = one.lengths[rows.row[rows.piece == index]]
+    given = {name: adapters[name].lengths for name in rows.met if name in adapters}
+    dtype = next(one.dtype for one in given.values() if one is not None)
+    whole = len(given) == len(rows.met)
+    found = torch.empty(len(rows.row), dtype=dtype) if whole else base.lengths(rows.entry).to(dtype)
+    for name, lengths in given.items():
+        if lengths is not None:
+            found[rows.of(name)] = lengths[rows.row[rows.of(name)]]
     return found
 
 

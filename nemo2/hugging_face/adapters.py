@@ -3,11 +3,12 @@
 
 The table of the family that exports weights exports additions too. A module's weight is made of pieces, rows of the released
 tensors; the second factor of an addition beside it has the same rows, and the first one goes to each of the released modules
-that the rows are of. `CanonicalLoRA`'s parts have a first factor each. Where a released module takes several of them (Phi-3's
-``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``.
+that the rows are of. Parts of a fused layer that are apart (`CanonicalLoRA`) have a first factor each. Where a released module
+takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ def export_adapter(
     """Write the adapters of a checkpoint as ``adapter_config.json`` and ``adapter_model.safetensors``. No model is built.
 
     Args:
-        checkpoint: Of a fine-tuning run with `LoRA`, `DoRA` or `CanonicalLoRA`, of any layout and strategy.
+        checkpoint: Of a fine-tuning run with `LoRA` or a method made of it, of any layout and strategy.
         target: The folder. It exists once it is whole, or not at all.
         base_model: What ``peft`` is told that the adapters belong to. None: the released weights that the run began with, or
             nothing where it began with a checkpoint of ours.
@@ -95,7 +96,7 @@ def _described(checkpoint: Path) -> tuple[Any, LoRA]:
     if not isinstance(method, LoRA):
         raise CheckpointError(
             f"{checkpoint} has no adapters that peft knows: its model_transform is "
-            f"{'none' if method is None else type(method).__name__}, and known are LoRA, DoRA and CanonicalLoRA."
+            f"{'none' if method is None else type(method).__name__}, and known are LoRA, DoRA, CanonicalLoRA and CanonicalDoRA."
         )
     return model, method
 
@@ -135,7 +136,7 @@ class _Released:
     def lengths_like(self, lengths: Tensor) -> Tensor:
         """The rows' lengths, to be filled."""
         if self.lengths is None:
-            self.lengths = torch.zeros(self.num_rows, dtype=lengths.dtype)
+            self.lengths = torch.full((self.num_rows,), math.nan, dtype=lengths.dtype)
         return self.lengths
 
     @property
@@ -217,6 +218,11 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
         yield f"{prefix}.lora_A.weight", torch.cat(module.firsts)
         yield f"{prefix}.lora_B.weight", torch.cat(module.seconds, dim=1)
         if module.lengths is not None:
+            if bool(module.lengths.isnan().any()):
+                raise ConfigError(
+                    f"{name} is one tensor in the release, and only some of its rows have trained lengths: peft has lengths for "
+                    "all or none. Merge (llm.peft.merge_lora) and export the model."
+                )
             yield f"{prefix}.lora_magnitude_vector", module.lengths
 
 

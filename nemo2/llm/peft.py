@@ -7,9 +7,19 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.peft import PEFT, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
+from nemo2.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 
-__all__ = ["PEFT", "PEFT_STR2CLS", "CanonicalLoRA", "DoRA", "LoRA", "ModuleMatcher", "export_lora", "merge_lora"]
+__all__ = [
+    "PEFT",
+    "PEFT_STR2CLS",
+    "CanonicalDoRA",
+    "CanonicalLoRA",
+    "DoRA",
+    "LoRA",
+    "ModuleMatcher",
+    "export_lora",
+    "merge_lora",
+]
 
 PEFT_STR2CLS: dict[str, type[PEFT]] = {
     "LoRA": LoRA,
@@ -18,6 +28,8 @@ PEFT_STR2CLS: dict[str, type[PEFT]] = {
     "dora": DoRA,
     "CanonicalLoRA": CanonicalLoRA,
     "canonical_lora": CanonicalLoRA,
+    "CanonicalDoRA": CanonicalDoRA,
+    "canonical_dora": CanonicalDoRA,
 }
 """Methods by the names that ``peft_scheme`` and configuration files give them."""
 
@@ -28,7 +40,7 @@ def merge_lora(
     trainer: Optional[pl.Trainer] = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a checkpoint of the whole model with the additions of a LoRA, DoRA or canonical LoRA in its weights.
+    """Write a checkpoint of the whole model with the additions of LoRA, or of a method made of it, in its weights.
 
     Args:
         lora_checkpoint_path: A checkpoint of a fine-tuning run, or the run's directory for its newest one. The base model is read

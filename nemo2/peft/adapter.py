@@ -140,7 +140,7 @@ class LowRank(nn.Module):
 
     def product(self) -> Tensor:
         """``scale B A`` as this rank has it of the layer's weight, in fp32."""
-        return self.scale * (self.linear_out(None).float() @ self.linear_in(None).float())
+        return self.scale * (wide(self.linear_out(None)) @ wide(self.linear_in(None)))
 
     def _dropped(self, x: Tensor, position: str, *, differs: bool) -> Tensor:
         """``differs``: ranks hold different parts of it, which are dropped by the rank's own random stream, as Megatron-Core
@@ -188,7 +188,7 @@ class Adapted(nn.Module):
 
     def merged_weight(self) -> Tensor:
         """The layer's weight with the addition in it, on this rank, in fp32."""
-        return self.to_wrap.weight.float() + self.adapter.product()  # pyright: ignore
+        return wide(self.to_wrap.weight) + self.adapter.product()  # pyright: ignore
 
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
         """``output``: the layer's, with its bias unless that is given apart. ``x``: what the layer's product was of."""
@@ -207,6 +207,11 @@ def call(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Opti
         return result[0], result[1], result[2]
     (output, normed), bias = result
     return output, bias, normed
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32, which is what sums and lengths are taken in; float64 stays."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[int]]:

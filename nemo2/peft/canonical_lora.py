@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA with factors of their own for queries, keys, values, gate and up projection, as Hugging Face's models have them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 import torch
@@ -28,10 +28,16 @@ CANONICAL_TARGETS = [
 
 
 class Apart(nn.Module):
-    """Additions beside the parts of a fused layer; a part that isn't meant gets none."""
+    """Additions beside the parts of a fused layer; a part that isn't meant gets none.
+
+    Args:
+        additions: By part; each a `LowRank`, or a module that has its ``before_gather`` and ``product``.
+        widths: Rows of each part in a group of the layer's.
+        groups: How many groups follow one another in this rank's rows.
+    """
 
     def __init__(
-        self, additions: dict[str, LowRank], widths: dict[str, int], groups: int, placement: Placement
+        self, additions: Mapping[str, nn.Module], widths: dict[str, int], groups: int, placement: Placement
     ) -> None:
         super().__init__()
         self.placement, self.widths, self.groups = placement, widths, groups
@@ -48,14 +54,21 @@ class Apart(nn.Module):
         made = {name: addition.product().T for name, addition in self.named_children()}  # pyright: ignore
         return self._fused(made).T
 
-    def _fused(self, made: dict[str, Tensor]) -> Tensor:
-        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer's; zeros for a part without any."""
+    def rows(self, part: str, whole: Tensor) -> Tensor:
+        """Of a tensor of all of the layer's rows on this rank, those of a part."""
+        grouped = whole.unflatten(0, (self.groups, sum(self.widths.values())))
+        index = list(self.widths).index(part)
+        return grouped.split(list(self.widths.values()), dim=1)[index].flatten(0, 1)
+
+    def _fused(self, made: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
+        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer's; ``without``: of a part that has
+        none."""
         like = next(iter(made.values()))
         found = []
         for part, width in self.widths.items():
             channels = made.get(part)
             if channels is None:
-                channels = like.new_zeros(*like.shape[:-1], width * self.groups)
+                channels = like.new_full((*like.shape[:-1], width * self.groups), without)
             found.append(channels.unflatten(-1, (self.groups, width)))
         return torch.cat(found, dim=-1).flatten(-2)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DoRA: a weight's rows keep a trained length, and LoRA turns their direction (Liu et al., arXiv:2402.09353)."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Optional
 
 import torch
@@ -8,27 +9,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
-from nemo2.peft.adapter import Adapted, InitMethod, LowRank, mark
+from nemo2.peft.adapter import Adapted, InitMethod, LowRank, mark, wide
 from nemo2.peft.lora import LoRA
 
 
 class Magnitude(nn.Module):
     """The trained length of each row of a weight ``W``, ``[outputs]``, sharded over ranks as the rows are.
 
-    Its call gives ``m / |W + s B A|``, row by row, by which the layer's output is scaled. As in the paper's section 4.3, the
-    norm counts as a constant in the backward pass.
+    Its call gives ``m / |W + s B A|``, row by row, by which the layer's output is scaled, in fp32. As in the paper's section
+    4.3, the norm counts as a constant in the backward pass.
+
+    Args:
+        part: Takes the rows of a part of the layer out of a tensor of all its rows on this rank. None: all are meant.
     """
 
     _of: tuple[Any, LowRank]
     """The layer and its additions, which are no children."""
 
-    def __init__(self, layer: nn.Module, additions: LowRank) -> None:
+    def __init__(
+        self, layer: nn.Module, additions: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
+    ) -> None:
         super().__init__()
+        self._part = part
         weight: Any = layer.weight
         placement = additions.placement
-        self.weight = nn.Parameter(torch.ones(weight.shape[0], dtype=weight.dtype, device=weight.device))
+        rows = len(weight if part is None else part(weight))
+        self.weight = nn.Parameter(torch.ones(rows, dtype=weight.dtype, device=weight.device))
         mark(self.weight, axis=0 if placement.split == "column" else None, placement=placement)
-        if placement.split == "column":
+        if placement.split == "column" and part is None:
             self.weight.rows_like = weight  # pyright: ignore[reportAttributeAccessIssue]
         self.__dict__["_of"] = (layer, additions)
         self._sums = placement.split != "column" and placement.travel == "outside"
@@ -44,7 +52,8 @@ class Magnitude(nn.Module):
     def lengths(self) -> Tensor:
         """``|W + s B A|``, ``[outputs of this rank]``, in fp32."""
         layer, additions = self._of
-        squares = (layer.weight.float() + additions.product()).square().sum(dim=1)
+        weight = layer.weight if self._part is None else self._part(layer.weight)
+        squares = (wide(weight) + additions.product()).square().sum(dim=1)
         placement = additions.placement
         if placement.split == "row" and placement.size > 1:
             dist.all_reduce(squares, group=placement.group)
@@ -56,20 +65,36 @@ class Magnitude(nn.Module):
         weight = self.weight
         if self._sums:
             weight = mappings.copy_to_tensor_model_parallel_region(weight, group=self._of[1].placement.group)
-        return (weight.float() / self.lengths()).to(weight.dtype)
+        return wide(weight) / self.lengths()
 
 
 class DirectionAndMagnitude(nn.Module):
-    """The parameters that `DoRA` has beside a layer, under the names of checkpoints."""
+    """The parameters that `DoRA` has beside a layer, or beside a part of it, under the names of checkpoints."""
 
     additions: LowRank
     magnitude: Magnitude
 
-    def __init__(self, layer: nn.Module, additions: LowRank) -> None:
+    def __init__(
+        self, layer: nn.Module, additions: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
+    ) -> None:
         super().__init__()
         self.linear_in, self.linear_out = additions.linear_in, additions.linear_out
-        self.magnitude = Magnitude(layer, additions)
+        self.magnitude = Magnitude(layer, additions, part=part)
         self.__dict__["additions"] = additions
+        self.placement = additions.placement
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.additions(x)
+
+    def before_gather(self, x: Tensor) -> Tensor:
+        return self.additions.before_gather(x)
+
+    def product(self) -> Tensor:
+        return self.additions.product()
+
+    def growth(self) -> Tensor:
+        """By which each row on this rank is scaled, in fp32."""
+        return self.magnitude()
 
     def train(self, mode: bool = True) -> "DirectionAndMagnitude":
         self.additions.train(mode)
@@ -79,27 +104,24 @@ class DirectionAndMagnitude(nn.Module):
 class Decomposed(Adapted):
     """A linear layer ``m (W + s B A) / |W + s B A| x``, bias apart."""
 
-    adapter: DirectionAndMagnitude
-
     def weights_loaded(self, names: set[str]) -> None:
         """Called when weights were loaded, with the names below this module of those that were: where the lengths weren't, a
         base model was, and its rows' lengths are taken."""
         if not any(name.endswith("magnitude.weight") for name in names):
-            self.adapter.magnitude.begin()
+            for module in self.adapter.modules():
+                if isinstance(module, Magnitude):
+                    module.begin()
 
     def merged_weight(self) -> Tensor:
-        weight: Any = self.to_wrap.weight
-        turned = weight.float() + self.adapter.additions.product()
-        magnitude = self.adapter.magnitude
-        return turned * (magnitude.weight.float() / magnitude.lengths()).unsqueeze(1)
+        return super().merged_weight() * self.adapter.growth().unsqueeze(1)  # pyright: ignore
 
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
         layer: Any = self.to_wrap
-        additions: LowRank = self.adapter.additions
+        adapter: Any = self.adapter
         inside = layer.bias if bias is None and getattr(layer, "bias", None) is not None else None
         product = output if inside is None else output - inside
-        scale = additions.placement.behind(self.adapter.magnitude())
-        scaled = scale * (product + self.adapter.additions(x))
+        growth = adapter.placement.behind(adapter.growth().to(product.dtype))
+        scaled = growth * (product + adapter(x))
         return scaled if inside is None else scaled + inside
 
 

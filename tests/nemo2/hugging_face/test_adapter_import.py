@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from support import small_runs
+from support.peft_models import logits_of, made_by_peft, steps
 from support.tiny_releases import released
 
 ALL = "all-linear"
@@ -39,36 +40,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 KINDS = {
     "fused already": "LoRA",
     "fused already, DoRA": "DoRA",
-    "DoRA of some parts": "DoRA",
+    "DoRA of some parts": "CanonicalDoRA",
     "latent attention": "LoRA",
 }
 TRAINED = "biases"
 STEPS, RATE = 3, 1e-3
-
-
-def made_by_peft(folder: str, place: str, **settings: Any) -> Any:
-    """An adapter of random values, saved; returns the model with it."""
-    import peft
-    import torch
-    import transformers
-
-    torch.manual_seed(3)
-    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **{"r": 4, "lora_alpha": 8, **settings})
-    model = peft.get_peft_model(base, config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "magnitude" in name:
-                parameter.mul_(1 + 0.2 * torch.rand_like(parameter))
-    model.save_pretrained(place)
-    return model.eval()
-
-
-def logits_of(model: Any) -> Any:
-    import torch
-
-    with torch.no_grad():
-        return model(small_runs.global_batch(0, 4)["tokens"]).logits
 
 
 def ours(checkpoint: Path) -> Any:
@@ -121,7 +97,6 @@ def compared(directory: str, name: str) -> dict[str, Any]:
 
 def trained(folder: str, theirs: Any, imported: Path, method: Any, place: str) -> dict[str, Any]:
     """Three steps of ours from the imported checkpoint, and three of peft's."""
-    import torch
 
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.checkpoint.directory import read_manifest
@@ -141,34 +116,12 @@ def trained(folder: str, theirs: Any, imported: Path, method: Any, place: str) -
     small_runs.release()
     manifest, began = read_manifest(Path(place) / f"step={STEPS}"), read_manifest(imported)
     assert manifest is not None and began is not None
-    for parameter_name, parameter in theirs.named_parameters():
-        parameter.requires_grad_("lora_" in parameter_name)
-    trained_by_peft = [one for one in theirs.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained_by_peft, lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
-    losses = []
-    for step in range(STEPS):
-        losses.append(small_runs_loss(theirs, step))
-        optimizer.step()
-        optimizer.zero_grad()
     same_base = (manifest.part_of, manifest.part_of_digest) == (began.part_of, began.part_of_digest)
-    return {"ours": run["losses"], "theirs": losses, "same base": same_base and began.part_of_digest != ""}
-
-
-def small_runs_loss(model: Any, step: int) -> float:
-    """The loss of a global batch as four micro-batches of our runs have it, with its gradients."""
-    import torch
-
-    batch = small_runs.global_batch(step % 8)
-    total, kept = 0.0, float(batch["loss_mask"].sum())
-    for start in range(0, 8, 2):
-        part = {name: value[start : start + 2] for name, value in batch.items()}
-        each = torch.nn.functional.cross_entropy(
-            model(part["tokens"]).logits.flatten(0, 1), part["labels"].flatten(), reduction="none"
-        )
-        mask = part["loss_mask"].flatten()
-        ((each * mask).sum() / mask.sum() / 4).backward()
-        total += float((each * mask).sum())
-    return total / kept
+    return {
+        "ours": run["losses"],
+        "theirs": steps(theirs, STEPS, rate=RATE),
+        "same base": same_base and began.part_of_digest != "",
+    }
 
 
 def all_compared(directory: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from support import adapted_runs
 from support.transformed_runs import EXPERTS, STEPS
 
-KINDS = ("LoRA", "DoRA", "CanonicalLoRA")
+KINDS = ("LoRA", "DoRA", "CanonicalLoRA", "CanonicalDoRA")
 LATENT: dict[str, Any] = {"latent": True, "num_query_groups": None}
 PROJECTIONS = {
     "target_modules": [
@@ -24,7 +24,11 @@ LATE = {"target_modules": ["*.layers.3.*"]}
 GATED: dict[str, Any] = {"gated_linear_unit": True}
 RUNS = [
     *(("LoRA", name) for name in adapted_runs.LAYOUTS),
-    *((kind, name) for kind in ("DoRA", "CanonicalLoRA") for name in ("tp2", "tp2 sp", "pp2 vp2", "fsdp2")),
+    *(
+        (kind, name)
+        for kind in ("DoRA", "CanonicalLoRA", "CanonicalDoRA")
+        for name in ("tp2", "tp2 sp", "pp2 vp2", "fsdp2")
+    ),
 ]
 
 
