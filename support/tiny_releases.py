@@ -36,6 +36,7 @@ _LATENT: dict[str, Any] = {
 }
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {}),
     "mixtral": ("Mixtral", {}),
     "phi3": ("Phi3", {}),
@@ -75,5 +76,7 @@ def model_of(folder: str, *, rate: float, **changes: Any) -> Any:
     optimizer = OptimizerConfig(
         optimizer="adam", lr=rate, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=0.0
     )
-    config = dataclasses.replace(conversion.config(said), **changes)
-    return conversion.model(config, optim=MegatronOptimizerModule(optimizer))
+    config = conversion.config(said)
+    return conversion.model(
+        dataclasses.replace(config, **changes) if changes else config, optim=MegatronOptimizerModule(optimizer)
+    )

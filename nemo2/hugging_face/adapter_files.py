@@ -23,9 +23,17 @@ _TENSOR = re.compile(
 )
 _READ = {"r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
          "base_model_name_or_path", "revision"}  # fmt: skip
-_SAID_BY_THE_TENSORS = {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
+_WHOLE = re.compile(r"base_model\.model\.(?P<name>.+\.(?:weight|bias))")
+_SAID_BY_THE_TENSORS = {
+    "target_modules",
+    "modules_to_save",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "fan_in_fan_out",
+}
 _OF_NO_CONSEQUENCE = {"inference_mode", "peft_version", "megatron_core", "qalora_group_size", "runtime_config",
-                      "auto_mapping", "eva_config", "ensure_weight_tying"}  # fmt: skip
+                      "auto_mapping", "eva_config"}  # fmt: skip
 _TAKEN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
@@ -53,15 +61,29 @@ class Adapter:
     """DoRA's magnitudes, ``[outputs]``; None: of LoRA."""
 
 
-def read_adapters(folder: Path, settings: Mapping[str, Any]) -> dict[str, Adapter]:
-    """The adapters of a folder by released module, ``settings`` as `read_settings` gives them.
+def read_adapters(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
+    """The adapters of a folder by released module, and the released tensors that were trained in full (``modules_to_save``) by
+    name; ``settings`` as `read_settings` gives them.
 
     Raises:
         CheckpointError: the weights are missing, a pickle, or don't belong to the settings.
         ConfigError: they hold what no adapter of ours can.
         SecurityError: the file leads out of the folder.
     """
-    return _by_module(_read_tensors(folder), settings, folder)
+    tensors = _read_tensors(folder)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{folder / ADAPTER_WEIGHTS}: {name} holds what isn't a finite number ({tensor.dtype})."
+            )
+    factors, whole = {}, {}
+    for name, tensor in tensors.items():
+        match = None if "lora_" in name else _WHOLE.fullmatch(name)
+        if match is None:
+            factors[name] = tensor
+        else:
+            whole[match["name"]] = tensor
+    return _by_module(factors, settings, folder), whole
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -113,16 +135,12 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} is no factor of LoRA's, and nemo2's adapters have nothing else (weights of "
-                "modules_to_save, biases, embeddings). Merge the adapter in peft and import the model."
-            )
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise CheckpointError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} holds what isn't a finite number ({tensor.dtype})."
+                f"{folder / ADAPTER_WEIGHTS}: {name} is neither a factor beside a linear layer nor a weight or bias of "
+                "modules_to_save, and nemo2's adapters have nothing else. Merge the adapter in peft and import the model."
             )
         found.setdefault(match["module"], {})[match["kind"]] = tensor
     if not found:
-        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} holds no tensors.")
+        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} holds no factors of LoRA's.")
     wanted = {"lora_A", "lora_B"} | ({"lora_magnitude_vector"} if settings.get("use_dora") else set())
     for module, parts in found.items():
         if parts.keys() != wanted:

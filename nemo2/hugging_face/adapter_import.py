@@ -6,12 +6,12 @@ The table of the family says of which rows of which released modules a layer of 
 put together the same way. Where the released modules of a fused layer have a first factor each, the additions become
 `CanonicalLoRA`'s or `CanonicalDoRA`'s, which have them apart too; of layers that have no parts, one addition of the sum of the
 ranks, ``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than the others are filled up with zeros, which training leaves
-zero.
+zero. What was trained in full (``modules_to_save``) is stored as the model's own weights are.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,14 +20,11 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.io import weights_dir
-from nemo2.checkpoint.places import HUGGING_FACE, newest_in, resolved
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_base import Base, named_as_in_table, named_base, open_base
 from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
+from nemo2.hugging_face.adapter_full import FullModules
 from nemo2.hugging_face.adapter_rows import (
-    ADAPTER_CONFIG,
     Rows,
     each_once,
     module_name,
@@ -36,12 +33,7 @@ from nemo2.hugging_face.adapter_rows import (
     stored_module,
 )
 from nemo2.hugging_face.importing import write_checkpoint
-from nemo2.hugging_face.released import open_released
-from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.stored import StoredTensors
 from nemo2.hugging_face.streams import Computed, Stretch
-from nemo2.hugging_face.tokenizers import tokenizer_in
-from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 from nemo2.models.walker import linear_layers
@@ -84,14 +76,16 @@ def import_adapter(
     """
     folder = Path(source).expanduser()
     settings = read_settings(folder)
-    base = _open_base(base_model or _named_base(settings, folder))
-    adapters = read_adapters(folder, settings)
-    made = _translated(adapters, base, folder, dora=bool(settings.get("use_dora")))
-    method = made.method(dropout=settings.get("lora_dropout") or 0.0, config=base.config)
+    base = open_base(base_model or named_base(settings, folder))
+    adapters, whole = read_adapters(folder, settings)
+    entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
+    made = _translated(adapters, base, entries, folder, dora=bool(settings.get("use_dora")))
+    full = FullModules(base, entries, whole, tied=bool(settings.get("ensure_weight_tying")), folder=folder)
+    method = made.method(dropout=settings.get("lora_dropout") or 0.0, config=base.config, modules_to_save=full.names)
     method.refuse_unknown_targets(linear_layers(base.config))
     base.model.model_transform = method
     return write_checkpoint(
-        _Additions(folder, base.conversion, base.config, made.tensors(method)),
+        _Additions(folder, base.conversion, base.config, made.tensors(method), full.tensors),
         target,
         tokenizer=base.tokenizer,
         dtype=dtype,
@@ -99,76 +93,6 @@ def import_adapter(
         show_progress=show_progress,
         model=base.model,
         part_of=base.path,
-    )
-
-
-# ------------------------------------------------------------------------------------------------------- the base
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Base:
-    """The model that an adapter belongs to."""
-
-    path: str
-    model: Any
-    tokenizer: Any
-    conversion: Conversion
-    weights: Any
-    """Released, or stored in a checkpoint of ours."""
-
-    @property
-    def config(self) -> Any:
-        return self.model.config
-
-    def lengths(self, entry: Entry) -> Tensor:
-        """Of the rows of a weight, in fp32."""
-        if isinstance(self.weights, StoredTensors):
-            return self.weights.part(entry, 0, entry.own_shape[0]).float().norm(dim=1)
-        parts = self.weights.part(entry, slice(0, entry.own_shape[0]))
-        return torch.cat([part.float().norm(dim=1) for _, part in parts])
-
-
-def _named_base(settings: Mapping[str, Any], folder: Path) -> str:
-    name = settings.get("base_model_name_or_path")
-    if not name:
-        raise CheckpointError(
-            f"{folder / ADAPTER_CONFIG} doesn't say what it was trained over (base_model_name_or_path): give base_model "
-            "(--base), a checkpoint, hf:///folder or hf://organisation/name."
-        )
-    revision = f"@{settings['revision']}" if settings.get("revision") else ""
-    return name if Path(name).is_dir() or "://" in name else f"{HUGGING_FACE}{name}{revision}"
-
-
-def _open_base(path: str) -> _Base:
-    if not path.startswith(HUGGING_FACE) and (checkpoint := newest_in(resolved(path))) is not None:
-        return _checkpoint(checkpoint)
-    released = path if path.startswith(HUGGING_FACE) else f"{HUGGING_FACE}{resolved(path).resolve()}"
-    folder = folder_of(released)
-    found = open_released(folder)
-    return _Base(
-        path=released,
-        model=found.conversion.model(config=found.config),
-        tokenizer=tokenizer_in(folder),
-        conversion=found.conversion,
-        weights=found,
-    )
-
-
-def _checkpoint(path: Path) -> _Base:
-    manifest = read_manifest(path)
-    if manifest is not None and manifest.part_of is not None:
-        raise CheckpointError(
-            f"{path} holds additions itself, beside {manifest.part_of}: merge them (nemo2 merge {path}), and name the result as "
-            "the base."
-        )
-    model = load_context(path, "model")
-    described = (path / "context" / "tokenizer.json").is_file()
-    return _Base(
-        path=str(path.resolve()),
-        model=model,
-        tokenizer=load_context(path, "tokenizer") if described else None,
-        conversion=conversion_of(model.config),
-        weights=StoredTensors(weights_dir(path)),
     )
 
 
@@ -204,12 +128,13 @@ class _Made:
     def rank(self) -> int:
         return max(sum(self.adapters[name].first.shape[0] for name in self.of(target)) for target in self.rows)
 
-    def method(self, *, dropout: float, config: Any) -> LoRA:
+    def method(self, *, dropout: float, config: Any, modules_to_save: list[str]) -> LoRA:
         return self.kind(
             target_modules=_targets(self.rows, config, apart=issubclass(self.kind, CanonicalLoRA)),
             dim=self.rank,
             alpha=self.scale * self.rank,
             dropout=dropout,
+            modules_to_save=modules_to_save,
         )
 
     def tensors(self, method: LoRA) -> dict[str, Tensor]:
@@ -239,8 +164,9 @@ class _Made:
         return made
 
 
-def _translated(adapters: Mapping[str, Adapter], base: _Base, folder: Path, *, dora: bool) -> _Made:
-    entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
+def _translated(
+    adapters: Mapping[str, Adapter], base: Base, entries: Sequence[Entry], folder: Path, *, dora: bool
+) -> _Made:
     named = _named_as_in_table(adapters, base.conversion, entries)
     _refuse_other_sizes(named, entries, folder)
     modules: dict[str, list[Rows]] = {}
@@ -275,18 +201,10 @@ def _named_as_in_table(
 ) -> dict[str, Adapter]:
     """By the released modules' names in the table of the family."""
     known = {_name(piece) for entry in entries for piece in entry.pieces}
-    for prefix in conversion.prefixes:
-        named = {conversion.name_in_table(f"{name}.", prefix).rstrip("."): one for name, one in adapters.items()}
-        if known & named.keys():
-            break
-    else:
-        named = dict(adapters)
-    if strange := sorted(named.keys() - known):
-        raise CheckpointError(
-            f"The adapter is of {', '.join(strange[:_SHOWN])}{' ...' if len(strange) > _SHOWN else ''}, which the base, a "
-            f"{conversion.architectures[0]}, hasn't got: give the base that it was trained over (--base)."
-        )
-    return named
+    found = named_as_in_table(
+        {f"{name}.": one for name, one in adapters.items()}, conversion, {f"{name}." for name in known}
+    )
+    return {name.rstrip("."): one for name, one in found.items()}
 
 
 def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry], folder: Path) -> None:
@@ -325,7 +243,7 @@ def _cut(
             yield _Target(module, ""), sections
 
 
-def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: _Base) -> Tensor:
+def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
     """The trained lengths of DoRA; of rows without an adapter, what they are in the base."""
     given = {name: adapters[name].lengths for name in rows.met if name in adapters}
     dtype = next(one.dtype for one in given.values() if one is not None)
@@ -368,6 +286,8 @@ class _Additions:
     conversion: Conversion
     config: Any
     tensors: Mapping[str, Tensor]
+    """By name."""
+    full: Mapping[Entry, Tensor]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -380,7 +300,7 @@ class _Additions:
             key, at = stored_module(name)
             experts = (self.config.num_moe_experts,) if at else ()
             found[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
-        return found
+        return found | dict(self.full)
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
         return self._by_entry[entry].dtype

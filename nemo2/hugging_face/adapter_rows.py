@@ -102,3 +102,9 @@ def module_name(tensor: str) -> str:
 def each_once(sections: Iterable[Rows]) -> list[str]:
     """The released modules that some rows are of."""
     return list(dict.fromkeys(name for rows in sections for name in rows.met))
+
+
+def stored_apart(entry: Entry) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Key, stacked sizes and index of an entry where a checkpoint holds some layers only, each under its own key."""
+    key, stacked = key_by_layer(entry.key, entry.at, bool(entry.at)), entry.shape[: len(entry.at)]
+    return (key, stacked, entry.at) if key == entry.key else (key, stacked[1:], entry.at[1:])

@@ -4,13 +4,14 @@
 The table of the family that exports weights exports additions too. A module's weight is made of pieces, rows of the released
 tensors; the second factor of an addition beside it has the same rows, and the first one goes to each of the released modules
 that the rows are of. Parts of a fused layer that are apart (`CanonicalLoRA`) have a first factor each. Where a released module
-takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``.
+takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``. Modules trained in full go as
+the release has them, and are named in ``modules_to_save``.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -31,6 +32,7 @@ from nemo2.hugging_face.adapter_rows import (
     module_of,
     of_each_expert,
     rows_of,
+    stored_apart,
 )
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.stored import StoredTensors
@@ -73,13 +75,17 @@ def export_adapter(
     source, final = Path(checkpoint).expanduser(), Path(target).expanduser()
     model, method = _described(source)
     stored = StoredTensors(weights_dir(source))
-    found = _collected(stored)
-    modules = _released(found, model.config)
-    tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in _tensors(modules)}
+    entries = list(conversion_of(model.config).entries(model.config, vocab_rows=model.config.vocab_size or 1))
+    whole = _whole(stored, entries)
+    found = _collected(stored, besides={stored_apart(entry)[0] for entry in entries})
+    modules = _released(found, model.config, entries)
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
+    tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in tensors.items()}
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     with new_folder(final, num_bytes, overwrite=overwrite) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / ADAPTER_WEIGHTS)
         described = _adapter_config(modules, method, base_model or _began_with(source))
+        described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
         (temporary / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2) + "\n")
         take_place(temporary, final)
     return final
@@ -144,10 +150,36 @@ class _Released:
         return sum(first.shape[0] for first in self.firsts)
 
 
-def _collected(stored: StoredTensors) -> dict[str, dict[str, _Addition]]:
-    """Additions by module and part ("" of a whole layer)."""
+def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """What is trained in full, as the released tensors that it is of."""
+    found: dict[str, Tensor] = {}
+    shapes = released_shapes(entries)
+    for entry in entries:
+        if stored.find(entry) is None:
+            continue
+        values, row = stored.part(entry, 0, entry.own_shape[0]), 0
+        for piece in entry.pieces:
+            mine, row = values[row : row + piece.rows], row + piece.rows
+            if piece.name is None:  # rows that pad the vocabulary
+                continue
+            if piece.name not in found:
+                found[piece.name] = torch.full(shapes[piece.name], math.nan, dtype=values.dtype)
+            released = found[piece.name] if piece.at is None else found[piece.name][piece.at]
+            (released.T if piece.transposed else released)[piece.start : piece.stop : piece.step] = mine
+    if some := sorted(name for name, tensor in found.items() if bool(tensor.isnan().any())):
+        raise ConfigError(
+            f"{some[0]} is one tensor in the release, of which peft.modules_to_save trains a part, and peft saves all of it or "
+            "nothing: name the modules of all its parts, or merge (llm.peft.merge_lora) and export the model."
+        )
+    return found
+
+
+def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _Addition]]:
+    """Additions by module and part ("" of a whole layer). ``besides``: keys that are of the model itself."""
     found: dict[str, dict[str, _Addition]] = {}
     for key, about in stored.tensors.items():
+        if key in besides:
+            continue
         if (match := _ADAPTER.match(key)) is None:
             raise ConfigError(f"{stored.weights}: {key} is none of LoRA's tensors, and peft has nothing like it.")
         part, _, name = match["rest"].rpartition(".")
@@ -158,9 +190,10 @@ def _collected(stored: StoredTensors) -> dict[str, dict[str, _Addition]]:
     return found
 
 
-def _released(found: Mapping[str, Mapping[str, _Addition]], config: Any) -> dict[str, _Released]:
+def _released(
+    found: Mapping[str, Mapping[str, _Addition]], config: Any, entries: Sequence[Entry]
+) -> dict[str, _Released]:
     modules: dict[str, _Released] = {}
-    entries = list(conversion_of(config).entries(config, vocab_rows=config.vocab_size or 1))
     shapes = released_shapes(entries)
     met = set()
     for entry in entries:

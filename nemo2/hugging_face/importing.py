@@ -120,7 +120,7 @@ def write_checkpoint(
         part_of: Where the rest of the model is that these weights are a part of. None: they are all of it.
     """
     final = Path(target).expanduser()
-    weights = _Weights(released, dtype)
+    weights = _Weights(released, dtype, extra_states=part_of is None)
     with new_folder(final, weights.num_bytes, overwrite=overwrite) as temporary:
         folder = temporary / WEIGHTS_PATH
         folder.mkdir()
@@ -178,8 +178,9 @@ class _Archive:
 class _Weights:
     """The contents of ``weights/``, planned and written."""
 
-    def __init__(self, released: Source, dtype: Optional[torch.dtype]) -> None:
+    def __init__(self, released: Source, dtype: Optional[torch.dtype], *, extra_states: bool) -> None:
         self.released = released
+        self.extra_states = extra_states
         self.dtypes: dict[str, torch.dtype] = {}
         for entry in released.entries:  # of a stacked tensor all parts have the same
             own = released.dtype_of(entry) if dtype is None else (entry.dtype or dtype)
@@ -259,7 +260,7 @@ class _Weights:
             )
             places[MetadataIndex(entry.key, offsets, len(known.chunks))] = archive.info
             known.chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
-            for name in _extra_states(entry):
+            for name in _extra_states(entry) if self.extra_states else ():
                 tensors[name] = BytesStorageMetadata()
                 places[MetadataIndex(name)] = state
         return Metadata(state_dict_metadata=tensors, storage_data=places)
@@ -268,7 +269,7 @@ class _Weights:
 def _extra_states(entry: Entry) -> Iterator[str]:
     """The names of what Megatron-Core keeps beside the weight of this module."""
     module = entry.key.rpartition(".weight")[0]
-    if ".adapter." not in module and module.rpartition(".")[2].startswith(_EXTRA_STATES):
+    if module.rpartition(".")[2].startswith(_EXTRA_STATES):
         of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
         offset, sizes = (".".join(map(str, numbers)) for numbers in of)
         yield f"{module}._extra_state/shard_{offset}_{sizes}"

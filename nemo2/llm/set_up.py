@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.megatron_parallel import MegatronParallel
@@ -150,7 +151,9 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     given = {"model_transform": model_transform, "model.model_transform": own}
     refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
     if isinstance(model_transform, PEFT):
-        model_transform.refuse_unknown_targets(linear_layers(getattr(model, "config", None)))
+        config = getattr(model, "config", None)
+        model_transform.refuse_unknown_targets(linear_layers(config))
+        model_transform.refuse_unknown_modules(modules_with_weights(config))
     model.model_transform = model_transform
 
 

@@ -39,6 +39,16 @@ def renamed_norms(stored: Collection[str]) -> dict[str, str]:
     return found
 
 
+def module_of_key(key: str) -> str:
+    """The module that a tensor belongs to by its key in a checkpoint (without "module."): the full name that the module has in
+    plain layers."""
+    for alone, fused in _ALONE_AND_FUSED:
+        layer, end = _split(key, fused) if fused.endswith("_") else (None, "")
+        if layer is not None:
+            return f"{layer}{alone.rstrip('.')}"
+    return key.rpartition(".")[0].replace(".experts.experts.", ".experts.")
+
+
 def _split(name: str, norm: str) -> tuple[Optional[str], str]:
     """The layer's name and "weight" or "bias", where it is this norm's."""
     layer, found, end = name.rpartition(f".{norm}")

@@ -12,7 +12,7 @@ frozen parameters get no gradients, no buckets and no optimizer state. A method 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Optional
 
 from torch import nn
@@ -61,4 +61,11 @@ class PEFT(ABC):
 
         Raises:
             ConfigError: the method is asked for a layer that the model doesn't have, or for more than it can be given.
+        """
+
+    def refuse_unknown_modules(self, modules: Optional[Collection[str]]) -> None:  # noqa: B027
+        """Called before anything is built, with the full names of all modules that have weights; None where they aren't known.
+
+        Raises:
+            ConfigError: the method is asked to train a module that the model doesn't have.
         """

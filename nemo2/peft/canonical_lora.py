@@ -103,7 +103,7 @@ class CanonicalLoRA(LoRA):
         full = f"{prefix}.{name}" if prefix else name or ""
         parts = self._parts_meant(name or "", prefix or "", module)
         if not parts:
-            return module
+            return self.thawed(module, full)
         placement = required_placement(module, full)
         weight: Any = module.weight
         if name not in PARTS or not (widths := _widths(module, name, placement)):

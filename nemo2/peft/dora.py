@@ -146,6 +146,7 @@ class DoRA(LoRA):
         lora_A_init_method: InitMethod = "xavier",
         lora_B_init_method: InitMethod = "zero",
         lora_dtype: Optional[torch.dtype] = None,
+        modules_to_save: Optional[list[str]] = None,
     ) -> None:
         super().__init__(
             target_modules=target_modules,
@@ -157,6 +158,7 @@ class DoRA(LoRA):
             lora_A_init_method=lora_A_init_method,
             lora_B_init_method=lora_B_init_method,
             lora_dtype=lora_dtype,
+            modules_to_save=modules_to_save,
         )
 
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:

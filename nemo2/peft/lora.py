@@ -10,10 +10,11 @@ from torch import nn
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
+from nemo2.parallel.norm_names import module_of_key
 from nemo2.peft.adapter import INIT_METHODS, Adapted, InitMethod, LowRank, prepare, required_placement, sections_of
 from nemo2.peft.base import PEFT
 from nemo2.peft.placement import placement_of
-from nemo2.peft.targets import ModuleMatcher, refuse_unmet
+from nemo2.peft.targets import ModuleMatcher, refuse_unmet, takes_all_of
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """What NeMo 2.0's LoRA and DoRA are put beside unless told otherwise."""
@@ -37,6 +38,9 @@ class LoRA(PEFT):
         lora_A_init_method, lora_B_init_method: What A and B begin with (`nemo2.peft.adapter.first_values`). B at zero makes the
             model begin as the base.
         lora_dtype: Of A and B. None: the layer's own.
+        modules_to_save: Modules that are trained in full beside the additions, and saved with them, as `peft` has it: names or
+            patterns as targets have (``word_embeddings``, ``output_layer``, ``*_layernorm``, ``*.layers.0-3.mlp``), of plain
+            layers' modules wherever Transformer Engine fuses a norm. None: none.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -56,6 +60,7 @@ class LoRA(PEFT):
         lora_A_init_method: InitMethod = "xavier",
         lora_B_init_method: InitMethod = "zero",
         lora_dtype: Optional[torch.dtype] = None,
+        modules_to_save: Optional[list[str]] = None,
     ) -> None:
         self.named = target_modules is not None
         """Whether the targets were named: each is then to be there."""
@@ -64,6 +69,7 @@ class LoRA(PEFT):
         self.dim, self.alpha, self.dropout, self.dropout_position = dim, alpha, dropout, dropout_position
         self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
         self.lora_dtype = lora_dtype
+        self.modules_to_save = list(modules_to_save or [])
         self.refuse_out_of_range()
 
     def refuse_out_of_range(self) -> None:
@@ -92,8 +98,18 @@ class LoRA(PEFT):
         full = f"{prefix}.{name}" if prefix else name or ""
         pattern = self.matcher.match(name or "", prefix or "") if name else None
         if pattern is None or not is_meant(module, pattern):
-            return module
+            return self.thawed(module, full)
         return self.beside(module, full)
+
+    def thawed(self, module: nn.Module, full: str) -> nn.Module:
+        """A module with those of its own parameters trained that belong to one of ``modules_to_save``."""
+        for name, parameter in module.named_parameters(recurse=False):
+            if self._is_saved(owner_of(parameter, f"{full}.{name}")):
+                parameter.requires_grad_(True)
+        return module
+
+    def _is_saved(self, full: str) -> bool:
+        return any(takes_all_of(pattern, full) for pattern in self.modules_to_save)
 
     def beside(self, module: nn.Module, full: str) -> nn.Module:
         """A linear layer, ``full`` its full name, with an addition."""
@@ -125,11 +141,30 @@ class LoRA(PEFT):
         refuse_unmet(self._patterns, linear_layers, each=self.named)
         meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
         for name, (outputs, inputs) in linear_layers.items():
+            if self.firsts_beside(name) and self._is_saved(name):
+                raise ConfigError(
+                    f"peft.modules_to_save: {name} is trained in full, and peft.target_modules put an addition beside it. Name "
+                    "it in one of them only: peft.exclude_modules leaves it out of the targets."
+                )
             if self.dim > min(outputs, inputs) and meant.match(name):
                 raise ConfigError(
                     f"peft.dim={self.dim}: {name} has {inputs:,} inputs and {outputs:,} outputs, and its weight no rank above "
                     f"{min(outputs, inputs):,}. Lower peft.dim, or leave the layer out by peft.exclude_modules."
                 )
+
+    def refuse_unknown_modules(self, modules: Optional[Collection[str]]) -> None:
+        unmet = [
+            pattern
+            for pattern in self.modules_to_save
+            if modules is not None and not any(takes_all_of(pattern, name) for name in modules)
+        ]
+        if unmet:
+            known = sorted({name.rpartition(".")[2] for name in modules or ()})
+            raise ConfigError(
+                f"peft.modules_to_save: {unmet[0]!r} is no module of this model that has weights{did_you_mean(unmet[0], known)}. "
+                f"There are {', '.join(known)}. An output layer that is the embedding (share_embeddings_and_output_weights) is "
+                "trained as word_embeddings."
+            )
 
     def firsts_beside(self, full: str) -> int:
         """How many first factors stand beside the linear layer of this full name; 0: it gets no addition."""
@@ -143,6 +178,15 @@ class LoRA(PEFT):
     @property
     def _patterns(self) -> Collection[str]:
         return self.target_modules
+
+
+def owner_of(parameter: Any, full: str) -> str:
+    """The module in whose name a parameter is trained, by the parameter's own full name."""
+    if getattr(
+        parameter, "shared_embedding", False
+    ):  # of the last pipeline stage, which has a copy as its output layer
+        return "embedding.word_embeddings"
+    return module_of_key(full)
 
 
 def is_meant(module: nn.Module, pattern: str) -> bool:

@@ -51,6 +51,12 @@ def takes(pattern: str, full_name: str) -> bool:
     return any(compiled.fullmatch(name) for name in (full_name, _EXPERT.sub("", full_name)))
 
 
+def takes_all_of(pattern: str, full_name: str) -> bool:
+    """Whether a pattern takes the module of this full name, or one that it is in."""
+    parts = full_name.split(".")
+    return any(takes(pattern, ".".join(parts[:count])) for count in range(1, len(parts) + 1))
+
+
 def refuse_unmet(patterns: Collection[str], names: Collection[str], *, each: bool) -> None:
     """``names``: the full names of all linear layers of the model. ``each``: every pattern is to take some, and not just one.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.walker import linear_layers
 
 PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
@@ -59,7 +60,11 @@ def _targets(facts: Facts) -> Iterator[str]:
     method = facts.parts.get("peft")
     if method is None or facts.config is None:
         return
-    try:
-        method.refuse_unknown_targets(linear_layers(facts.config))
-    except ConfigError as error:
-        yield str(error)
+    for refuse, there in (
+        (method.refuse_unknown_targets, linear_layers),
+        (method.refuse_unknown_modules, modules_with_weights),
+    ):
+        try:
+            refuse(there(facts.config))
+        except ConfigError as error:
+            yield str(error)

@@ -2,7 +2,7 @@
 """All families that can be converted, and which of them a configuration is of."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.baichuan import BAICHUAN
@@ -24,6 +24,7 @@ from nemo2.models.conversion.ssm import MAMBA, NEMOTRON_H
 from nemo2.models.conversion.starcoder import STARCODER, STARCODER2
 from nemo2.models.conversion.table import Conversion
 from nemo2.names import did_you_mean
+from nemo2.parallel.norm_names import module_of_key
 
 FAMILIES: tuple[Conversion, ...] = (
     LLAMA, LLAMA4, LLAMA_NEMOTRON, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, GPT_OSS,
@@ -69,3 +70,18 @@ def conversion_for(released: Mapping[str, Any]) -> Conversion:
     raise ConfigError(
         f"config.json: architectures={names}: nemo2 has no conversion for it{did_you_mean(names[0], known)}"
     )
+
+
+def modules_with_weights(config: Any) -> Optional[list[str]]:
+    """The full names of all modules that have weights, as plain layers have them, those of routed experts without the expert's
+    number; None where no family has the model."""
+    try:
+        rows = conversion_of(config).rows(config)
+    except ConfigError:
+        return None
+    found = []
+    for row in rows:
+        layers = range(config.num_layers) if row.layers is None else row.layers
+        keys = [row.key.replace("*", str(layer), 1) for layer in layers] if "*" in row.key else [row.key]
+        found += [module_of_key(key) for key in keys]
+    return list(dict.fromkeys(found))

@@ -35,15 +35,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fused already": ("phi3", {"target_modules": ALL}),
     "fused already, DoRA": ("phi3", {"target_modules": ALL, "use_dora": True}),
     "beside experts": ("mixtral", {"target_modules": ["q_proj", "k_proj", "o_proj"]}),
+    "modules in full": (
+        "qwen2",
+        {
+            "target_modules": ["q_proj", "v_proj", "gate_proj"],
+            "modules_to_save": ["embed_tokens", "lm_head", "norm", "o_proj"],
+        },
+    ),
+    "one layer in full": (
+        "llama",
+        {"target_modules": ["down_proj"], "use_dora": True, "modules_to_save": ["layers.1.self_attn.k_proj"]},
+    ),
     "latent attention": ("deepseek", {"target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]}),
 }
 KINDS = {
     "fused already": "LoRA",
     "fused already, DoRA": "DoRA",
     "DoRA of some parts": "CanonicalDoRA",
+    "one layer in full": "DoRA",
     "latent attention": "LoRA",
 }
-TRAINED = "biases"
+TRAINED = ("biases", "modules in full")
 STEPS, RATE = 3, 1e-3
 
 
@@ -90,7 +102,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     }
     with again.disable_adapter():
         found["without"] = float((logits_of(again) - wanted).abs().max()) / scale
-    if name == TRAINED:
+    if name in TRAINED:
         found |= trained(folder, theirs, imported, method, f"{place}/on")
     return found
 
@@ -184,8 +196,9 @@ def test_our_model_says_what_pefts_says_and_so_does_what_is_exported_again(runs,
     assert found["kind"] == KINDS.get(name, "CanonicalLoRA")
 
 
-def test_training_goes_on_from_an_imported_adapter_as_peft_goes_on(runs):
-    found = runs[TRAINED]
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_goes_on_from_an_imported_adapter_as_peft_goes_on(runs, name):
+    found = runs[name]
     assert len(set(found["ours"])) == STEPS
     assert found["ours"] == pytest.approx(found["theirs"], rel=1e-5)
     assert found["same base"]
@@ -233,7 +246,6 @@ def rewrite(adapter: Path, function: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("modules_to_save", ["lm_head"]),
         ("bias", "all"),
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("init_lora_weights", "pissa"),
@@ -266,10 +278,23 @@ def without_a(adapter: Path) -> None:
     )
 
 
-def of_a_norm(adapter: Path) -> None:
-    rewrite(
-        adapter, lambda tensors: {**tensors, "base_model.model.model.norm.weight": next(iter(tensors.values())).clone()}
-    )
+def of_a_wider_norm(adapter: Path) -> None:
+    import torch
+
+    rewrite(adapter, lambda tensors: {**tensors, "base_model.model.model.norm.weight": torch.ones(48)})
+
+
+def of_a_layer_that_has_one(adapter: Path) -> None:
+    import torch
+
+    key = "base_model.model.model.layers.0.self_attn.k_proj.weight"
+    rewrite(adapter, lambda tensors: {**tensors, key: torch.ones(16, 32)})
+
+
+def of_something_else(adapter: Path) -> None:
+    import torch
+
+    rewrite(adapter, lambda tensors: {**tensors, "base_model.model.model.prompt_embeddings": torch.ones(4, 32)})
 
 
 def of_another_layer(adapter: Path) -> None:
@@ -297,7 +322,12 @@ def of_no_base(adapter: Path) -> None:
 BAD = {
     "a pickle": (bad_pickle, "adapter_model.bin"),
     "one factor": (without_a, "lacks lora_A"),
-    "a norm's weight": (of_a_norm, "model.norm.weight is no factor"),
+    "a wider norm": (of_a_wider_norm, "model.norm.weight is [48] there, and [32] in the base"),
+    "in full and by additions": (
+        of_a_layer_that_has_one,
+        "self_attention.linear_qkv is trained in full, and peft.target_modules",
+    ),
+    "neither of both": (of_something_else, "prompt_embeddings is neither a factor"),
     "a layer that isn't there": (of_another_layer, "model.layers.7.self_attn.q_proj"),
     "a wider model": (wider, "trained over a model of another size"),
     "not a number": (not_finite, "isn't a finite number"),
@@ -336,3 +366,13 @@ def test_a_base_is_refused_where_there_is_no_adapter(made, tmp_path):
 
     with pytest.raises(ConfigError, match="base_model='elsewhere'"):
         import_ckpt(None, made[0], tmp_path / "out", base_model="elsewhere")
+
+
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_a_tied_embedding_that_an_adapter_has_parted_from_the_output_layer_is_refused(tmp_path, saved):
+    from nemo2.hugging_face.adapter_import import import_adapter
+
+    folder = released(str(tmp_path), "llama, tied")
+    made_by_peft(folder, str(tmp_path / "adapter"), target_modules=["q_proj"], modules_to_save=saved)
+    with pytest.raises(ConfigError, match="embedding and output layer are one tensor"):
+        import_adapter(tmp_path / "adapter", tmp_path / "out")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adapter of others holds beside its factors: tensors of the release that were trained in full (``modules_to_save``)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.adapter_base import Base, named_as_in_table
+from nemo2.hugging_face.adapter_rows import stored_apart
+from nemo2.models.conversion.families import modules_with_weights
+from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.table import Entry, released_shapes
+from nemo2.parallel.norm_names import module_of_key
+
+
+class FullModules:
+    """The tensors of ours that such tensors make.
+
+    Args:
+        entries: Of the base.
+        whole: Released tensors by their names in the file.
+        tied: The file says that embedding and output layer are trained as one (``ensure_weight_tying``).
+        folder: For errors.
+
+    Raises:
+        CheckpointError: the base has no such tensors, or of another size.
+        ConfigError: embedding and output layer are one tensor in the base, and two here.
+    """
+
+    def __init__(
+        self, base: Base, entries: Sequence[Entry], whole: Mapping[str, Tensor], *, tied: bool, folder: Path
+    ) -> None:
+        self.base, self.folder = base, folder
+        known = {piece.name: piece for entry in entries for piece in entry.pieces if piece.name is not None}
+        shared = {}
+        if base.config.share_embeddings_and_output_weights:
+            whole, shared = self._without_output_layer(whole)
+        self.whole = named_as_in_table(whole, base.conversion, known) if whole else {}
+        self._refuse_other_sizes(released_shapes(entries))
+        self.entries = [entry for entry in entries if any(piece.name in self.whole for piece in entry.pieces)]
+        self._refuse_untied(shared, tied=tied)
+
+    @cached_property
+    def tensors(self) -> dict[Entry, Tensor]:
+        """By where a checkpoint has them. Of a tensor that several released ones make, rows of others are the base's."""
+        found = {}
+        for entry in self.entries:
+            key, stacked, at = stored_apart(entry)
+            found[Entry(key=key, shape=(*stacked, *entry.own_shape), at=at, pieces=())] = self._made(entry)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Of the modules, as ``modules_to_save`` of our methods takes them; short where all of a name are meant."""
+        named = list(
+            dict.fromkeys(module_of_key(stored_apart(entry)[0].removeprefix("module.")) for entry in self.entries)
+        )
+        there = Counter(name.rpartition(".")[2] for name in modules_with_weights(self.base.config) or ())
+        found = Counter(name.rpartition(".")[2] for name in named)
+        short = {last for last, count in found.items() if there[last] == count}
+        return sorted(short) + sorted(name for name in named if name.rpartition(".")[2] not in short)
+
+    def _made(self, entry: Entry) -> Tensor:
+        dtype = next(self.whole[piece.name].dtype for piece in entry.pieces if piece.name in self.whole)
+        ours = all(piece.name is None or piece.name in self.whole for piece in entry.pieces)
+        made = torch.zeros(entry.own_shape, dtype=dtype) if ours else self.base.values(entry).to(dtype)
+        row = 0
+        for piece in entry.pieces:
+            if piece.name in self.whole:
+                made[row : row + piece.rows] = _rows(self.whole[piece.name], piece)
+            row += piece.rows
+        return made
+
+    def _without_output_layer(self, whole: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors, and apart from them the output layer's, of a base that has none of its own."""
+        name = self.base.conversion.output_name(self.base.config)
+        apart = {one: tensor for one, tensor in whole.items() if name is not None and one.endswith(name)}
+        return {one: tensor for one, tensor in whole.items() if one not in apart}, apart
+
+    def _refuse_untied(self, output: Mapping[str, Tensor], *, tied: bool) -> None:
+        if not self.base.config.share_embeddings_and_output_weights:
+            return
+        embedding = [self._made(entry) for entry in self.entries if entry.vocabulary]
+        given = list(output.values())
+        if not embedding and not given:
+            return
+        if embedding and (torch.equal(embedding[0][: len(given[0])], given[0]) if given else tied):
+            return
+        which = (
+            "both apart from each other"
+            if embedding and given
+            else "the embedding"
+            if embedding
+            else "the output layer"
+        )
+        raise ConfigError(
+            f"{self.folder}: modules_to_save has {which}, and in the base, as in Megatron-Core, embedding and output layer are "
+            "one tensor (tie_word_embeddings): the adapter has made two of it. Train it with ensure_weight_tying=True, or merge "
+            "it in peft, untie the model (tie_word_embeddings=False) and import that."
+        )
+
+    def _refuse_other_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for name, tensor in self.whole.items():
+            if tuple(tensor.shape) != shapes[name]:
+                raise CheckpointError(
+                    f"{self.folder}: {name} is {list(tensor.shape)} there, and {list(shapes[name])} in the base: the adapter was "
+                    "trained over a model of another size, or with a resized vocabulary. Give that model as the base (--base)."
+                )
+
+
+def _rows(tensor: Tensor, piece: Piece) -> Tensor:
+    """A piece's rows of its released tensor."""
+    own = tensor if piece.at is None else tensor[piece.at]
+    return (own.T if piece.transposed else own)[piece.start : piece.stop : piece.step]
