@@ -9,7 +9,14 @@ from support import small_chats, small_runs
 SEQ = 96
 
 
-def save(directory: str, *, chat_template: str | None = small_chats.CHATML, transform: Any = None, **run: Any) -> str:
+def save(
+    directory: str,
+    *,
+    chat_template: str | None = small_chats.CHATML,
+    transform: Any = None,
+    seq_length: int = SEQ,
+    **run: Any,
+) -> str:
     """A checkpoint, trained for a step. Returns its path."""
     from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
@@ -20,10 +27,12 @@ def save(directory: str, *, chat_template: str | None = small_chats.CHATML, tran
     small_runs.release()
     small_runs.quiet()
     tokenizer = small_chats.make_tokenizer(Path(directory) / "tokenizer", chat_template)
-    options = {"seq_length": SEQ, "vocab_size": None, "gated_linear_unit": True}
+    options = {"seq_length": seq_length, "vocab_size": None, "gated_linear_unit": True}
     model = small_runs.build_llama(**options, **run.pop("config", {}))
     model.tokenizer = tokenizer
-    data = MockDataModule(seq_length=SEQ, tokenizer=tokenizer, micro_batch_size=2, global_batch_size=4, num_workers=0)
+    data = MockDataModule(
+        seq_length=seq_length, tokenizer=tokenizer, micro_batch_size=2, global_batch_size=4, num_workers=0
+    )
     keep = ModelCheckpoint(filename="{step}", verbose=False)
     base = run.pop("base", None)
     parts = {

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from nemo2.cli import (
+    chat,
     check,
     cluster,
     convert,
@@ -78,6 +79,7 @@ recipe_tools.register(app)
 convert.register(app)
 rehearse.register(app)
 evaluate.register(app)
+chat.register(app)
 serve.register(app)
 trace.register(app)
 runs.register(app)

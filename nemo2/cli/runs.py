@@ -128,7 +128,10 @@ def validate(
 
 
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    checkpoints: Annotated[
+        list[Path],
+        typer.Argument(help="A checkpoint folder, or a run directory for its newest one; several with --html."),
+    ],
     prompt: Annotated[
         Optional[list[str]],
         typer.Option("--prompt", "-p", help="A prompt; may be given several times. '-' reads standard input."),
@@ -147,6 +150,7 @@ def generate(
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are completed together.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
     output: Annotated[Optional[Path], typer.Option(help="Also write JSON lines there.")] = None,
+    html: Annotated[Optional[Path], typer.Option(help="Write a page with all checkpoints' texts side by side.")] = None,
     trust_remote_code: Annotated[
         bool,
         typer.Option("--trust-remote-code", help="Run Python that lies beside the tokenizer's files. Read it before."),
@@ -157,29 +161,45 @@ def generate(
 
     if bool(prompt) == bool(prompts_file):
         raise ConfigError("generate needs a prompt, --prompt 'def main(', or a file of them, --prompts FILE.")
+    if len(checkpoints) > 1 and (html is None or output is not None):
+        raise ConfigError(
+            f"{len(checkpoints)} checkpoints: --html FILE writes their texts side by side. --output takes one checkpoint's."
+        )
     texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
-    path = _existing(checkpoint)
+    paths = [_existing(checkpoint) for checkpoint in checkpoints]
     from nemo2.llm.api import generate as entry
 
-    alone = len(texts) == 1
+    alone = len(texts) == 1 and html is None
     if alone:
         print(texts[0], end="", flush=True)
-    completions = entry(
-        path=str(path),
-        prompts=texts or None,
-        input_dataset=prompts_file,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        stop=stop,
-        max_batch_size=batch_size,
-        random_seed=seed,
-        output_path=str(output) if output else None,
-        trust_remote_code=trust_remote_code,
-        on_text=(lambda place, text: print(text, end="", flush=True)) if alone else None,
-    )
+
+    def complete(path: Path) -> list[Any]:
+        return entry(
+            path=str(path),
+            prompts=texts or None,
+            input_dataset=prompts_file,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop=stop,
+            max_batch_size=batch_size,
+            random_seed=seed,
+            output_path=str(output) if output else None,
+            trust_remote_code=trust_remote_code,
+            on_text=(lambda place, text: print(text, end="", flush=True)) if alone else None,
+        )
+
+    if html is not None:
+        from nemo2.llm.side_by_side import names_of, side_by_side
+
+        answers = {name: complete(path) for name, path in zip(names_of(checkpoints), paths, strict=True)}
+        how = f"temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, seed {seed}"
+        html.write_text(side_by_side(answers, subtitle=how), "utf-8")
+        print(html)
+        return
+    completions = complete(paths[0])
     if alone:
         print()
         return

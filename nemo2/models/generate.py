@@ -5,7 +5,7 @@ Right for looking at what a model learned; serving belongs to an inference engin
 expert-parallel group must call ``generate`` with the same arguments, and each gets the same text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +70,7 @@ class _Row:
 def generate(
     model: nn.Module | Forward,
     tokenizer: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     *,
     max_new_tokens: int = 128,
     temperature: float = 1.0,
@@ -84,6 +84,7 @@ def generate(
     use_cache: bool = True,
     on_text: Callable[[int, str], None] | None = None,
     add_bos: bool = False,
+    end_ids: Sequence[int | None] = (),
 ) -> list[Generation]:
     """Continues every prompt.
 
@@ -91,7 +92,8 @@ def generate(
         model: A Megatron GPT or hybrid (its ``eval`` mode is entered and left again), a ``GPTModel``, or any function of tokens
             and position ids that returns this rank's logits.
         tokenizer: With ``text_to_ids``, ``ids_to_text``, ``vocab_size``, and ``eos_id`` where texts end.
-        prompts: Of any lengths. Those of a batch are read together as far as the shortest goes, then token by token.
+        prompts: Texts, or their tokens, of any lengths. Those of a batch are read together as far as the shortest goes, then
+            token by token.
         max_new_tokens: Per prompt.
         temperature, top_k, top_p, min_p: See `Sampling`.
         seed: The random numbers of a prompt depend on this and on its place among ``prompts`` alone, not on the layout nor on
@@ -102,6 +104,7 @@ def generate(
         use_cache: False reads everything again for each token, as a check.
         on_text: Called with a prompt's place and each new piece of its continuation, as it comes.
         add_bos: Begin each prompt with the tokenizer's token for that.
+        end_ids: Tokens that end a text, beside the tokenizer's ``eos_id``.
 
     Raises:
         ConfigError: a setting is out of range, a prompt is empty or too long, or the model's layout can't generate.
@@ -109,6 +112,7 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     begin = [_first_token(tokenizer)] if add_bos else []
     rows = _rows(tokenizer, prompts, begin, max_new_tokens, max_sequence_length, seed)
+    ends = {getattr(tokenizer, "eos_id", None), *end_ids}
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
     size = len(rows) if max_batch_size is None else max_batch_size
     if size < 1:
@@ -119,7 +123,7 @@ def generate(
             batch = [rows[place] for place in places]
             longest = max(row.limit for row in batch)
             decoder = decoder_of(model, batch_size=len(batch), max_sequence_length=longest, use_cache=use_cache)
-            for row in _continue(decoder, batch, tokenizer, sampling):
+            for row in _continue(decoder, batch, tokenizer.vocab_size, sampling, ends):
                 _write(row, tokenizer, stop, None if on_text is None else _teller(on_text, places[batch.index(row)]))
     return [
         Generation(prompt=row.prompt, text=row.text, token_ids=row.new, finished=row.finished, log_probs=row.log_probs)
@@ -127,13 +131,15 @@ def generate(
     ]
 
 
-def _continue(decoder: Decoder, rows: list[_Row], tokenizer: Any, sampling: Sampling) -> Iterator[_Row]:
-    """Each row whenever it has a new token."""
+def _continue(
+    decoder: Decoder, rows: list[_Row], vocab_size: int, sampling: Sampling, ends: Collection[int | None]
+) -> Iterator[_Row]:
+    """Each row whenever it has a new token; one of ``ends`` finishes it."""
     position = min(len(row.ids) for row in rows)
     logits = decoder.feed(_tokens([row.ids[:position] for row in rows]))
     while True:
         # Rows that only pad the vocabulary were never trained.
-        logits = logits[:, : tokenizer.vocab_size]
+        logits = logits[:, :vocab_size]
         writing = [place for place, row in enumerate(rows) if position >= len(row.ids) and row.goes_on]
         if writing:
             theirs = logits[writing]
@@ -142,7 +148,7 @@ def _continue(decoder: Decoder, rows: list[_Row], tokenizer: Any, sampling: Samp
             for place, token, log_prob in zip(writing, picked.tolist(), log_probs.tolist(), strict=True):
                 rows[place].new.append(token)
                 rows[place].log_probs.append(log_prob)
-                rows[place].finished = token == getattr(tokenizer, "eos_id", None)
+                rows[place].finished = token in ends
                 yield rows[place]
         if not any(row.goes_on for row in rows):
             return
@@ -178,7 +184,7 @@ def _first_token(tokenizer: Any) -> int:
 
 def _rows(
     tokenizer: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Sequence[int]],
     begin: list[int],
     max_new_tokens: int,
     max_sequence_length: int | None,
@@ -190,7 +196,8 @@ def _rows(
         raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1.")
     rows = []
     for place, prompt in enumerate(prompts):
-        ids = begin + list(tokenizer.text_to_ids(prompt))
+        text = prompt if isinstance(prompt, str) else tokenizer.ids_to_text(list(prompt))
+        ids = begin + list(tokenizer.text_to_ids(prompt) if isinstance(prompt, str) else prompt)
         if not ids:
             raise ConfigError(f"The prompt {prompt!r} holds no token: write at least one character.")
         if max_sequence_length is not None and len(ids) >= max_sequence_length:
@@ -199,7 +206,7 @@ def _rows(
             )
         limit = min(len(ids) + max_new_tokens, max_sequence_length or len(ids) + max_new_tokens)
         generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
-        rows.append(_Row(prompt=prompt, ids=ids, limit=limit, generator=generator))
+        rows.append(_Row(prompt=text, ids=ids, limit=limit, generator=generator))
     return rows
 
 

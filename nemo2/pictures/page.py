@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One HTML page, complete in itself: readable from a disk, in light and dark, with no script and nothing to load.
 
-A page is a title and sections; a section is text that the functions here make: `figure`, `table`, `cards`, `paragraph`.
-They escape what they are given; pictures (`nemo2.pictures.svg`) go in as they are.
+A page is a title and sections; a section is text that the functions here make: `figure`, `table`, `cards`, `passages`,
+`paragraph`. They escape what they are given; pictures (`nemo2.pictures.svg`) go in as they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,6 +34,11 @@ td:first-child{color:var(--soft);white-space:nowrap}.plain td:first-child{color:
 details{margin:10px 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
 summary{cursor:pointer;padding:8px 14px;font-weight:600}
 pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.45}
+.passages{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:14px}
+.passages article{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px;min-width:0}
+.passages h3{font-size:14px;margin:0 0 8px;overflow-wrap:anywhere}
+.passages p{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 8px;font:13px/1.5 ui-monospace,monospace}
+.passages i{font-style:normal;color:var(--soft)}.passages small{color:var(--soft)}
 @media(max-width:520px){.charts{grid-template-columns:1fr}}
 """
 
@@ -78,6 +83,15 @@ def cards(values: Iterable[tuple[str, str]]) -> str:
         f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in values
     )
     return f"<div class='cards'>{body}</div>"
+
+
+def passages(columns: Iterable[tuple[str, str, str, str]]) -> str:
+    """Texts beside each other where the page is wide enough: of each its name, what was given, what follows, and a remark."""
+    body = "".join(
+        f"<article><h3>{escape(name)}</h3><p><i>{escape(given)}</i>{escape(text)}</p><small>{escape(remark)}</small></article>"
+        for name, given, text, remark in columns
+    )
+    return f"<div class='passages'>{body}</div>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

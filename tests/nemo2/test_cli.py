@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import convert, list_show, preview, runs, serve, tools
+from nemo2.cli import chat, convert, list_show, preview, runs, serve, tools
 from nemo2.cli.app import main
 from nemo2.cli.list_show import layout_text, matches, short_count
 from nemo2.errors import ConfigError, RuntimeFault
@@ -21,6 +21,7 @@ COMMANDS = {
     "finetune": runs.FINETUNE_EXAMPLE,
     "validate": runs.VALIDATE_EXAMPLE,
     "generate": runs.GENERATE_EXAMPLE,
+    "chat": chat.CHAT_EXAMPLE,
     "serve": serve.SERVE_EXAMPLE,
     "import": convert.IMPORT_EXAMPLE,
     "export": convert.EXPORT_EXAMPLE,

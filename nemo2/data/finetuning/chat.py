@@ -171,6 +171,29 @@ class ChatEncoder(Encoder):
             raise Empty("the chat template shows nothing of what the assistant says")
         return Whole(Sample(ids, trained))
 
+    def question(self, messages: list[Any]) -> list[int]:
+        """The ids behind which the assistant's answer to the last of ``messages`` stands.
+
+        Raises:
+            ConfigError: the template can't show these messages.
+        """
+        try:
+            text = self._render(messages, None, tokenize=False, add_generation_prompt=True)
+        except Malformed as error:
+            raise ConfigError(f"These turns can't be shown to the model: {error}.") from error
+        return list(self._hf(text, add_special_tokens=False)["input_ids"])
+
+    @cached_property
+    def end_of_turn(self) -> Optional[int]:
+        """The token that the assistant ends its turn with; None where the template has none."""
+        turn = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}
+        try:
+            sample = self.encode(turn).sample
+        except (Malformed, Empty):
+            return None
+        last = max(place for place, trained in enumerate(sample.trained) if trained)
+        return sample.ids[last] if sample.ids[last] in self._special else None
+
     # Templates with {% generation %}
 
     def _by_blocks(
