@@ -155,8 +155,9 @@ ROOMS = (
     Room(
         "evaluation",
         "how good a trained model is: `perplexity.py` (bits per byte of texts), `harness.py` (lm-eval's tasks), `task_files.py` "
-        "(what of a folder of tasks is data)",
-        ("config", "models", "checkpoint"),
+        "(what of a folder of tasks is data), `answers.py` (kept while an evaluation goes on), `figures.py` (what it gave, by "
+        "name)",
+        ("config", "models", "checkpoint", "run_dir"),
     ),
     Room(
         "llm",

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """EleutherAI's lm-eval over a model of ours: its tasks, prompts and metrics; log-probabilities and texts are ours.
 
-Every rank calls it with the same arguments. Data-parallel replicas share the requests; experts that are spread over them keep
-them together, and each replica then answers everything.
+Every rank calls it with the same arguments. Data-parallel replicas share the requests (`nemo2.evaluation.replicas`).
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 
 from nemo2.errors import ConfigError
 from nemo2.evaluation import task_files
+from nemo2.evaluation.answers import Answers
 from nemo2.models.generate import generate
 from nemo2.models.scoring import score
 from nemo2.names import did_you_mean
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 _MOST_NEW_TOKENS = 256
 """lm-eval's own limit where a task sets none."""
 
@@ -37,6 +38,8 @@ def evaluate_tasks(
     max_batch_size: int = 8,
     seed: int = 1234,
     trust_tasks: bool = False,
+    answers_file: Optional[Path] = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """lm-eval's results, ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
 
@@ -48,6 +51,9 @@ def evaluate_tasks(
         limit: Questions per task. None: all.
         seed: Of the choice of examples.
         trust_tasks: Run the functions that files of ``task_folder`` name, and their prompts without a sandbox.
+        answers_file: The model's answers are kept there until the evaluation is done, and those that are there from one that was
+            interrupted aren't asked for again. None: nowhere.
+        on_progress: Called now and then, on every rank.
 
     Raises:
         ConfigError: lm-eval isn't installed, or there is no such task.
@@ -56,18 +62,22 @@ def evaluate_tasks(
     known = refuse_unknown(tasks, task_folder, trust_tasks=trust_tasks)
     from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
 
-    found = simple_evaluate(
-        model=_language_model(model, tokenizer, max_sequence_length, max_batch_size),
-        tasks=list(tasks),
-        num_fewshot=num_fewshot,
-        limit=limit,
-        task_manager=known,
-        random_seed=seed,
-        numpy_random_seed=seed,
-        torch_random_seed=seed,
-        fewshot_random_seed=seed,
-        log_samples=False,
-    )
+    replicas = parallel_state.get_data_parallel_world_size()
+    answers = Answers(answers_file, replicas=replicas, on_progress=on_progress)
+    with random_numbers_as_before():
+        found = simple_evaluate(
+            model=_language_model(model, tokenizer, max_sequence_length, max_batch_size, answers),
+            tasks=list(tasks),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            task_manager=known,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+            log_samples=False,
+        )
+    answers.forget()
     return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples") if name in found}
 
 
@@ -98,7 +108,7 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
     return known
 
 
-def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) -> Any:
+def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, answers: Answers) -> Any:
     """Ours behind lm-eval's interface, whose `TemplateLM` splits texts into tokens for transformers' models too."""
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
     from lm_eval.models.utils import handle_stop_sequences  # pyright: ignore[reportMissingImports]
@@ -127,25 +137,27 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) 
                 "max_sequence_length": most,
                 "max_batch_size": max_batch_size,
             }
-            scores = _shared(pairs, lambda mine: score(model, mine, **settings))
-            return [(one.log_prob, one.greedy) for one in scores]
+
+            def scored(mine: Sequence[Any]) -> list[tuple[float, bool]]:
+                return [(one.log_prob, one.greedy) for one in score(model, mine, **settings)]
+
+            return [(log_prob, greedy) for log_prob, greedy in answers.to("scores", pairs, scored)]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
             from nemo2.evaluation.perplexity import perplexity_of
 
             del disable_tqdm
             texts = [text for (text,) in (request.args for request in requests)]
-            results = _shared(
-                texts,
-                lambda mine: perplexity_of(
-                    model, tokenizer, mine, max_sequence_length=most, max_batch_size=max_batch_size
-                ),
-            )
-            return [-result.nats for result in results]
+
+            def read(mine: Sequence[str]) -> list[float]:
+                found = perplexity_of(model, tokenizer, mine, max_sequence_length=most, max_batch_size=max_batch_size)
+                return [-one.nats for one in found]
+
+            return answers.to("texts", texts, read)
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             del disable_tqdm
-            return _shared([request.args for request in requests], self._texts)
+            return answers.to("answers", [request.args for request in requests], self._texts)
 
         def _texts(self, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
             return [self._text(context, dict(settings)) for context, settings in asked]
@@ -174,14 +186,13 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int) 
     return Ours()
 
 
-def _shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) -> list[_R]:
-    """Answers to ``items``, in their order, each worked out by one replica of the model."""
-    replicas = parallel_state.get_data_parallel_world_size()
-    if replicas == 1 or parallel_state.get_expert_model_parallel_world_size() > 1:
-        return list(answer(items)) if items else []
-    rank = parallel_state.get_data_parallel_rank()
-    mine = list(items[rank::replicas])
-    parts: list[Any] = [None] * replicas
-    found = list(answer(mine)) if mine else []
-    torch.distributed.all_gather_object(parts, found, group=parallel_state.get_data_parallel_group())
-    return [parts[place % replicas][place // replicas] for place in range(len(items))]
+@contextmanager
+def random_numbers_as_before() -> Iterator[None]:
+    """lm-eval seeds the process' generators; a training that goes on has its own back."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)

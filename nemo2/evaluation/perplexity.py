@@ -4,10 +4,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError, DataError
-from nemo2.models.scoring import Pair, score
+from nemo2.evaluation.replicas import shared
+from nemo2.models.scoring import Pair, Score, score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ def perplexity_of(
     max_sequence_length: int,
     stride: Optional[int] = None,
     max_batch_size: int = 8,
+    share: bool = False,
 ) -> list[Perplexity]:
     """The perplexity of each text; every token of it is predicted once, the first behind the tokenizer's first token.
 
@@ -61,6 +64,7 @@ def perplexity_of(
         max_sequence_length: Tokens of a window.
         stride: New tokens that a window predicts: the smaller, the more is before each of them, and the longer it takes. None:
             as many as a window has, the last window being a whole one as well, which is lm-eval's way.
+        share: Let each data-parallel replica read a part of the windows; all ranks call it with the same texts.
 
     Raises:
         ConfigError: a stride that no window has.
@@ -82,13 +86,12 @@ def perplexity_of(
         found = list(_windows([first, *ids], max_sequence_length, stride or max_sequence_length))
         windows += found
         of_text += [place] * len(found)
-    scores = score(
-        model,
-        windows,
-        vocab_size=tokenizer.vocab_size,
-        max_sequence_length=max_sequence_length,
-        max_batch_size=max_batch_size,
-    )
+    settings = {"vocab_size": tokenizer.vocab_size, "max_sequence_length": max_sequence_length}
+
+    def scored(mine: Sequence[Pair]) -> list[Score]:
+        return score(model, mine, **settings, max_batch_size=max_batch_size)
+
+    scores = shared(windows, scored) if share else scored(windows)
     results = [Perplexity(nats=0.0, num_tokens=0, num_bytes=len(text.encode())) for text in texts]
     for place, result in zip(of_text, scores, strict=True):
         results[place] += Perplexity(nats=-result.log_prob, num_tokens=len(result.log_probs), num_bytes=0)
@@ -100,3 +103,17 @@ def _windows(ids: Sequence[int], most: int, stride: int) -> Iterator[Pair]:
     for start in range(1, len(ids), stride):
         end = min(start + stride, len(ids))
         yield ids[max(0, end - 1 - most) : start], ids[start:end]
+
+
+def text_of(file: Path) -> str:
+    """
+    Raises:
+        DataError: it can't be read as UTF-8 text, or is empty.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} can't be read as UTF-8 text: {error}.") from None
+    if not text:
+        raise DataError(f"{file} is empty.")
+    return text

@@ -41,6 +41,6 @@ def names_of(checkpoints: Sequence[Path]) -> list[str]:
 
 def _facts(answer: Generation, same: str | None) -> str:
     tokens = len(answer.token_ids)
-    mean = f", {sum(answer.log_probs) / tokens:.2f} nats each" if tokens else ""
+    mean = f", log-probability {sum(answer.log_probs) / tokens:.2f} each" if tokens else ""
     end = "" if answer.finished else ", cut off"
     return f"{tokens} tokens{mean}{end}" + (f"; the same as {same}" if same else "")

@@ -220,10 +220,11 @@ def evaluating(model: nn.Module | Forward) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
-    was_training = model.training
+    were_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with without_userbuffers(model):
             yield
     finally:
-        model.train(was_training)
+        for module in were_training:  # each by itself: some of a model that is trained may be frozen
+            module.training = True

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from nemo2.files import open_to_write
 
 METRICS_FILE = "metrics.jsonl"
 SET_ASIDE_FILE = "metrics.redone.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+"""What the run's checkpoints scored once they were saved, in records like those of ``metrics.jsonl``."""
+EVALUATION = "evaluation/"
+"""In front of the names of what texts and tasks gave."""
 CHANGES_FILE = "changes.json"
 """What the last resume found changed in the recipe."""
 
@@ -55,6 +60,12 @@ def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
         if name in record and "step" in record and isinstance(record[name], int | float):
             values[record["step"]] = float(record[name])
     return sorted(values.items())
+
+
+def add_evaluation(run_dir: Path, *, step: int, checkpoint: str, figures: Mapping[str, float]) -> None:
+    """Add what a checkpoint scored to its run's file. ``step`` counts from zero, as in ``metrics.jsonl``."""
+    with open(run_dir / EVALUATIONS_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
+        lines.write(json.dumps({"step": step, "checkpoint": checkpoint, **figures}) + "\n")
 
 
 def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> int:

@@ -7,7 +7,7 @@ from a network and no script runs.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -22,7 +22,15 @@ from nemo2.pictures.lines import Series, line_chart
 from nemo2.pictures.page import cards, figures, page
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
-from nemo2.run_dir.records import CHANGES_FILE, METRICS_FILE, read_metrics, series, write_text
+from nemo2.run_dir.records import (
+    CHANGES_FILE,
+    EVALUATION,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    read_metrics,
+    series,
+    write_text,
+)
 
 REPORT_FILE = "report.html"
 CURVE_FILE = "loss_curve.svg"
@@ -38,7 +46,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     directory = Path(run_dir)
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory; give the run directory, the one that holds {METRICS_FILE}.")
-    records = read_metrics(directory)
+    records = [*read_metrics(directory), *_evaluations(directory)]
     losses = _loss_series(records)
     write_text(directory / CURVE_FILE, standalone(line_chart("loss", losses, y_label="loss")))
     _write_picture(directory / CURVE_PICTURE, losses)
@@ -98,7 +106,27 @@ def _charts(records: list[dict[str, Any]]) -> str:
             noisy = name not in ("lr",)
             chart = line_chart(title, [Series(name="", points=points, smooth=noisy)], y_label=unit, width=520)
             charts.append((title, chart, False))
-    return figures(charts)
+    return figures([*charts, *_evaluation_charts(records)])
+
+
+def _evaluations(directory: Path) -> list[dict[str, Any]]:
+    """What checkpoints scored once they were saved; nothing where no evaluation was made."""
+    file = directory / EVALUATIONS_FILE
+    return read_metrics(file) if file.is_file() else []
+
+
+def _evaluation_charts(records: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:
+    """A chart for each metric, with a line for each text or task."""
+    names = sorted({name for record in records for name in record if name.startswith(EVALUATION)})
+    metrics = {name.rpartition("/")[2] for name in names}
+    for metric in sorted(metrics):
+        lines = [
+            Series(name=name.removeprefix(EVALUATION).rpartition("/")[0], points=series(records, name), markers=True)
+            for name in names
+            if name.rpartition("/")[2] == metric
+        ]
+        title = metric.replace("_", " ")
+        yield f"Evaluation: {title}", line_chart(f"{title} over steps", lines, y_label=title, width=520), False
 
 
 def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:

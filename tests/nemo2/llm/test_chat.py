@@ -4,6 +4,7 @@
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 import time
@@ -146,6 +147,8 @@ class Terminal:
         found, end = "", time.monotonic() + 120
         while words not in found:
             assert time.monotonic() < end, found
+            if not select.select([self.side], [], [], 1.0)[0]:
+                continue
             try:
                 found += os.read(self.side, 4096).decode("utf-8", "replace")
             except OSError:
@@ -190,8 +193,8 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     os.read(terminal.side, 16)
     os.write(terminal.side, b"\x03")
     assert "(stopped)" in terminal.read_until("\n> ")
-    os.write(terminal.side, b"\x03")
-    assert "Ctrl-D leaves" in terminal.read_until("\n> ")
+    os.write(terminal.side, b"\x03\n")  # the line is read in whichever moment of `input` the signal came
+    assert "Ctrl-D leaves" in terminal.read_until("leaves)\r\n> ")
     os.write(terminal.side, b"/exit\n")
     terminal.read_until("never")
     assert terminal.process.wait(timeout=60) == 0

@@ -25,7 +25,7 @@ def test_each_text_stands_under_its_checkpoint_and_markup_in_it_is_text() -> Non
         "&lt;b&gt;",
         "one &amp; two",
         "&lt;script&gt;",
-        "2 tokens, -2.00 nats each, cut off; the same as first",
+        "2 tokens, log-probability -2.00 each, cut off; the same as first",
     ):
         assert words in text
     assert "<script>" not in text and text.count("<article>") == 4 and "temperature 0" in text

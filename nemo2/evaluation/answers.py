@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's answers to the requests of tasks, kept while an evaluation goes on, so that an interrupted one goes on with them.
+
+Rank 0 reads and writes the file, a line of JSON per answer; all ranks begin with what it read, and so ask the model the same.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from nemo2.evaluation.replicas import shared
+from nemo2.files import open_to_write
+
+_CHUNK = 64
+"""Requests of each replica between two writes."""
+
+
+class Answers:
+    """Answers by their requests.
+
+    Args:
+        file: Where they are kept. None: nowhere.
+        replicas: Of the model, which answer at the same time.
+        on_progress: Called when some requests were answered.
+    """
+
+    def __init__(
+        self, file: Optional[Path] = None, *, replicas: int = 1, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self.file = file
+        self.chunk = _CHUNK * replicas
+        self.on_progress = on_progress
+        known: list[Any] = [_read(file) if file is not None and _is_first() else {}]
+        if torch.distributed.is_initialized():
+            torch.distributed.broadcast_object_list(known)
+        self.known: dict[str, Any] = known[0]
+        """By the digests of requests."""
+
+    def to(self, kind: str, requests: Sequence[Any], answer: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
+        """The answers to ``requests``, in their order: those that are known, and ``answer``'s to the others."""
+        keys = [_key(kind, request) for request in requests]
+        open_ = {key: request for key, request in zip(keys, requests, strict=True) if key not in self.known}
+        waiting = sorted(open_, key=lambda key: len(repr(open_[key])))
+        for start in range(0, len(waiting), self.chunk):
+            now = waiting[start : start + self.chunk]
+            self._keep(dict(zip(now, shared([open_[key] for key in now], answer), strict=True)))
+            self.on_progress()
+        return [self.known[key] for key in keys]
+
+    def forget(self) -> None:
+        """Remove the file: the evaluation came to its end."""
+        if self.file is not None and _is_first():
+            self.file.unlink(missing_ok=True)
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        self.known |= found
+        if self.file is not None and _is_first():
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self.file, "a", encoding="utf-8", opener=open_to_write) as lines:
+                lines.writelines(json.dumps([key, value]) + "\n" for key, value in found.items())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What is there; a line that was cut off by the interruption is asked again."""
+    known: dict[str, Any] = {}
+    if not file.is_file():
+        return known
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            key, value = json.loads(line)
+        except ValueError:
+            continue
+        known[key] = value
+    if known and not file.read_text(encoding="utf-8", errors="replace").endswith("\n"):
+        with open(file, "a", encoding="utf-8", opener=open_to_write) as lines:
+            lines.write("\n")
+    return known
+
+
+def _key(kind: str, request: Any) -> str:
+    return hashlib.sha256(json.dumps([kind, request], sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _is_first() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

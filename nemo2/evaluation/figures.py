@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of evaluations by the names under which loggers, a run's report and files have them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nemo2.evaluation.perplexity import Perplexity
+from nemo2.run_dir.records import EVALUATION
+
+
+def of_texts(found: Mapping[str, Perplexity]) -> dict[str, float]:
+    """``evaluation/<name of the file>/loss`` (nats per token) and ``.../bits_per_byte``."""
+    figures: dict[str, float] = {}
+    for file, one in found.items():
+        figures[f"{EVALUATION}{Path(file).name}/loss"] = one.loss
+        figures[f"{EVALUATION}{Path(file).name}/bits_per_byte"] = one.bits_per_byte
+    return figures
+
+
+def of_tasks(results: Mapping[str, Any]) -> dict[str, float]:
+    """``evaluation/<task>/<metric>`` of lm-eval's results, without standard errors; a filter's name follows its metric."""
+    figures: dict[str, float] = {}
+    for task, metrics in results["results"].items():
+        for name, value in metrics.items():
+            metric, _, filtered = name.partition(",")
+            if filtered and not metric.endswith("_stderr") and isinstance(value, int | float):
+                figures[f"{EVALUATION}{task}/{metric}" + ("" if filtered == "none" else f"/{filtered}")] = float(value)
+    return figures

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work shared by the replicas of a model, which each hold all of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from megatron.core import parallel_state
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) -> list[_R]:
+    """Answers to ``items``, in their order, on every rank; each is worked out by one replica.
+
+    Experts that are spread over the replicas keep these together: each of them then answers everything.
+    """
+    replicas = parallel_state.get_data_parallel_world_size()
+    if replicas == 1 or parallel_state.get_expert_model_parallel_world_size() > 1:
+        return list(answer(items)) if items else []
+    rank = parallel_state.get_data_parallel_rank()
+    mine = list(items[rank::replicas])
+    parts: list[Any] = [None] * replicas
+    found = list(answer(mine)) if mine else []
+    torch.distributed.all_gather_object(parts, found, group=parallel_state.get_data_parallel_group())
+    return [parts[place % replicas][place // replicas] for place in range(len(items))]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation during training: the figures are those of the model at that step, in every layout, and training doesn't notice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo2.callbacks import EvaluationCallback
+from nemo2.errors import ConfigError
+from support import small_runs
+
+TEXTS = {"short.txt": "def main():\n", "long.txt": "for line in sys.stdin: print(line.rstrip()) # ä\n" * 3}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one process": (1, {}),
+    "TP 2 with SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "DP 2": (2, {}),
+    "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+}
+
+
+def train(directory: str, *, evaluated: bool = True, **strategy: Any) -> dict[str, Any]:
+    """Three steps; figures after the second and the third."""
+    import torch
+
+    from nemo2 import llm
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.run_dir.logger import NeMoLogger
+
+    small_runs.release()
+    small_runs.quiet()
+    torch.manual_seed(1234)
+    data = MockDataModule(
+        seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8, num_workers=0
+    )
+    model = small_runs.build_llama(vocab_size=None, distributed=True, hidden_dropout=0.1)
+    model.tokenizer = data.tokenizer
+    recorder = small_runs.Recorder()
+    files = [f"{directory}/{name}" for name in TEXTS]
+    measure = EvaluationCallback(every_n_steps=2, texts=files)
+    options = {"pipeline_dtype": torch.float32} | strategy
+    trainer = small_runs.build_trainer(max_steps=3, trainer={"limit_val_batches": 0}, **options)
+    trainer.callbacks += [recorder, *([measure] if evaluated else [])]
+    name = f"{'with' if evaluated else 'without'}-{trainer.world_size}-{len(strategy)}-{'-'.join(strategy)}"
+    keep = ModelCheckpoint(filename="{step}", verbose=False)
+    log = NeMoLogger(name=name, log_dir=directory, ckpt=keep, use_datetime_version=False)
+    place = llm.pretrain(model=model, data=data, trainer=trainer, log=log)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "evaluation/" in name}
+    return {"losses": recorder.losses, "metrics": metrics, "place": str(place)}
+
+
+def after(places: dict[str, str], directory: str) -> dict[str, dict[str, float]]:
+    """The same figures of the checkpoints, in one process; each is added to its run's report."""
+    from nemo2 import llm
+    from nemo2.evaluation import figures
+
+    found = {}
+    for name, place in places.items():
+        small_runs.release()
+        found[name] = figures.of_texts(llm.perplexity(place, [f"{directory}/{name}" for name in TEXTS]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("evaluated")
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    found: dict[str, Any] = {"without": run_on_ranks(train, 1, str(folder), evaluated=False)[0]}
+    for name, (ranks, layout) in LAYOUTS.items():
+        found[name] = run_on_ranks(train, ranks, str(folder), **layout, timeout=180)
+    places = {name: found[name][0]["place"] for name in LAYOUTS}
+    found["after"] = run_on_ranks(after, 1, places, str(folder), timeout=180)[0]
+    return found
+
+
+def test_training_is_the_same_as_without(runs: dict[str, Any]) -> None:
+    assert runs["one process"][0]["losses"] == runs["without"]["losses"]
+    assert runs["without"]["metrics"] == {}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_figures_are_those_of_the_checkpoint_of_that_step(runs: dict[str, Any], layout: str) -> None:
+    expected = runs["after"][layout]
+    assert len(expected) == 4
+    for rank in runs[layout]:
+        assert rank["metrics"] == pytest.approx(expected, rel=1e-5)
+    lines = [json.loads(line) for line in (Path(runs[layout][0]["place"]) / "metrics.jsonl").read_text().splitlines()]
+    measured = [line for line in lines if any(name.startswith("evaluation/") for name in line)]
+    assert [line["step"] for line in measured[:2]] == [1, 2]
+    assert measured[1]["evaluation/long.txt/loss"] == pytest.approx(
+        runs[layout][0]["metrics"]["evaluation/long.txt/loss"]
+    )
+
+
+def test_figures_stand_in_the_report_beside_the_loss(runs: dict[str, Any]) -> None:
+    place = Path(runs["one process"][0]["place"])
+    [line] = [json.loads(line) for line in (place / "evaluations.jsonl").read_text().splitlines()]
+    assert (
+        line["step"] == 2
+        and line["checkpoint"].startswith("step=3")
+        and line.keys() >= runs["after"]["one process"].keys()
+    )
+    page = (place / "report.html").read_text()
+    assert "Evaluation: bits per byte" in page and "Evaluation: loss" in page and "long.txt" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "nothing to measure"),
+        ({"texts": ["a"], "every_n_steps": 0}, "every_n_steps=0 must be a whole number"),
+        ({"texts": ["a"], "at_end": False}, "would never measure"),
+        ({"texts": ["a"], "max_batch_size": 0}, "max_batch_size=0"),
+    ],
+)
+def test_settings_that_measure_nothing_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EvaluationCallback(**arguments)
