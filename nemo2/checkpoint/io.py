@@ -61,6 +61,7 @@ from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, N
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
+_LITTLE_BYTES = 1 << 26
 _WORDS = 400
 _Read = TypeVar("_Read")
 _REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
@@ -155,7 +156,8 @@ class MegatronCheckpointIO(CheckpointIO):
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"Saving {target} failed: {reason_of(error)}. Nothing of it was kept; earlier checkpoints are untouched."
+                f"Saving {target} failed: {reason_of(error)}{_room(target)}. Nothing of it was kept; earlier checkpoints are "
+                "untouched."
             ) from error
         finish = self._finisher(temporary, target, options, writing)
         if not self.async_save:
@@ -539,6 +541,15 @@ def reason_of(error: BaseException) -> str:
         return words if words.startswith("on rank ") else f"on rank {rank}, {words}"
     words = " ".join(str(error).split()).rstrip(".") or repr(error)
     return words if len(words) <= _WORDS else f"{words[:_WORDS]} ..."
+
+
+def _room(target: Path) -> str:
+    """What is free on ``target``'s disk, where that is little: torch's writer of archives doesn't say that a disk is full."""
+    try:
+        free = shutil.disk_usage(target.parent).free
+    except OSError:
+        return ""
+    return f" ({free / 1e6:.1f} MB are free on this disk)" if free < _LITTLE_BYTES else ""
 
 
 def _rank() -> int:

@@ -148,6 +148,8 @@ def launch(
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env or {})
     if local and not detach:
         executor.env_vars[LAUNCHER_VARIABLE] = name_of_this_process()
+    if dryrun:  # which is there to be shown
+        executor.env_vars |= {name: f"${name}" for name in split_secrets(executor.env_vars)[1]}
     reasons, warned = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     for sentence in warned:
         print(f"warning: {sentence}", file=sys.stderr)

@@ -115,8 +115,9 @@ class HangWatchdog(pl.Callback):
         self._over.set()
         self._file = None
         file.close()
-        if os.path.getsize(file.name) == 0:
-            os.unlink(file.name)
+        with contextlib.suppress(FileNotFoundError):  # somebody may have removed the run's folder
+            if os.path.getsize(file.name) == 0:
+                os.unlink(file.name)
         if self._life is not None:
             self._life.end()
 

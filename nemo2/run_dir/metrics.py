@@ -11,6 +11,7 @@ JSON has no NaN. A value that is not finite is written as ``null``, with its kin
 """
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +22,13 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
 from nemo2.checkpoint.writer_process import persistently
+from nemo2.errors import RuntimeFault
 from nemo2.files import open_to_write
 from nemo2.run_dir.records import METRICS_FILE, read_metrics, truncate_metrics
 
 __all__ = ["METRICS_FILE", "JSONLLogger", "read_metrics", "truncate_metrics"]
+
+logger = logging.getLogger(__name__)
 
 _WHOLE_NUMBERS = frozenset({"step", "consumed_samples", "global_batch_size", "epoch"})
 _NOT_WRITTEN = frozenset({"v_num", "step"})
@@ -79,14 +83,38 @@ class JSONLLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: Optional[int] = None) -> None:
         record = to_record(metrics, step=step)
         record |= {name: value for name, value in self.counters().items() if name in record}
+        if self._file is not None and not self._is_there():
+            logger.warning("%s was removed while the run writes to it: it begins anew with %s.", self.path, record)
+            self._file.close()
+            self._file = None
         if self._file is None:
             self._save_dir.mkdir(parents=True, exist_ok=True)
             # Line-buffered: each line reaches the file as a whole, so that a reader never sees half of one for long.
             self._file = open(self.path, "a", buffering=1, encoding="utf-8", opener=open_to_write)  # noqa: SIM115
         try:
-            self._file.write(json.dumps(record) + "\n")
+            self._write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise RuntimeFault(
+                f"{self.path} can't be written ({error.strerror or error}): the run ends, for nobody would see what it does. "
+                "Make room, or mend the file system, and run the same command again: it goes on from its last checkpoint."
+            ) from error
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(line)
         except OSError:
             persistently(self._file.flush)  # what could not be written is still in its buffer
+
+    def _is_there(self) -> bool:
+        """Whether the open file is still the one of its name. A folder that can't be asked now may be again."""
+        assert self._file is not None
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     @rank_zero_only
     def resume_at(self, finished_steps: int) -> None:

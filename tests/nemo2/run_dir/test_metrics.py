@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``metrics.jsonl``: valid JSON whatever the loss does, and one curve however often a run was resumed."""
 
+import errno
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from nemo2.errors import DataError
+from nemo2.errors import DataError, RuntimeFault
 from nemo2.run_dir.metrics import JSONLLogger
 from nemo2.run_dir.records import SET_ASIDE_FILE, read_metrics, series, truncate_metrics
 
@@ -98,6 +101,41 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
 def test_a_run_without_metrics_is_an_error_that_says_when_they_appear(tmp_path):
     with pytest.raises(DataError, match="first logged step"):
         read_metrics(tmp_path)
+
+
+class _Refusing:
+    """A file on a disk that refuses each line."""
+
+    def __init__(self, file, number):
+        self.file, self.number = file, number
+
+    def write(self, *_):
+        raise OSError(self.number, os.strerror(self.number))
+
+    flush = write
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_lines_that_a_full_disk_refuses_end_the_run_with_the_files_name(tmp_path):
+    log = JSONLLogger(str(tmp_path))
+    log.log_metrics({"loss": 1.0}, step=0)
+    log._file = _Refusing(log._file, errno.ENOSPC)
+    with pytest.raises(RuntimeFault, match=r"metrics\.jsonl can't be written \(No space left on device\)"):
+        log.log_metrics({"loss": 2.0}, step=1)
+
+
+@pytest.mark.parametrize("remove", ["the file", "the folder"])
+def test_a_file_that_is_removed_while_the_run_writes_begins_anew_and_says_so(tmp_path, caplog, remove):
+    folder = tmp_path / "run"
+    log = JSONLLogger(str(folder))
+    log.log_metrics({"loss": 1.0}, step=0)
+    log.path.unlink() if remove == "the file" else shutil.rmtree(folder)
+    log.log_metrics({"loss": 2.0}, step=1)
+    log.log_metrics({"loss": 3.0}, step=2)
+    assert [record["step"] for record in read_metrics(folder)] == [1, 2]
+    assert sum("was removed while the run writes to it" in told.message for told in caplog.records) == 1
 
 
 def test_reading_metrics_and_making_reports_does_not_import_torch():
