@@ -39,7 +39,8 @@ class PreemptionCallback(pl.Callback):
     Args:
         sig: Signals by number or name ("SIGUSR2"; Slurm: ``#SBATCH --signal=USR2@120``), one or a list. None: SIGTERM; SIGHUP
             and SIGUSR1, unless they are handled or ignored already; and SIGINT in the ranks of a torchrun, which passes Ctrl-C
-            on to them. Elsewhere, as in a notebook, SIGINT stays Python's KeyboardInterrupt.
+            on to them. Elsewhere, as in a notebook, SIGINT stays Python's KeyboardInterrupt, and Lightning ends the
+            loop with SystemExit(1).
 
     Raises:
         ConfigError: no such signal, or one that can't be caught.

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -199,6 +200,47 @@ def test_a_stopped_rank_is_ended_by_a_peer_and_told(tmp_path, monkeypatch):
     assert fault.rank == 1 and "its process was stopped (SIGSTOP, or a debugger)" in fault.message
     assert "after step 4, in validation, and" in fault.message
     assert f'rank 3 at File "{__file__}"' in fault.message
+
+
+LIMIT_SECONDS = 4.0
+
+
+def with_a_stopped_rank(directory: str) -> None:
+    import lightning.pytorch as pl
+
+    from nemo2.run_dir.preemption import PreemptionCallback
+    from support import small_runs
+
+    class Stop(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2 and trainer.global_rank == 1:
+                (Path(directory) / "stopped").touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    os.environ["NEMO2_FAULT_DIR"] = directory
+    small_runs.fit(
+        small_runs.build_llama(),
+        max_steps=6,
+        callbacks=[HangWatchdog(LIMIT_SECONDS), PreemptionCallback(), Stop()],
+        tensor_model_parallel_size=2,
+    )
+
+
+def test_a_rank_that_is_stopped_in_a_step_is_told_in_time_with_the_collective_that_the_other_waited_in(
+    run_on_ranks, tmp_path
+):
+    """Two real ranks. The time is the stated one and ten seconds; how late a busy machine lets this process see it is its own."""
+    from support.ranks import RankFailed
+
+    with pytest.raises(RankFailed):
+        run_on_ranks(with_a_stopped_rank, 2, str(tmp_path), timeout=120.0, quiet=True)
+    [fault] = read_faults(tmp_path)
+    assert "rank 1 was silent since" in fault.message and "after step 2" in fault.message
+    assert re.search(
+        r"the others waited: rank 0 in \w*(all_reduce|broadcast|all_gather)\w*, called at File", fault.message
+    )
+    ended = (tmp_path / "rank-0.stacks").stat().st_mtime
+    assert ended - (tmp_path / "stopped").stat().st_mtime < LIMIT_SECONDS + 10
 
 
 def in_a_retry(faults: str) -> str:

@@ -150,6 +150,57 @@ def test_signals_save_in_every_phase_and_a_run_that_is_over_ends_as_it_would(run
         assert (code, saved[-1]) == ((0, 4) if last is None else (EXIT_PREEMPTED, last)), (name, phase)
 
 
+class SignalWhile(small_runs.TokenData):
+    """Sends this process a signal before there is anything to save."""
+
+    def __init__(self, number: int, phase: str) -> None:
+        super().__init__()
+        self.number, self.phase = number, phase
+
+    def setup(self, stage: str) -> None:
+        if self.phase == "data":
+            os.kill(os.getpid(), self.number)
+
+
+class SignalWhileBuilding(pl.Callback):
+    def __init__(self, number: int, phase: str) -> None:
+        self.number, self.phase = number, phase
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.phase == "model":
+            os.kill(os.getpid(), self.number)
+
+
+def before_training(directory: str) -> dict[str, tuple[int, int]]:
+    """Of runs in processes of their own that a signal meets before their first step: how they ended, and checkpoints."""
+    import multiprocessing
+
+    found = {}
+    for name, phase in (("SIGTERM", "data"), ("SIGUSR1", "model"), ("SIGHUP", "data")):
+        folder, number = f"{directory}/{name} {phase}", signal.Signals[name]
+
+        def run(folder: str = folder, number: int = number, phase: str = phase) -> None:
+            small_runs.fit(
+                small_runs.build_llama(),
+                SignalWhile(number, phase),
+                max_steps=2,
+                callbacks=[PreemptionCallback(), SignalWhileBuilding(number, phase), keeping(folder)],
+            )
+
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        process.join(100)
+        found[f"{name} {phase}"] = process.exitcode, len(finished(Path(folder)))
+    return found
+
+
+def test_a_signal_before_the_first_step_ends_the_process_and_nothing_is_saved(run_on_ranks, tmp_path):
+    found = run_on_ranks(before_training, 1, str(tmp_path), init_process_group=False, timeout=240.0)[0]
+    assert found == {
+        "SIGTERM data": (-signal.SIGTERM, 0), "SIGUSR1 model": (-signal.SIGUSR1, 0), "SIGHUP data": (-signal.SIGHUP, 0),
+    }  # fmt: skip
+
+
 def test_signals_that_somebody_handles_or_ignores_are_left_to_them(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGUSR1, lambda *args: None)
