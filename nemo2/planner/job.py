@@ -3,7 +3,7 @@
 
 import dataclasses
 import math
-from typing import Optional
+from typing import Literal, Optional
 
 from nemo2.gpus import GPU
 
@@ -17,11 +17,13 @@ class Adapters:
         beside: names of linear layers (``"linear_qkv"``); of the layers of a name the share that has a pair, and how many first
             matrices that pair has: canonical LoRA has one for each part of a fused layer.
         lengths: rows of the sum of both weights keep a trained length (DoRA, arXiv:2402.09353), which reads the weight.
+        dropped: channels of the layer's input ("pre") or of the addition ("post") are dropped; masks are kept. None: nothing is.
     """
 
     rank: int
     beside: tuple[tuple[str, float, float], ...]
     lengths: bool = False
+    dropped: Optional[Literal["pre", "post"]] = None
 
     def of(self, name: str) -> tuple[float, float]:
         """Share and first matrices of the linear layer ``name``, whose last part counts."""

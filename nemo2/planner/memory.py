@@ -227,7 +227,8 @@ def _needs_input(linear: Linear, job: Job) -> bool:
 
 
 def _between_factors(part: Part, job: Job) -> float:
-    """Bytes that additions keep of a token: what is between the factors; of DoRA the sum that the lengths scale, too."""
+    """Bytes that additions keep of a token: what is between the factors; of DoRA the sum that the lengths scale, too; of dropout
+    a mask of a byte per element, and dropped inputs."""
     if job.adapters is None:
         return 0.0
     kept = 0.0
@@ -237,8 +238,13 @@ def _between_factors(part: Part, job: Job) -> float:
         ranks = job.etp if routed else job.tp if linear.split == "column" else job.sequence_ranks
         scaled = linear.outputs / ranks if job.adapters.lengths else 0.0
         met = linear.met * job.etp / job.tp if routed else 1
-        kept += share * met * (job.adapters.rank * firsts + scaled)
-    return 2 * kept
+        inputs = linear.inputs / (job.etp if routed else job.tp if linear.split == "row" else job.sequence_ranks)
+        masked = {"pre": firsts * inputs, "post": linear.outputs / ranks, None: 0.0}[job.adapters.dropped]
+        # The dropped input takes the place of the input, which attention keeps as its output all the same.
+        attended = isinstance(part, Attention | LatentAttention) and linear.split == "row"
+        again = max(0.0, firsts - (0 if attended else 1)) * inputs if job.adapters.dropped == "pre" else 0.0
+        kept += share * met * (2 * (job.adapters.rank * firsts + scaled + again) + masked)
+    return kept
 
 
 def _attention_bytes(part: Attention | LatentAttention, job: Job) -> float:

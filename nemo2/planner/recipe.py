@@ -159,6 +159,7 @@ def _adapters(facts: Facts) -> Optional[Adapters]:
         rank=method.dim,
         beside=tuple((name, count / there[name], firsts[name] / count) for name, count in sorted(beside.items())),
         lengths=isinstance(method, DoRA),
+        dropped=method.dropout_position if method.dropout else None,
     )
 
 

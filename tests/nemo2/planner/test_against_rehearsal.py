@@ -80,6 +80,8 @@ RUNS = {
         ("strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=True"),
         8,
     ),
+    "8B by LoRA, dropout": ("llama3_8b:lora", ("peft.dropout=0.1", "peft.dim=32"), 8),
+    "8B by LoRA, dropout behind": ("llama3_8b:lora", ("peft.dropout=0.1", "peft.dropout_position=post"), 8),
     "8x7B by LoRA": ("mixtral_8x7b:lora", ("model.config.num_layers=4",), 8),
 }
 FROZEN = [name for name in RUNS if "RA" in name]
