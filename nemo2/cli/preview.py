@@ -64,13 +64,17 @@ def preview_data(
         data.tokenizer = tokenizer_called(tokenizer)
     console = Console(soft_wrap=True, highlight=False)
     data.fetch()
+    shown = 0
     for where, sample in islice(_samples(data, split), samples):
+        shown += 1
         cut = ", truncated" if sample.truncated else ""
         console.print(
             f"{where}: {len(sample.ids)} tokens, {sample.num_trained} trained on{cut}", style="bold", markup=False
         )
         console.print(marked(sample, data.tokenizer, colours=console.is_terminal and not console.no_color))
         console.print()
+    if not shown and samples:
+        console.print(f"The split {split!r} gives no sample.", markup=False)
     if everything:
         data.build_datasets([split])
         console.print(str(data.reports.get(split, "no records")), markup=False)

@@ -7,14 +7,14 @@ other file is one document. Text is UTF-8; a byte-order mark is dropped.
 
 import glob
 import gzip
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Union, cast
+from typing import Any, BinaryIO, Literal, Optional, Union, cast
 
 from nemo2.errors import DataError
+from nemo2.files import MIB, parse_json
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
 OnBadLine = Literal["fail", "skip"]
@@ -102,8 +102,11 @@ def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInp
             raise DataError(f"{file} can't be read: {error}.") from error
 
 
-def read_records(file: Path, bad: BadInput) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a ``.jsonl`` file with their places, "file:line"; a line that is none is reported to `bad`.
+
+    Args:
+        at_most: Bytes of a line. None: any.
 
     Raises:
         OSError: the file can't be read.
@@ -115,12 +118,17 @@ def read_records(file: Path, bad: BadInput) -> Iterator[tuple[str, dict[str, Any
             if not raw.strip():
                 continue
             where = f"{file}:{number}"
+            if at_most is not None and len(raw) > at_most:
+                bad.report(where, f"a line of {len(raw) / MIB:,.0f} MiB, and a sample has at most {at_most // MIB}")
+                continue
             try:
-                record = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+                record = parse_json(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
                 bad.report(where, f"not UTF-8 ({error.reason} at byte {error.start})")
             except ValueError as error:
                 bad.report(where, f"not JSON ({error})")
+            except RecursionError:
+                bad.report(where, "JSON that is nested too deeply to be read")
             else:
                 if isinstance(record, dict):
                     yield where, record

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: low-rank additions beside linear layers (Hu et al., arXiv:2106.09685)."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Optional
 
@@ -14,7 +15,7 @@ from nemo2.parallel.norm_names import module_of_key
 from nemo2.peft.adapter import INIT_METHODS, Adapted, InitMethod, LowRank, prepare, required_placement, sections_of
 from nemo2.peft.base import PEFT
 from nemo2.peft.placement import placement_of
-from nemo2.peft.targets import ModuleMatcher, refuse_unmet, takes_all_of
+from nemo2.peft.targets import ModuleMatcher, near_miss, refuse_unmet, takes_all_of
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """What NeMo 2.0's LoRA and DoRA are put beside unless told otherwise."""
@@ -78,7 +79,7 @@ class LoRA(PEFT):
             raise ConfigError(
                 f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s additions is a whole number from 1 on."
             )
-        if self.alpha <= 0:
+        if not 0 < self.alpha < math.inf:
             raise ConfigError(f"peft.alpha={self.alpha!r}: additions are scaled by alpha / dim; use a number above 0.")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"peft.dropout={self.dropout!r}: is a probability below 1; 0 drops nothing.")
@@ -139,6 +140,7 @@ class LoRA(PEFT):
         if linear_layers is None:
             return
         refuse_unmet(self._patterns, linear_layers, each=self.named)
+        refuse_unmet(self.exclude_modules, linear_layers, each=True, field="exclude_modules")
         meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
         for name, (outputs, inputs) in linear_layers.items():
             if self.firsts_beside(name) and self._is_saved(name):
@@ -161,7 +163,7 @@ class LoRA(PEFT):
         if unmet:
             known = sorted({name.rpartition(".")[2] for name in modules or ()})
             raise ConfigError(
-                f"peft.modules_to_save: {unmet[0]!r} is no module of this model that has weights{did_you_mean(unmet[0], known)}. "
+                f"peft.modules_to_save: {unmet[0]!r} is no module of this model that has weights{near_miss(unmet[0], known)} "
                 f"There are {', '.join(known)}. An output layer that is the embedding (share_embeddings_and_output_weights) is "
                 "trained as word_embeddings."
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from nemo2.errors import ConfigError
-from nemo2.names import did_you_mean
+from nemo2.names import did_you_mean, nearest
 
 _RANGE = re.compile(r"(?<=\.)(\d+)-(\d+)(?=\.|$)")
 _EXPERT = re.compile(r"(?<=\.)local_experts\.\d+\.")
@@ -57,8 +57,11 @@ def takes_all_of(pattern: str, full_name: str) -> bool:
     return any(takes(pattern, ".".join(parts[:count])) for count in range(1, len(parts) + 1))
 
 
-def refuse_unmet(patterns: Collection[str], names: Collection[str], *, each: bool) -> None:
+def refuse_unmet(
+    patterns: Collection[str], names: Collection[str], *, each: bool, field: str = "target_modules"
+) -> None:
     """``names``: the full names of all linear layers of the model. ``each``: every pattern is to take some, and not just one.
+    ``field``: where the patterns stand.
 
     Raises:
         ConfigError: a pattern takes none of them.
@@ -68,9 +71,14 @@ def refuse_unmet(patterns: Collection[str], names: Collection[str], *, each: boo
         return
     known = sorted({name.rpartition(".")[2] for name in names})
     raise ConfigError(
-        f"peft.target_modules: {unmet[0]!r} is no linear layer of this model{did_you_mean(unmet[0], known)}. Its linear layers "
+        f"peft.{field}: {unmet[0]!r} is no linear layer of this model{near_miss(unmet[0], known)} Its linear layers "
         f"are {', '.join(known)}; a full name may have wildcards and ranges of layers, such as *.layers.0-15.*.{known[-1]}."
     )
+
+
+def near_miss(name: str, known: Collection[str]) -> str:
+    """The end of a sentence that says what a name may have been meant for, in front of one that lists all."""
+    return did_you_mean(name, known) if nearest(name, known) else "."
 
 
 def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:

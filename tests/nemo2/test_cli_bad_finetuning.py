@@ -63,12 +63,29 @@ def test_a_set_of_which_nothing_is_left_says_why_with_counts(tmp_path, told):
     assert "no turn of the assistant" in text and "3" in text
 
 
+def test_a_preview_of_an_empty_file_says_that_there_is_nothing(tmp_path, capsys):
+    (tmp_path / "training.jsonl").write_text("")
+    assert main(["preview-data", str(tmp_path)]) == 0
+    assert "'train' gives no sample" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         (
             "peft.target_modules=[linear_qvk]",
             ("'linear_qvk' is no linear layer of this model", "linear_qkv", "linear_fc1"),
+        ),
+        (
+            "peft.exclude_modules=[linear_qvk]",
+            (
+                "peft.exclude_modules: 'linear_qvk' is no linear layer of this model; did you mean 'linear_qkv'",
+                "? Its linear",
+            ),
+        ),
+        (
+            "peft.modules_to_save=[word_embedding]",
+            ("peft.modules_to_save: 'word_embedding' is no module", "did you mean 'word_embeddings'? There are"),
         ),
         ("peft.dim=4096", ("peft.dim=4096", "no rank above")),
         ("peft.dropout=1.5", ("peft.dropout=1.5",)),

@@ -162,7 +162,7 @@ class ChatEncoder(Encoder):
             raise Empty("no turn of the assistant")
         chosen = answers[-1:] if self.turns == "last" else answers
         # OpenAI's files say so of single messages.
-        chosen = [place for place in chosen if messages[place].pop("weight", 1)]
+        chosen = [place for place in chosen if _weight_of(messages[place], place)]
         if not chosen:
             raise Empty("every turn of the assistant has weight 0")
         found = self._by_blocks if self._has_blocks else self._by_prefixes
@@ -286,6 +286,18 @@ class ChatEncoder(Encoder):
         given = self.chat_template
         source = repr(self.tokenizer) if given is None else given if "{" not in given else "these settings"
         return render(self._hf, messages, tools=tools, template=self.template, source=source, **options)
+
+
+def _weight_of(message: dict[str, Any], place: int) -> bool:
+    """Takes a message's weight out of it: whether it is trained on.
+
+    Raises:
+        Malformed: it is neither 0 nor 1.
+    """
+    weight = message.pop("weight", 1)
+    if weight not in (0, 1):
+        raise Malformed(f"message {place + 1} has weight {weight!r}: 0 keeps it as context, 1 trains on it")
+    return bool(weight)
 
 
 def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from nemo2.data.documents import BadInput, read_records
 from nemo2.errors import DataError
+from nemo2.files import MIB
 
 Placed = tuple[str, Any]
 """A record behind the place that it is called by in messages."""
@@ -35,6 +36,10 @@ class Source(ABC):
         """A hash of the contents: two sources with one fingerprint hold the same records."""
 
 
+_MOST_OF_A_LINE = 64 * MIB
+"""More than any sequence of tokens spells, and little enough to be tokenized in passing."""
+
+
 class JsonLines(Source):
     """The objects of one or more ``.jsonl`` files, one per line.
 
@@ -52,7 +57,7 @@ class JsonLines(Source):
     def records(self, bad: BadInput) -> Iterator[Placed]:
         for file in self.files:
             try:
-                yield from read_records(file, bad)
+                yield from read_records(file, bad, at_most=_MOST_OF_A_LINE)
             except (OSError, EOFError) as error:
                 raise DataError(f"{file} can't be read: {error}.") from error
 

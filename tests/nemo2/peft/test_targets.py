@@ -89,6 +89,7 @@ def test_canonical_lora_names_parts():
     [
         ({"dim": 0}, "peft.dim=0"),
         ({"alpha": 0}, "peft.alpha=0"),
+        ({"alpha": float("nan")}, "peft.alpha=nan"),
         ({"dropout": 1.0}, "peft.dropout=1.0"),
         ({"dropout_position": "before"}, "'pre' or 'post'"),
         ({"lora_A_init_method": "xaver"}, "did you mean 'xavier'"),

@@ -70,6 +70,14 @@ def test_the_last_turn_only(tokenizer, template):
     assert sample.ids == by_hand(tokenizer, LONG)[0]
 
 
+@pytest.mark.parametrize("weight", ["x", 0.5, -1])
+def test_a_weight_that_is_neither_0_nor_1_is_told_with_its_turn(tokenizer, weight):
+    record = say(("user", "red?"), ("assistant", "blue"))
+    record["messages"][1]["weight"] = weight
+    with pytest.raises(Malformed, match="message 2 has weight"):
+        encode(tokenizer, record)
+
+
 @pytest.mark.parametrize("template", [small_chats.CHATML, small_chats.MARKED], ids=["prefixes", "blocks"])
 def test_a_turn_of_weight_0_is_context(tokenizer, template):
     record = say(("user", "red"), ("assistant", "blue"), ("user", "day"), ("assistant", "night"))

@@ -159,6 +159,21 @@ def test_a_broken_line_stops_before_training_and_says_which(root):
         module(root).setup("fit")
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"input": ' + "[" * 100_000 + "]" * 100_000 + ', "output": "b"}', "nested too deeply"),
+        ('{"input": "a", "input": "c", "output": "b"}', "the name 'input' stands for two values"),
+        (json.dumps({"input": "a" * (65 << 20), "output": "b"}), "a line of 65 MiB"),
+    ],
+    ids=["deep", "one name twice", "long"],
+)
+def test_a_line_that_no_sample_is_made_of_is_told_like_a_broken_one(root, line, why):
+    write_lines(root / "training.jsonl", [json.dumps(next(iter(records(1)))), line])
+    with pytest.raises(DataError, match=rf"training\.jsonl:2: .*{why}"):
+        module(root).setup("fit")
+
+
 def test_a_missing_role_stops_before_training_and_says_where(root):
     tokenizer = small_chats.make_tokenizer(root / "tokenizer")
     good = say(("user", "red"), ("assistant", "blue"))
