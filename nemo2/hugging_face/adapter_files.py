@@ -112,6 +112,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     for name, kinds in (("r", int), ("lora_alpha", int | float), ("lora_dropout", int | float | None)):
         if not isinstance(settings.get(name), kinds):
             raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} is no number.")
+    if settings["r"] < 1:
+        raise ConfigError(
+            f"{folder / ADAPTER_CONFIG}: r={settings['r']}: the rank of an adapter is a whole number from 1 on."
+        )
     return settings
 
 

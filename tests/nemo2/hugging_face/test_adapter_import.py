@@ -247,6 +247,7 @@ def rewrite(adapter: Path, function: Any) -> None:
     ("field", "value"),
     [
         ("bias", "all"),
+        ("r", 0),
         ("target_parameters", ["mlp.experts.gate_up_proj"]),
         ("init_lora_weights", "pissa"),
         ("peft_type", "IA3"),
