@@ -67,7 +67,8 @@ class LoRA(PEFT):
         """Whether the targets were named: each is then to be there."""
         self.target_modules = list(self.default_targets if target_modules is None else target_modules)
         self.exclude_modules = list(exclude_modules or [])
-        self.dim, self.alpha, self.dropout, self.dropout_position = dim, alpha, dropout, dropout_position
+        self.dim, self.alpha, self.dropout = dim, alpha, dropout
+        self.dropout_position: Literal["pre", "post"] = dropout_position
         self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
         self.lora_dtype = lora_dtype
         self.modules_to_save = list(modules_to_save or [])

@@ -62,6 +62,15 @@ def run(directory: str, *, kind: str = "LoRA", **options: Any) -> dict[str, Any]
     return {"losses": recorder.losses, "place": str(place)}
 
 
+def refusal(adapters: str, target: str) -> str:
+    from nemo2.errors import Nemo2Error
+    from nemo2.llm import peft
+
+    with pytest.raises(Nemo2Error) as error:
+        peft.merge_lora(adapters, target)
+    return str(error.value)
+
+
 def one_process(directory: str) -> dict[str, Any]:
     from nemo2.checkpoint.directory import read_manifest
     from nemo2.llm import api, peft
@@ -82,6 +91,10 @@ def one_process(directory: str) -> dict[str, Any]:
         }
         small_runs.release()
         merged = peft.merge_lora(found[kind]["place"], f"{directory}/{kind} merged")
+        found[kind]["refused"] = [
+            refusal(found[kind]["place"], str(merged)),  # there is something already
+            refusal(str(merged), f"{directory}/{kind} twice"),
+        ]
         texts = {}
         for name, path in (("adapter", last), ("merged", merged), ("base", base)):
             small_runs.release()
@@ -138,3 +151,10 @@ def test_merged_weights_say_what_the_base_says_with_its_adapters(runs, kind):
     texts = runs[kind]["texts"]
     assert texts["merged"] == texts["adapter"]
     assert texts["adapter"] != texts["base"]
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_merging_over_something_and_merging_what_is_merged_are_refused(runs, kind):
+    there, twice = runs[kind]["refused"]
+    assert "is there already" in there
+    assert "not of a PEFT run" in twice
