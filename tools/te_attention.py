@@ -29,6 +29,51 @@ def attention() -> dict[str, dict[str, str | None]]:
     return {beside: {way: _refusal(way, **options) for way in WAYS} for beside, options in BESIDE.items()}
 
 
+def exchange_groups() -> dict[str, str | None]:
+    """What the module says of groups that come after it was built, are another exchange's, or go again."""
+    module = next(one for name, one in list(sys.modules.items()) if _has_it(name, one))
+    layer: Any = sys.modules["transformer_engine"].pytorch.DotProductAttention(4, 8)
+    group: Any = torch.distributed.group.WORLD
+
+    def placed(given: Any, ranks: Any, way: str) -> None:
+        layer.set_context_parallel_group(given, ranks, None, way)
+        assert layer.cp_group is given and layer.cp_comm_type == way
+        if given is not None:
+            _call(module, given, way)
+
+    asked = {
+        "after it was built": (group, [0, 1], "p2p"),
+        "of another exchange, later": (group, [0, 1], "all_gather"),
+        "none, later": (None, None, "p2p"),
+    }
+    return {name: _told(lambda given=given: placed(*given)) for name, given in asked.items()}
+
+
+def _call(module: Any, group: Any, way: str) -> None:
+    function: Any = vars(module)["attn_forward_func_with_cp"]
+    query = torch.zeros(32, 1, 4, 8, dtype=torch.bfloat16, requires_grad=True)
+    lengths = torch.tensor([0, 64], dtype=torch.int32)
+    function(
+        *(True, query, query, query, lengths, lengths, 64, 64, lengths, lengths, 0.0, group, [0, 1], MagicMock(), way),
+        qkv_format="sbhd",
+        attn_mask_type="causal",
+        use_fused_attention=True,
+        softmax_scale=1.0,
+    )
+
+
+def _told(call: Any) -> str | None:
+    try:
+        call()
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        words = " ".join(str(error).split())
+        asked = any(one in words for one in ("support", "divisible", "multiple", "requires", "must be"))
+        return f"{type(error).__name__}: {words}"[:240] if asked else None
+    except Exception:  # a kernel answered with nothing: the questions lie before it
+        return None
+    return None
+
+
 def _refusal(way: str, *, heads: int = 4, channels: int = 8, sequence: int = 32, **options: Any) -> str | None:
     module = next(one for name, one in list(sys.modules.items()) if _has_it(name, one))
     function: Any = vars(module)["attn_forward_func_with_cp"]
@@ -44,19 +89,15 @@ def _refusal(way: str, *, heads: int = 4, channels: int = 8, sequence: int = 32,
     vars(module)["get_distributed_rank"] = lambda group=None: 0
     for name in ("isend", "irecv", "batch_isend_irecv", "all_to_all_single", "all_gather_into_tensor"):
         setattr(torch.distributed, name, _there_is_no_other_rank)
-    try:
+
+    def call() -> None:
         function(
             *(True, query, key, value, lengths, lengths, sequence * 2, sequence * 2, lengths, lengths, 0.0),
             *([group, group] if way == "a2a+p2p" else group, [0, 1], MagicMock(), way),
             **(given | options),
         )
-    except (AssertionError, ValueError, NotImplementedError) as error:
-        words = " ".join(str(error).split())
-        asked = any(one in words for one in ("support", "divisible", "multiple", "requires", "must be"))
-        return f"{type(error).__name__}: {words}"[:240] if asked else None
-    except Exception:  # a kernel answered with nothing: the questions lie before it
-        return None
-    return None
+
+    return _told(call)
 
 
 def _there_is_no_other_rank(*args: Any, **kwargs: Any) -> Any:

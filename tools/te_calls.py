@@ -155,6 +155,24 @@ BEHAVIOURS = (
         "start inside the strategy's world",
         _RUNS,
     ),
+    Behaviour(
+        "userbuffers of another size, once the first are destroyed",
+        _refused("userbuffers", "other_size_after_destroy"),
+        "done",
+        GROUPS[1].test,
+    ),
+    Behaviour(
+        "userbuffers destroyed twice",
+        _refused("userbuffers", "destroyed_twice"),
+        "stop what runs, once",
+        GROUPS[1].test,
+    ),
+    Behaviour(
+        "a buffer asked for after they are destroyed",
+        _refused("userbuffers", "asked_after_destroy"),
+        "destroy behind the last step, and behind the graphs",
+        _RUNS,
+    ),
     Behaviour("delayed scaling in userbuffers", _carries("Float8Quantizer", "yes"), "carried", _FORMATS),
     Behaviour("current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "carried", _FORMATS),
     Behaviour("MXFP8 in userbuffers", _carries("MXFP8Quantizer", "refused"), "refused before 2.4", _FORMATS),
@@ -262,6 +280,78 @@ SIZES = (
         "width", "widths of a product", "others are refused", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
     ),
 )
+_GRAPHS = "tests/nemo2/parallel/test_cuda_graphs.py"
+_CAPTURED = f"{_OURS}::test_a_captured_step_of_each_format_goes_through_or_is_refused_before"
+_MEETS = f"{_OURS}::test_preconditions_of_a_capture_are_refusals_that_we_meet"
+CAPTURES = (
+    Asked("bf16", "a step in bf16, captured, replayed, reset", "refused before 2.6", _CAPTURED),
+    *(
+        Asked(name, f"the same in {name}", "as above", _CAPTURED)
+        for name in ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
+    ),
+    Asked("some layers in 16 bits", "first and last layers in bf16, the others captured in fp8", "as above", _CAPTURED),
+    Asked("norms recomputed", "norms recomputed inside a graph", "as above", _CAPTURED),
+    Asked(
+        "a hook on a layer",
+        "a hook on a captured layer",
+        "refused by its name",
+        f"{_GRAPHS}::test_hooks_on_captured_layers_are_refused",
+    ),
+    Asked(
+        "hooks that gather parameters",
+        "the hooks that gather parameters, in place",
+        "taken off for the capture",
+        f"{_GRAPHS}::test_gathering_parameters_goes_on_beside_graphs_of_layers",
+    ),
+    Asked(
+        "these hooks, paused",
+        "these hooks, taken off and back",
+        "as above",
+        f"{_GRAPHS}::test_gathering_parameters_goes_on_beside_graphs_of_layers",
+    ),
+    Asked(
+        "one layer in evaluation",
+        "one layer in evaluation, others in training",
+        "captured inside training steps",
+        _MEETS,
+    ),
+    Asked(
+        "inside torch.autocast",
+        "inside torch.autocast",
+        "none is entered: parameters have the precision's dtype",
+        "tests/nemo2/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
+    ),
+    Asked("captured twice", "captured twice by one helper", "once a run", _MEETS),
+    Asked(
+        "a second run of the process",
+        "captured again by the next run of the process",
+        "closed when a run ends",
+        _CAPTURED,
+    ),
+    Asked("a step after their end", "a step without graphs after they are deleted", "as above", _CAPTURED),
+)
+LATER = (
+    Asked("after it was built", "groups that come after the layer was built", "given when it is built", _MEETS),
+    Asked("of another exchange, later", "groups of another exchange, later", "one exchange for a run", _MEETS),
+    Asked("none, later", "no group any more", "as above", _MEETS),
+)
+READ = (
+    (
+        "every GPU",
+        "a capture allocates nothing, waits for nothing and reads nothing back (`cudaErrorStreamCapture...`)",
+        "`experts-are-captured-in-part`, `captured-steps-are-alike`; packed samples are refused in the step",
+    ),
+    ("every GPU", "generators of a capture are graph-safe", "`use_te_rng_tracker` is turned on with graphs"),
+    (
+        "several GPUs",
+        "buffers of a node lie in memory that its GPUs map (`CommOverlapP2P`)",
+        "`tp_comm_bootstrap_backend`; Transformer Engine's own words otherwise",
+    ),
+    ("cuDNN", "a kernel for the size, mask and dtype (`get_fused_attn_backend`)", "`auto` takes another back end"),
+    ("flash-attn", "the installed version is one of theirs", "`auto` takes another back end, with their warning"),
+)
+"""What no machine without a GPU can try: read in the sources."""
+BACKENDS_TEST = f"{_OURS}::test_a_back_end_that_a_version_does_not_leave_is_refused"
 ATTENTION_TEST = f"{_OURS}::test_what_a_version_does_not_exchange_is_refused"
 
 
@@ -342,6 +432,28 @@ def page() -> str:
         ways = [table["attention"][beside] for table in by_version.values()]
         cells = (", ".join(way for way, words in found.items() if words is None) or "–" for found in ways)
         lines.append(f"| {beside} | {' | '.join(cells)} |")
+    lines += ["", "## Back ends of attention", "", _BACKENDS, "", f"| beside | {heads} |", f"|{rule}|"]
+    for beside in next(iter(by_version.values()))["backends"]:
+        left = [table["backends"][beside] for table in by_version.values()]
+        lines.append(f"| {beside} | {' | '.join('–' if one is None else ', '.join(one) for one in left)} |")
+    lines += [
+        "",
+        "## Groups of context-parallel ranks",
+        "",
+        _LATER,
+        "",
+        f"| what is asked | {heads} | we |",
+        f"|{rule}|---|",
+    ]
+    for one in LATER:
+        cells = " | ".join(_answer(table["exchange_groups"], one.key) for table in by_version.values())
+        lines.append(f"| {one.asked} | {cells} | {one.does} |")
+    lines += ["", "## Layers as CUDA graphs", "", _CAPTURES, "", f"| what is asked | {heads} | we |", f"|{rule}|---|"]
+    for one in CAPTURES:
+        cells = " | ".join(_answer(table["graphs"], one.key) for table in by_version.values())
+        lines.append(f"| {one.asked} | {cells} | {one.does} |")
+    lines += ["", "## What only a GPU can answer", "", _READ, "", "| asks | for | we |", "|---|---|---|"]
+    lines += [f"| {asks} | {what} | {does} |" for asks, what, does in READ]
     lines += ["", "## Call by call", "", _CALLS]
     names = sorted({name for table in by_version.values() for name in table["signatures"]})
     for group in GROUPS:
@@ -384,6 +496,13 @@ _STEPS = f"""Three layers, forward and backward, with the fields that `trainer.p
 some to their kernels. Tests: `{_OURS}`."""
 _ATTENTION = f"""Which `cp_comm_type` goes with what, over two ranks (`tools/te_attention.py`). 'a2a+p2p' is refused for want of
 its groups; of the others what isn't taken is refused before a run. Test: `{_short(ATTENTION_TEST)}`."""
+_BACKENDS = f"""Those that the version's own choice leaves on a Hopper where flash-attn is installed and cuDNN has the kernel
+(`tools/te_backends.py`); it takes the first. Where `attention_backend` asks for another, the recipe is refused. Test:
+`{_short(BACKENDS_TEST)}`."""
+_LATER = "`set_context_parallel_group`, which Megatron-Core calls for packed samples only (`tools/te_attention.py`)."
+_CAPTURES = """`cuda_graph_impl='transformer_engine'` through our loop, Megatron-Core's helper and the version's own
+``make_graphed_callables`` (`tools/te_graphs.py`); a captured graph holds nothing. Before 2.6 Megatron-Core finds no helpers."""
+_READ = "Read in the sources; no version says it before a GPU is asked."
 _CALLS = """Each as the version has it or not. Where a call is missing, Megatron-Core asks for the version first, and goes without
 or refuses."""
 

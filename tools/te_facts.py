@@ -13,6 +13,7 @@ import argparse
 import ast
 import inspect
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -189,6 +190,11 @@ def measure(directory: Path) -> dict[str, Any]:
             "without_process_group": without_group,
             "twice": _outcome(lambda: _start(), lambda: _start()),
             "after_destroy": _outcome(lambda: _start(), _base().destroy_ub, lambda: _start()),
+            "other_size_after_destroy": _outcome(
+                lambda: _start(), _base().destroy_ub, lambda: _base().initialize_ub([2 * TOKENS, HIDDEN], TP)
+            ),
+            "destroyed_twice": _outcome(lambda: _start(), _base().destroy_ub, _base().destroy_ub),
+            "asked_after_destroy": _outcome(lambda: _start(), _base().destroy_ub, lambda: _ask("qkv_fprop")),
             "asked_before_start": _outcome(lambda: _ask("qkv_fprop")),
             "unknown_backend": _outcome(lambda: _start(bootstrap_backend="ucc")),
             "buffers": {mode: _buffers(mode) for mode in ("none", "fp8")},
@@ -216,12 +222,23 @@ def measure(directory: Path) -> dict[str, Any]:
 def measure_steps(directory: Path) -> dict[str, Any]:
     """What steps in each number format and attention over several ranks say; in a process of its own too, with another world."""
     sys.path.insert(0, str(ROOT))
-    from tools.te_attention import attention
+    from tools.te_attention import attention, exchange_groups
+    from tools.te_backends import backends
+    from tools.te_graphs import graphs
     from tools.te_sources import import_sources
     from tools.te_steps import formats, prepare
 
     prepare(import_sources(directory).__version__)
-    return {"formats": formats(), "attention": attention()}
+    found = {"formats": formats(), "graphs": graphs()}  # before the exchanges, which leave no other rank
+    _any_back_end()
+    found |= {"attention": attention(), "exchange_groups": exchange_groups()}
+    return found | {"backends": backends()}  # last, for flash-attn is there from here on
+
+
+def _any_back_end() -> None:
+    """Megatron-Core's choice for the steps stays in the environment of the process."""
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)
 
 
 def _base() -> Any:

@@ -40,16 +40,21 @@ _MAKERS = (
 def _on_cpu(function: Any) -> Any:
     """The function, making on the CPU what it is asked to make on the GPU. (A mode of torch would not reach into a backward.)"""
 
+    # A whole number is a device to the one that moves, and a size to those that make.
+    places = (str, torch.device, int) if function.__name__ == "to" else (str, torch.device)
+
     @functools.wraps(function)
     def made(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = _cpu(kwargs["device"])
-        return function(*(_cpu(one) if isinstance(one, str | torch.device) else one for one in args), **kwargs)
+        return function(*(_cpu(one) if isinstance(one, places) else one for one in args), **kwargs)
 
     return made
 
 
 def _cpu(device: Any) -> Any:
+    if isinstance(device, bool):  # `to(dtype, non_blocking, copy)`
+        return device
     return "cpu" if device == 0 or "cuda" in str(device) else device
 
 

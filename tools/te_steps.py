@@ -58,20 +58,20 @@ def formats() -> dict[str, Any]:
 
 
 def _format(recipe: str) -> dict[str, Any]:
-    by_gpu = {name: _on(name, lambda: _enter(recipe)) for name in GPUS}
+    by_gpu = {name: _on(name, lambda: enter(recipe)) for name in GPUS}
     able = [name for name in GPUS if by_gpu[name] is None]
     if not able:
         return {"gpus": by_gpu}
     best = able[-1]
     return {
         "gpus": by_gpu,
-        "cuda": {cuda: _on(able[0], lambda: _enter(recipe), cuda) for cuda in CUDAS},
-        "step": _on(best, lambda: _step(_model(recipe))),
-        "parameters_in_it": _on(best, lambda: _step(_model(recipe, param=True))),
-        "layers_in_16_bits": _on(best, lambda: _step(_model(recipe, first_last_layers_bf16=True))),
-        "tokens": {str(count): _on(best, lambda c=count: _step(_model(recipe), tokens=c)) for count in COUNTS},
-        "width": {str(count): _on(best, lambda c=count: _step(_model(recipe, ffn_hidden_size=c))) for count in COUNTS},
-        "recomputed": _on(best, lambda: _step(_model(recipe, **_ALL_OF_IT))),
+        "cuda": {cuda: _on(able[0], lambda: enter(recipe), cuda) for cuda in CUDAS},
+        "step": _on(best, lambda: step(model(recipe))),
+        "parameters_in_it": _on(best, lambda: step(model(recipe, param=True))),
+        "layers_in_16_bits": _on(best, lambda: step(model(recipe, first_last_layers_bf16=True))),
+        "tokens": {str(count): _on(best, lambda c=count: step(model(recipe), tokens=c)) for count in COUNTS},
+        "width": {str(count): _on(best, lambda c=count: step(model(recipe, ffn_hidden_size=c))) for count in COUNTS},
+        "recomputed": _on(best, lambda: step(model(recipe, **_ALL_OF_IT))),
         **_states(recipe, best),
     }
 
@@ -82,10 +82,10 @@ _ALL_OF_IT = {"recompute_granularity": "full", "recompute_method": "uniform", "r
 def _on(name: str, call: Callable[[], Any], cuda: str = "13.0") -> str | None:
     major, _, minor = name.partition(".")
     with gpu(int(major), int(minor), cuda):
-        return _words(call)
+        return words(call)
 
 
-def _words(call: Callable[[], Any]) -> str | None:
+def words(call: Callable[[], Any]) -> str | None:
     from transformer_engine.pytorch.fp8 import FP8GlobalStateManager  # pyright: ignore[reportMissingImports]
 
     try:
@@ -125,7 +125,7 @@ def _config(recipe: str | None, *, param: bool = False, **changes: Any) -> Any:
     return TransformerConfig(**(shape | plain | laid | {"attention_backend": AttnBackend.unfused} | changes))
 
 
-def _model(recipe: str | None, *, param: bool = False, **changes: Any) -> Any:
+def model(recipe: str | None, *, param: bool = False, **changes: Any) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -137,14 +137,14 @@ def _model(recipe: str | None, *, param: bool = False, **changes: Any) -> Any:
     return GPTModel(config, spec, SIZE, SIZE, position_embedding_type="rope")
 
 
-def _step(model: Any, tokens: int = SIZE) -> Any:
+def step(model: Any, tokens: int = SIZE) -> Any:
     ids = torch.zeros(1, tokens, dtype=torch.long)
     mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool).triu(1)
     model(ids, ids, mask, labels=ids).float().mean().backward()
     return model
 
 
-def _enter(recipe: str) -> None:
+def enter(recipe: str) -> None:
     from megatron.core.fp4_utils import get_fp4_context
     from megatron.core.fp8_utils import get_fp8_context
 
@@ -162,8 +162,8 @@ def _states(recipe: str, name: str) -> dict[str, Any]:
         from transformer_engine.pytorch.fp8 import FP8GlobalStateManager  # pyright: ignore[reportMissingImports]
 
         try:
-            saved = _step(_model(recipe)).state_dict()
-            plain = _step(_model(None)).state_dict()
+            saved = step(model(recipe)).state_dict()
+            plain = step(model(None)).state_dict()
         except Exception:
             return {}
         finally:
@@ -172,10 +172,10 @@ def _states(recipe: str, name: str) -> dict[str, Any]:
     longest = max(states, key=torch.numel).numpy().tobytes()
     return {
         "state": base64.b64encode(zlib.compress(longest)).decode(),
-        "state_loaded": _on(name, lambda: _step(_loaded(_model(recipe), saved))),
-        "state_loaded_with_leave": _on(name, lambda: _with_leave(lambda: _step(_loaded(_model(recipe), saved)))),
-        "state_loaded_into_16_bits": _on(name, lambda: _step(_loaded(_model(None), saved))),
-        "state_of_16_bits_loaded": _on(name, lambda: _step(_loaded(_model(recipe), plain))),
+        "state_loaded": _on(name, lambda: step(_loaded(model(recipe), saved))),
+        "state_loaded_with_leave": _on(name, lambda: _with_leave(lambda: step(_loaded(model(recipe), saved)))),
+        "state_loaded_into_16_bits": _on(name, lambda: step(_loaded(model(None), saved))),
+        "state_of_16_bits_loaded": _on(name, lambda: step(_loaded(model(recipe), plain))),
     }
 
 

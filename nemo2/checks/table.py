@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Problem, Rule, Topic
+from nemo2.checks.rules.attention import ATTENTION
 from nemo2.checks.rules.batches import BATCHES
 from nemo2.checks.rules.cadence import CADENCE
 from nemo2.checks.rules.context import CONTEXT
@@ -32,6 +33,7 @@ TOPICS: tuple[Topic, ...] = (
     SHAPE,
     TENSOR,
     CONTEXT,
+    ATTENTION,
     PIPELINE,
     EXPERTS,
     BATCHES,

@@ -187,6 +187,7 @@ class StepGraphs:
             optimizers=self.optimizers,
         )
         with self._pause_gathers() as paused:
+            refuse_hooks(self._helper.flattened_callables)
             self._helper.create_cudagraphs()
         if paused:
             # A graph's replay calls no hooks of modules: it gathers their parameters by hand.
@@ -203,6 +204,29 @@ class StepGraphs:
         }
         known = signature(FullCudaGraphWrapper.__init__).parameters  # 0.16 has one pool per stage
         return FullCudaGraphWrapper(schedule, **{name: value for name, value in options.items() if name in known})
+
+
+def refuse_hooks(layers: Sequence[Any]) -> None:
+    """Transformer Engine captures no layer that has hooks, and those inside a layer would run in the capture and never again.
+
+    Raises:
+        ConfigError: somebody has registered some.
+    """
+    for layer in layers:
+        for name, module in layer.named_modules():
+            hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
+            theirs = [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(_LIBRARIES)]
+            if theirs:
+                found = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in theirs}))
+                raise ConfigError(
+                    f"model.config.cuda_graph_impl='transformer_engine' with hooks on {name or 'a layer'} of layer "
+                    f"{layer.layer_number}: {found}. A graph replays kernels and calls no hooks: take them off before step "
+                    "cuda_graph_warmup_steps, or set cuda_graph_impl='none'."
+                )
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_LIBRARIES = ("megatron.", "transformer_engine.")
 
 
 def forget_whole_steps() -> None:

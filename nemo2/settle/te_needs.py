@@ -47,6 +47,8 @@ NEEDS = (
          "model.config.apply_rope_fusion=False"),
     Need("2.3", ("fp8_param",), lambda model, ddp: _set(model, "fp8_param") and ddp.use_megatron_fsdp,
          "trainer.plugins.fp8_param_gather=False, or strategy.fsdp=None"),
+    Need("2.6", ("cuda_graph_impl",), lambda model, ddp: kind_of(model) in ("local", "transformer_engine"),
+         "model.config.cuda_graph_impl='none'"),
     Need("2.7", ("cuda_graph_impl", "cross_entropy_fusion_impl"),
          lambda model, ddp: kind_of(model) == "full_iteration" and model.cross_entropy_loss_fusion
          and model.cross_entropy_fusion_impl == "te",

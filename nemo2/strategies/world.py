@@ -4,6 +4,8 @@
 import atexit
 import logging
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Optional
 
@@ -15,6 +17,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.backend import get_backend
+from nemo2.backend.attention_variables import attention_chosen_anew
 from nemo2.errors import ConfigError
 from nemo2.parallel.forms import reduction_of
 from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
@@ -80,6 +83,12 @@ class WorldStrategy(DDPStrategy):
             if self.root_device.type != "cpu":
                 atexit.register(_destroy_dist_connection)
         super().setup_distributed()
+
+    @contextmanager
+    def model_sharded_context(self) -> Generator[None, None, None]:
+        """Around ``configure_model``, whoever calls it."""
+        with super().model_sharded_context(), attention_chosen_anew():
+            yield
 
     def _check_world(self, world_size: int) -> None:
         """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""

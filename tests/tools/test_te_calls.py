@@ -58,7 +58,7 @@ ASKED_FIRST = {
 """Megatron-Core passes the first from 2.3 on, where the function has moved, and the second before 1.13."""
 
 
-ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES]
+ROWS = [*te_calls.GROUPS, *te_calls.BEHAVIOURS, *te_calls.STEPS, *te_calls.SIZES, *te_calls.CAPTURES, *te_calls.LATER]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])

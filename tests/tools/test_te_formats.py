@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer.enums import AttnBackend
+from packaging.version import Version
 from torch import nn
 
 from nemo2 import recipes
@@ -205,6 +207,100 @@ def test_packed_rows_are_refused_where_the_version_refuses_them(version: str, wa
     problems = find(asked, machine=Machine(transformer_engine=version))
     ours = [one.message for one in problems if one.rule == "exchange-goes-with-the-attention"]
     assert bool(ours) == (TABLES[version]["attention"]["packed sequences"][way] is not None), ours
+
+
+SETTINGS_WITH: dict[str, dict[str, Any]] = {
+    "a causal mask": {},
+    "a learnt sink": {"softmax_type": "learnable"},
+    "a window": {"window_size": (127, 0)},
+    "heads of 256": {"kv_channels": 256},
+    "heads of 12": {"kv_channels": 12},
+    "deterministic": {"deterministic_mode": True},
+    "two context-parallel ranks, a ring": {"cp": 2, "cp_comm_type": "p2p"},
+    "two context-parallel ranks, gathered": {"cp": 2, "cp_comm_type": "all_gather"},
+    "two context-parallel ranks, all-to-all": {"cp": 2, "cp_comm_type": "a2a"},
+    "attention in fp8": {"fp8_dot_product_attention": True},
+    "fp32": {"fp32": True},
+    "heads of 192, values of 128": {"recipe": "deepseek_v2_lite"},
+    "packed sequences": {"packed": True},
+}
+OTHERWISE = {"a bias", "a mask of one's own", "dropout", "two context-parallel ranks, packed"}
+"""Which no field of a recipe asks for, which refuse nothing, or which are two of the others."""
+
+
+@pytest.mark.parametrize("beside", SETTINGS_WITH)
+@pytest.mark.parametrize("version", TABLES)
+def test_a_back_end_that_a_version_does_not_leave_is_refused(version: str, beside: str) -> None:
+    left = TABLES[version]["backends"][beside]
+    if left is None:
+        return  # before 2.8 the sinks are refused themselves
+    for name in ("flash", "fused", "unfused"):
+        problems = find(_with_back_end(name, **SETTINGS_WITH[beside]), machine=Machine(transformer_engine=version))
+        ours = [one.message for one in problems if one.rule == "back-end-is-left"]
+        assert bool(ours) == (name not in left), (name, left, ours)
+        assert all(f"attention_backend={name} " in one and "Use '" in one for one in ours)
+
+
+def _with_back_end(name: str, **changes: Any) -> Any:
+    recipe = recipes.get(changes.pop("recipe", "llama3_8b"))
+    packed, cp = changes.pop("packed", False), changes.pop("cp", 1)
+    asked = recipe.finetune_recipe(packed_sequence=True) if packed else recipe.pretrain_recipe()
+    asked.trainer.strategy.context_parallel_size = cp
+    plugin: Any = type(asked.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
+    if changes.pop("fp8_dot_product_attention", False):
+        plugin.fp8, plugin.fp8_dot_product_attention = "hybrid", True
+    if changes.pop("fp32", False):
+        plugin.precision = "32"
+    asked.trainer.plugins = plugin
+    for field, value in {**changes, "attention_backend": AttnBackend[name]}.items():
+        setattr(asked.model.config, field, value)
+    return asked
+
+
+def test_every_case_of_the_back_ends_is_asked_or_has_its_reason() -> None:
+    cases = next(iter(TABLES.values()))["backends"].keys()
+    assert cases == SETTINGS_WITH.keys() | OTHERWISE
+
+
+def test_layers_that_are_none_of_transformer_engines_are_refused_beside_it() -> None:
+    asked = _with_back_end("local")
+    told = [one.message for one in find(asked, machine=Machine()) if one.rule == "back-end-is-left"]
+    assert len(told) == 1 and "attention_backend=local with Transformer Engine's layers" in told[0]
+    without = Machine(transformer_engine=None, te_missing="not installed")
+    assert not [one for one in find(asked, machine=without) if one.rule == "back-end-is-left"]
+
+
+# ------------------------------------------------------------------------------------------------ layers as CUDA graphs
+
+
+@pytest.mark.parametrize("version", TABLES)
+def test_a_captured_step_of_each_format_goes_through_or_is_refused_before(version: str) -> None:
+    found = TABLES[version]["graphs"]
+    steps = ["bf16", "some layers in 16 bits", "norms recomputed", "a second run of the process"]
+    steps += [recipe for recipe in BLOCKS if recipe in found]
+    old = Version(version) < Version("2.6")
+    for step in [*steps, "a step after their end", "these hooks, paused"]:
+        assert (found[step] is not None) is old, (step, found[step])
+    asked = recipes.get("llama3_8b").pretrain_recipe()
+    asked.model.config.cuda_graph_impl = "transformer_engine"
+    problems = [one.message for one in find(asked, machine=Machine(transformer_engine=version))]
+    assert any("cuda_graph_impl='transformer_engine'" in one and "2.6 or newer" in one for one in problems) is old
+
+
+@pytest.mark.parametrize("version", TABLES)
+def test_preconditions_of_a_capture_are_refusals_that_we_meet(version: str) -> None:
+    """Without these refusals the meeting of them would be no test."""
+    found = TABLES[version]["graphs"]
+    assert all(
+        found[name] is not None
+        for name in (
+            "hooks that gather parameters",
+            "one layer in evaluation",
+            "inside torch.autocast",
+            "captured twice",
+        )
+    )
+    assert set(TABLES[version]["exchange_groups"].values()) == {None}
 
 
 def test_tables_hold_all_that_was_asked() -> None:

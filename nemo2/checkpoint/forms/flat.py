@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.pieces import Held
 from nemo2.parallel.plain_chunk import PlainChunk
+from nemo2.parallel.sharded_state import states_may_be_unpickled
 
 
 class FlatForm(DTensorForm):
@@ -36,7 +37,8 @@ class FlatForm(DTensorForm):
     def take_up(self, *, model: bool, optimizer: bool) -> None:
         model_state, optimizer_state = self._states
         if model:
-            set_model_state_dict(self._wrapped, model_state)
+            with states_may_be_unpickled():  # they go back to the layers that gave them
+                set_model_state_dict(self._wrapped, model_state)
         if optimizer:
             set_optimizer_state_dict(self._wrapped, self.optimizer.optimizer, optim_state_dict=optimizer_state)
         self._states = ({}, {})

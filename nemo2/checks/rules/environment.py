@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from nemo2.backend.attention_variables import left_by_a_model
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 
@@ -32,7 +33,7 @@ def _attention(facts: Facts) -> Iterator[str]:
     name = getattr(backend, "name", backend)
     for variable, value in _WANTED.get(str(name), {}).items():
         given = facts.environment.get(variable)
-        if given is not None and given != value:
+        if given is not None and given != value and not left_by_a_model(variable, given):
             yield (
                 f"{variable}={given} contradicts model.config.attention_backend={name}, for which Megatron-Core sets it to "
                 f"{value}: "

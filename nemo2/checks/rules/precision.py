@@ -147,6 +147,28 @@ def _first_last(facts: Facts) -> Iterator[str]:
 
 
 @PRECISION.rule(
+    "scales-go-into-the-checkpoint",
+    says="Delayed scaling and Megatron-FSDP are not combined: its checkpoints hold parameters, and no history of scales.",
+    otherwise="A resumed run begins its history anew, and computes otherwise than the run it goes on with.",
+    broken=f"{_FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
+    mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
+)
+def _scales(facts: Facts) -> Iterator[str]:
+    config, ddp_config = facts.precision, facts.settled.objects.get("trainer.strategy.ddp")
+    if (
+        config is not None
+        and config.fp8
+        and config.fp8_recipe == "delayed"
+        and getattr(ddp_config, "use_megatron_fsdp", 0)
+    ):
+        yield (
+            f"trainer.plugins.fp8={config.fp8!r} with fp8_recipe='delayed' and strategy.fsdp='megatron': the scales of "
+            "the last steps aren't in its checkpoints. Use 'tensorwise', which has no history, or shard the optimizer "
+            "only (strategy.fsdp=None)."
+        )
+
+
+@PRECISION.rule(
     "shared-buffer-needs-fp8-parameters",
     says="`reuse_grad_buf_for_mxfp8_param_ag` needs parameters in fp8 and the mxfp8 recipe.",
     otherwise="Megatron-Core asserts when the gradient buffers are configured.",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nemo2.errors import ConfigError
-from nemo2.parallel.cuda_graphs import kind_of, modules_of
+from nemo2.parallel.cuda_graphs import kind_of, modules_of, refuse_hooks
 from support import small_runs
 
 STEPS, WARMUP = 6, 2
@@ -294,6 +294,27 @@ def step_of(batch: Any = None, *, microbatches: int = 4, seq: int = 16) -> Any:
         micro_batch_size=2,
         seq_length=seq,
     )
+
+
+def test_hooks_on_captured_layers_are_refused() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer_number, self.mlp = 3, torch.nn.Linear(2, 2)
+
+    layer = Layer()
+    refuse_hooks([layer])
+    handle = layer.mlp.register_forward_hook(watch)
+    with pytest.raises(
+        ConfigError, match=r"hooks on mlp of layer 3: watch\. A graph replays kernels .* take them off before"
+    ):
+        refuse_hooks([layer])
+    handle.remove()
+    refuse_hooks([layer])
+
+
+def watch(*arguments: Any) -> None:
+    """A user's."""
 
 
 def test_packed_sequences_are_refused() -> None:

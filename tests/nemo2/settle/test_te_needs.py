@@ -89,6 +89,7 @@ def test_each_version_that_megatron_core_asks_for_is_known() -> None:
 ASKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("2.3", {"rotary_interleaved": True, "apply_rope_fusion": True}, {}),
     ("2.3", {"fp8_param": True}, {"use_megatron_fsdp": True}),
+    ("2.6", {"cuda_graph_impl": "local"}, {}),
     (
         "2.7",
         {"cuda_graph_impl": "full_iteration", "cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"},

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variables by which Megatron-Core tells Transformer Engine which attention to use.
+
+Megatron-Core sets them when a model is built, never takes them back, and refuses the next model of the process that asks for
+another back end. Transformer Engine reads them in every first call, so that they have to stay while a model is used.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+_set_for_the_last_model: dict[str, str] = {}
+
+
+def left_by_a_model(name: str, value: str) -> bool:
+    """Whether the last model of this process left a variable with this value: it isn't one of a user's."""
+    return _set_for_the_last_model.get(name) == value
+
+
+@contextmanager
+def attention_chosen_anew() -> Generator[None, None, None]:
+    """Inside, a model may be built with another back end than the last one of this process. Where none is built, nothing changes;
+    what a user has exported stays."""
+    left = {name: os.environ.pop(name) for name in VARIABLES if left_by_a_model(name, os.environ.get(name, ""))}
+    free = [name for name in VARIABLES if name not in os.environ]
+    try:
+        yield
+    finally:
+        now = {name: os.environ[name] for name in free if name in os.environ}
+        if not now:
+            os.environ.update(left)
+        else:
+            _set_for_the_last_model.clear()
+            _set_for_the_last_model.update(now)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Back ends of Transformer Engine's attention: which are left where one is asked for by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.version import Version
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.checks.rules.world import CP
+
+ATTENTION = Topic("Attention")
+_BACKEND = "model.config.attention_backend"
+
+
+@ATTENTION.rule(
+    "back-end-is-left",
+    says="The back end that `attention_backend` asks for does what stands beside it: flash no learnt sinks and no heads of sizes "
+    "that 8 doesn't divide, fused nothing deterministic, unfused no context parallelism, and none but unfused fp32.",
+    otherwise="Transformer Engine finds no back end in the first step.",
+    broken=f"{_BACKEND}=unfused {CP}=2",
+    mended=f"{_BACKEND}=fused {CP}=2",
+)
+def _left(facts: Facts) -> Iterator[str]:
+    config, version = facts.sized_config, facts.machine.transformer_engine
+    backend = facts.of_model("attention_backend")
+    name = str(getattr(backend, "name", backend))
+    if config is None or version is None or getattr(config, "attn_logit_softcapping", None):
+        return  # the plain attention has no back ends
+    packed = bool(getattr(facts.parts.get("data"), "packed", False))
+    beside = _beside(config, facts.precision, facts.layout.cp, packed=packed, version=Version(version))
+    for setting, left in beside:
+        if name in ("local", *_NAMES) and name not in left:
+            instead = " or ".join(map(repr, left))
+            yield (
+                f"{_BACKEND}={name} {setting}: Transformer Engine has no such back end. Use {instead}, or 'auto', which "
+                "takes the fastest that is left."
+            )
+            return
+
+
+_NAMES = ("flash", "fused", "unfused")
+_UNFUSED_PACKS_SINCE = Version("2.13")
+_FLASH_TAKES_TWO_SIZES_SINCE = Version("2.17")
+
+
+def _beside(
+    config: Any, precision: Any, cp: int, *, packed: bool, version: Version
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Settings, in words, with the back ends that they leave. Source: ``get_attention_backend`` (tests/transformer_engine)."""
+    yield "with Transformer Engine's layers", _NAMES  # 'local' is none of theirs
+    if cp > 1:
+        yield f"with strategy.context_parallel_size={cp}", ("flash", "fused")
+    if config.softmax_type != "vanilla":
+        yield f"with model.config.softmax_type={config.softmax_type!r}", ("fused", "unfused")
+    if config.kv_channels and config.kv_channels % 8:
+        yield f"with model.config.kv_channels={config.kv_channels}, no multiple of 8", ("fused", "unfused")
+    if getattr(config, "multi_latent_attention", False) and version < _FLASH_TAKES_TWO_SIZES_SINCE:
+        yield "with heads of two sizes (multi-latent attention)", ("fused", "unfused")
+    if getattr(config, "deterministic_mode", False):
+        yield "with model.config.deterministic_mode=True", ("flash", "unfused")
+    if packed and version < _UNFUSED_PACKS_SINCE:
+        yield f"with packed samples, under Transformer Engine {version}", ("flash", "fused")
+    if precision is not None and precision.fp8:
+        if precision.fp8_dot_product_attention or precision.fp8_multi_head_attention:
+            yield "with attention in fp8", ("fused",)
+    elif precision is not None and not (precision.bf16 or precision.fp16):
+        yield "in fp32", ("unfused",)
