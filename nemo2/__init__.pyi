@@ -9,6 +9,9 @@ from nemo2.config import Config as Config
 from nemo2.config import Partial as Partial
 from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
 from nemo2.data.tokenizer import get_vocab_size as get_vocab_size
+from nemo2.fabric import Fabric as Fabric
+from nemo2.fabric import FabricMegatronMixedPrecision as FabricMegatronMixedPrecision
+from nemo2.fabric import FabricMegatronStrategy as FabricMegatronStrategy
 from nemo2.launch.launcher import run as run
 from nemo2.llm import io as io
 from nemo2.optim import lr_scheduler as lr_scheduler

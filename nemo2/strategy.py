@@ -311,24 +311,28 @@ class MegatronStrategy(LiveSettings, Checkpoints):
     def connect(self, model: pl.LightningModule) -> None:
         """Write sizes, precision and the backend's rules into the model's, the optimizer's and the DDP configuration."""
         super().connect(model)
+        self.settle(model)
+        self._captures = kind_of(getattr(model, "config", None)) != "none"
         optim = getattr(model, "optim", None)
+        if isinstance(optim, OptimizerModule):
+            self._register(optim, optim.lr_scheduler)
+        if self.replace_progress_bar:
+            self._replace_progress_bar(model.trainer)
+
+    def settle(self, model: pl.LightningModule) -> None:
+        """Write what `nemo2.settle` says into the configurations of ``model``, of its present optimizer and of the buffers."""
         run = RunSettings(
             parallelism=self.parallelism,
             layout=self.layout,
             ddp_config=self.ddp_config,
             explicit_ddp=self.decided_ddp_fields,
-            optimizer_config=getattr(optim, "config", None),
+            optimizer_config=getattr(getattr(model, "optim", None), "config", None),
             model_config=getattr(model, "config", None),
             precision=self.precision_plugin,
         )
         settled = settle_run(run, Machine.here())
         settled.apply(run)
         announce(settled.machine_decides)
-        self._captures = kind_of(getattr(model, "config", None)) != "none"
-        if isinstance(optim, OptimizerModule):
-            self._register(optim, optim.lr_scheduler)
-        if self.replace_progress_bar:
-            self._replace_progress_bar(model.trainer)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Before the first step, after every callback: what runs is what was asked for, or was announced.

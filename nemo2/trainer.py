@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
+from nemo2.fabric import Fabric, to_fabric
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.max_time import RunTimer
@@ -121,6 +122,14 @@ class Trainer(pl.Trainer):
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
+
+    def to_fabric(self, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None) -> Fabric:
+        """A Fabric of the same devices, strategy and precision, for a loop of one's own.
+
+        Raises:
+            ConfigError: the strategy isn't `MegatronStrategy`, or has settings that `FabricMegatronStrategy` doesn't know.
+        """
+        return to_fabric(self, callbacks, loggers)
 
 
 def _leave_requeueing_to_us(trainer: pl.Trainer, *, given: Any) -> None:

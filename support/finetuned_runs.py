@@ -39,7 +39,7 @@ class Watch(pl.Callback):
 def train(data: Any, *, max_steps: int = 3, **strategy: Any) -> dict[str, Any]:
     """Plain gradient descent; losses, tokens, first weights and gradients of this rank."""
     from nemo2.config.adjust import adjust
-    from nemo2.llm.set_up import connect_parts
+    from nemo2.llm.connecting import connect_parts
 
     small_runs.release()
     watch = Watch()

@@ -141,10 +141,11 @@ ROOMS = (
     ),
     Room(
         "strategies",
-        "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_config.py`; `fsdp2.py`, `fsdp.py` on "
-        "`torch_sharded.py`",
+        "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_config.py`; `set_up.py` is set-up without "
+        "a loop; `fsdp2.py`, `fsdp.py` on `torch_sharded.py`",
     ),
     Room("strategy", "`MegatronStrategy`: Lightning's hooks mapped onto the above"),
+    Room("fabric", "`Fabric`, `FabricMegatronStrategy`: a loop of the user's own over the same strategy"),
     Room("trainer", "`Trainer`: NeMo's arguments, one strategy and one precision"),
     Room(
         "checks",
@@ -161,7 +162,8 @@ ROOMS = (
     ),
     Room(
         "llm",
-        "the front door for users and the entry points `pretrain`, `validate`, `generate`; `set_up.py` is set-up without a loop; "
+        "the front door for users and the entry points `pretrain`, `validate`, `generate`; `connecting.py` tells the parts of a "
+        "run of each other; "
         "`serving.py` hands a checkpoint to a server of `engines.py`, in a form of `exported.py`",
     ),
     Room(

@@ -13,6 +13,7 @@ DOORS = (
     "nemo2",
     "nemo2.llm",
     "nemo2.callbacks",
+    "nemo2.fabric",
     "nemo2.optim.lr_scheduler",
     "nemo2.data",
     "nemo2.llm.peft",
@@ -37,6 +38,9 @@ DOORS = (
 
 MODULES = {
     "nemo.lightning": "nemo2",
+    "nemo.lightning.fabric.conversion": "nemo2.fabric",
+    "nemo.lightning.fabric.fabric": "nemo2.fabric",
+    "nemo.lightning.fabric.strategies": "nemo2.fabric",
     "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
     "nemo.lightning.pytorch.optim.lr_scheduler": "nemo2.optim.lr_scheduler",
     "nemo.collections.llm": "nemo2.llm",
@@ -73,9 +77,6 @@ _REASONS = {
     "the launcher sets these variables for every run, by its GPUs and layout": "PerfEnvPlugin",
     "the data sets of fine-tuning take a path: dataset_root=...": "get_dataset_root",
     "AutoTokenizer, BPETokenizer and others of nemo2.data": "get_tokenizer",
-    "Lightning's Fabric loop isn't there: train with nl.Trainer, or call MegatronParallel in a loop of your own": """
-        Fabric FabricMegatronStrategy FabricMegatronMixedPrecision to_fabric
-    """,
     "the evaluation of models behind an API has moved to NVIDIA-NeMo's Eval": """
         evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM

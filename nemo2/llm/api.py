@@ -20,7 +20,7 @@ from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.tokenizers import take_released_tokenizer
 from nemo2.llm.commands import command
-from nemo2.llm.set_up import connect_parts
+from nemo2.llm.connecting import connect_parts
 from nemo2.optim.base import OptimizerModule
 from nemo2.peft.base import PEFT
 from nemo2.run_dir.faults import install_fault_hook

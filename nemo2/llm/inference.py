@@ -17,9 +17,9 @@ from nemo2.checkpoint.directory import LAST_SUFFIX
 from nemo2.checkpoint.places import newest_in
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import CheckpointError, ConfigError, DataError
-from nemo2.llm.set_up import set_up
 from nemo2.models.generate import Generation, generate
 from nemo2.models.sampling import Sampling
+from nemo2.strategies.set_up import set_up
 from nemo2.strategy import MegatronStrategy
 from nemo2.trainer import Trainer
 

@@ -57,8 +57,8 @@ def merge_lora(
         ConfigError: something is at ``output_path``.
     """
     from nemo2.llm.inference import find_checkpoint, model_of
-    from nemo2.llm.set_up import set_up
     from nemo2.peft.merge import merge
+    from nemo2.strategies.set_up import set_up
     from nemo2.strategy import MegatronStrategy
     from nemo2.trainer import Trainer
 

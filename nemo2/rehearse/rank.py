@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemo2.backend.patching import Patch
-from nemo2.llm.set_up import set_up
 from nemo2.parallel.groups import destroy_model_parallel
 from nemo2.rehearse.adam import transformer_engine_stub
 from nemo2.rehearse.meta_backend import META, rehearsing
 from nemo2.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.rehearse.tracker import WORK, Sums, Tracker
+from nemo2.strategies.set_up import set_up
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.llm.set_up import connect_parts
+from nemo2.llm.connecting import connect_parts
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.counts import RankRehearsal
 from nemo2.rehearse.kernels import plain_kernels, te_kernels

@@ -62,4 +62,3 @@ def test_what_is_gone_is_on_the_page_and_an_error_that_names_it(gone: dict[str, 
 def test_what_the_page_calls_missing_is_missing() -> None:
     # So that the page is changed when they come.
     assert not any(hasattr(llm.LlamaModel, name) for name in ("import_from", "importer", "exporter"))
-    assert not {"Fabric"} & set(nl.__all__)

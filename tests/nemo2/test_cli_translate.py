@@ -63,7 +63,7 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
     file.write_text(
         "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import pretrain, ptq\n"
         "s = nl.MegatronStrategy(store_optimizer_states=False)\nc = run.Config(nl.MegatronStrategy, precision=1)\n"
-        "f = nl.Fabric\nimport nemo.core\n"
+        "f = nl.teardown\nimport nemo.core\n"
     )
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
     assert done.exit_code == 1
@@ -71,7 +71,7 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
         ":3: ptq: NVIDIA's ModelOpt",
         ":4: MegatronStrategy(store_optimizer_states=...): NeMo 2.0 takes it",
         ":5: MegatronStrategy(precision=...): dtypes are the precision's",
-        ":6: nl.Fabric: nemo2 has no Fabric; Lightning's Fabric",
+        ":6: nl.teardown: nemo2 has no teardown; a part of the strategy",
         ":7: import nemo.core: nemo2 has no such module",
     ):
         assert f"script.py{words}" in done.stderr, done.stderr

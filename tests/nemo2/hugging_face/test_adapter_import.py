@@ -63,7 +63,7 @@ def ours(checkpoint: Path) -> Any:
     import torch
 
     from nemo2.checkpoint.context import load_context
-    from nemo2.llm.set_up import set_up
+    from nemo2.strategies.set_up import set_up
 
     trainer = small_runs.build_trainer(max_steps=1)
     model = load_context(checkpoint, "model")

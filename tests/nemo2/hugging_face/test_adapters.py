@@ -102,7 +102,7 @@ def imported_again(adapter: Any, folder: str, place: str) -> Any:
     """Logits of the exported adapter, imported."""
     from nemo2.checkpoint.context import load_context
     from nemo2.hugging_face.api import import_ckpt
-    from nemo2.llm.set_up import set_up
+    from nemo2.strategies.set_up import set_up
 
     small_runs.release()
     checkpoint = import_ckpt(None, str(adapter), place, base_model=folder)

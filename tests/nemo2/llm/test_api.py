@@ -125,7 +125,7 @@ def test_tokenizers_are_shared_as_asked():
     import types
 
     from nemo2.errors import ConfigError
-    from nemo2.llm.set_up import _share_tokenizer
+    from nemo2.llm.connecting import _share_tokenizer
 
     model, data = types.SimpleNamespace(tokenizer="m"), types.SimpleNamespace(tokenizer="d")
     _share_tokenizer(model, data, None)

@@ -153,7 +153,7 @@ def freeze(module: nn.Module) -> nn.Module:
 
 def refusals() -> dict[str, str]:
     from nemo2.callbacks import ModelTransform
-    from nemo2.llm.set_up import connect_parts
+    from nemo2.llm.connecting import connect_parts
 
     def told(**parts: Any) -> str:
         small_runs.release()

@@ -32,7 +32,7 @@ def compared(directory: str, name: str) -> dict[str, Any]:
 
     from nemo2.checkpoint.context import load_context
     from nemo2.hugging_face.api import import_ckpt
-    from nemo2.llm.set_up import set_up
+    from nemo2.strategies.set_up import set_up
 
     family, kind = CASES[name]
     folder, place = released(directory, family), f"{directory}/{name}"

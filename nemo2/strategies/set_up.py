@@ -10,15 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
-from nemo2.config.explicit import explicit_fields
-from nemo2.errors import ConfigError
-from nemo2.models.conversion.families import modules_with_weights
-from nemo2.models.walker import linear_layers
-from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.megatron_parallel import MegatronParallel
-from nemo2.parallel.transform import refuse_two_transforms
-from nemo2.peft.base import PEFT
-from nemo2.settle.agreement import follow_the_data
 
 _STATES = {
     "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
@@ -91,84 +83,3 @@ def set_up(
         yield parallel
     finally:
         strategy.teardown()
-
-
-def connect_parts(
-    model: Any,
-    data: Any,
-    *,
-    optim: Optional[OptimizerModule] = None,
-    tokenizer: Any = None,
-    model_transform: Optional[Any] = None,
-) -> None:
-    """Tell the parts of a run of each other: one sequence length, loss, tokenizer, optimizer and transform. Nothing is computed.
-
-    Args:
-        optim: The model's optimizer. None: its own.
-        tokenizer: "data" or "model": whose serves both (a model without one takes the data's); or a tokenizer.
-            None: both keep what they have; a model without one takes the data's.
-        model_transform: The model's transform. None: its own, if any.
-
-    Raises:
-        ConfigError: two parts contradict each other.
-    """
-    _share_what_data_decides(model, data)
-    _share_tokenizer(model, data, tokenizer)
-    _share_transform(model, model_transform)
-    if optim is not None:
-        optim.connect(model)
-
-
-def _share_what_data_decides(model: Any, data: Any) -> None:
-    """One fact: the data's sequence length is the model's, unless both were set; and so is its loss.
-
-    Raises:
-        ConfigError: both lengths were set, and differ.
-    """
-    config: Any = getattr(model, "config", None)
-    length = getattr(data, "seq_length", None)
-    if config is None:
-        return
-    if length is not None and "seq_length" in explicit_fields(config) and config.seq_length != length:
-        raise ConfigError(
-            f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}: set it on the data only, and the "
-            "model follows."
-        )
-    follow_the_data(config, data)
-
-
-def _share_transform(model: Any, model_transform: Any) -> None:
-    """Make it the model's.
-
-    Raises:
-        ConfigError: the model has another.
-    """
-    if model_transform is None:
-        return
-    own = getattr(model, "model_transform", None)
-    if model_transform is own:
-        return
-    given = {"model_transform": model_transform, "model.model_transform": own}
-    refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
-    if isinstance(model_transform, PEFT):
-        config = getattr(model, "config", None)
-        model_transform.refuse_unknown_targets(linear_layers(config))
-        model_transform.refuse_unknown_modules(modules_with_weights(config))
-    model.model_transform = model_transform
-
-
-def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
-    if tokenizer is None:
-        if getattr(model, "tokenizer", None) is None:
-            model.tokenizer = getattr(data, "tokenizer", None)
-        return
-    if tokenizer == "data":
-        model.tokenizer = getattr(data, "tokenizer", None)
-    elif tokenizer == "model" and getattr(model, "tokenizer", None) is not None:
-        data.tokenizer = model.tokenizer
-    elif tokenizer == "model":
-        model.tokenizer = getattr(data, "tokenizer", None)  # the only one that there is
-    elif isinstance(tokenizer, str):
-        raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
-    else:
-        model.tokenizer = data.tokenizer = tokenizer

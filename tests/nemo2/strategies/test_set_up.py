@@ -10,7 +10,7 @@ from support import small_runs
 
 def by_hand(directory: str) -> dict[str, Any]:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.llm.set_up import set_up
+    from nemo2.strategies.set_up import set_up
 
     keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_optim_on_train_end=True, save_last=False)
     fitted = small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[keep])

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's Fabric over `MegatronStrategy`: the loop is the user's, all else is what `Trainer` runs.
+
+`FabricMegatronStrategy` holds a `MegatronStrategy` and a trainer of Lightning's that runs no loop; the set-up is
+`nemo2.strategies.set_up`, and a step is a call of the `MegatronParallel` that `Fabric.setup` gives out:
+
+    fabric.launch()
+    model, optimizer = fabric.setup(model, optim)
+    for batch in fabric.setup_dataloaders(loader):
+        loss = model.training_step(batch)
+        optimizer.step()
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import lightning.fabric as lf
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.accelerators.accelerator import Accelerator
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment, Precision
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.strategy import Strategy
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from torch import nn
+
+from nemo2.backend import get_backend
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.identify import identify
+from nemo2.checkpoint.nemo_context import load_nemo_model
+from nemo2.checkpoint.places import resolved
+from nemo2.config.aliases import parameter_names
+from nemo2.config.capture import captured_arguments, configurable
+from nemo2.errors import ConfigError
+from nemo2.hugging_face.api import import_ckpt
+from nemo2.optim.base import OptimizerModule
+from nemo2.optim.megatron import MegatronOptimizerModule
+from nemo2.parallel.hooks import CallbackConnector
+from nemo2.parallel.megatron_parallel import MegatronParallel, MegatronStep
+from nemo2.precision import MegatronMixedPrecision
+from nemo2.strategies.set_up import set_up
+from nemo2.strategies.world import collective_timeout
+from nemo2.strategy import MegatronStrategy
+
+
+@configurable
+class FabricMegatronMixedPrecision(MegatronMixedPrecision):
+    """`MegatronMixedPrecision`, which Fabric takes as it is, under NeMo's name for it."""
+
+
+@configurable
+class FabricMegatronStrategy(DDPStrategy):
+    """`MegatronStrategy` under Fabric. Parameters are NeMo 2.0's, and mean what they mean there.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision, process_group_backend, timeout: As
+            Lightning's Fabric strategies.
+        megatron_callbacks: Who hears the hooks of a step.
+        start_method: "popen".
+        no_ddp_communication_hook, output_data_idx: Torch's DDP isn't used, and a loader's items are batches: True and False.
+
+    Raises:
+        ConfigError: as `MegatronStrategy`; another value of the last two.
+    """
+
+    def __init__(
+        self,
+        tensor_model_parallel_size: int = 1,
+        pipeline_model_parallel_size: int = 1,
+        virtual_pipeline_model_parallel_size: Optional[int] = None,
+        pipeline_model_parallel_comm_backend: Optional[str] = None,
+        microbatch_group_size_per_vp_stage: Optional[int] = None,
+        context_parallel_size: int = 1,
+        sequence_parallel: bool = False,
+        expert_model_parallel_size: int = 1,
+        moe_extended_tp: bool = False,
+        expert_tensor_parallel_size: Optional[int] = None,
+        encoder_tensor_model_parallel_size: Optional[int] = 0,
+        encoder_pipeline_model_parallel_size: Optional[int] = 0,
+        data_sampler: Optional[Any] = None,
+        accelerator: Optional[Accelerator] = None,
+        parallel_devices: Optional[list[torch.device]] = None,
+        cluster_environment: Optional[ClusterEnvironment] = None,
+        checkpoint_io: Optional[CheckpointIO] = None,
+        precision: Optional[Precision] = None,
+        megatron_callbacks: Optional[CallbackConnector] = None,
+        ddp: Union[Literal["megatron", "pytorch"], DistributedDataParallelConfig] = "megatron",
+        process_group_backend: Optional[str] = None,
+        timeout: Optional[timedelta] = None,
+        start_method: Literal["popen"] = "popen",
+        no_ddp_communication_hook: bool = True,
+        output_data_idx: bool = False,
+        pipeline_dtype: Optional[torch.dtype] = None,
+        init_model_parallel: bool = True,
+        use_tp_pp_dp_mapping: bool = False,
+        num_distributed_optimizer_instances: int = 1,
+        nccl_communicator_config_path: Optional[str] = None,
+    ) -> None:
+        own = locals()
+        given: dict[str, Any] = {name: own[name] for name in parameter_names(MegatronStrategy) if name in own}
+        _refuse(start_method=(start_method, "popen"), output_data_idx=(output_data_idx, False))
+        _refuse(no_ddp_communication_hook=(no_ddp_communication_hook, True))
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision=precision,
+            process_group_backend=process_group_backend or get_backend().process_group_backend,
+            timeout=timeout or collective_timeout(),
+        )
+        given |= {"setup_optimizers": False, "replace_progress_bar": False, "ckpt_async_save": False}
+        self.training = MegatronStrategy(**given)
+        """What `Trainer` would run."""
+        if megatron_callbacks is not None:
+            self.training.megatron_callbacks.add(megatron_callbacks)
+        self._trainer: Optional[pl.Trainer] = None
+        self._open = ExitStack()
+
+    def _configure_launcher(self) -> None:
+        if self.num_processes * self.num_nodes > 1:  # one process launches nobody, as under Trainer
+            super()._configure_launcher()
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """The strategy's own, which runs no loop: it counts steps and knows devices and ranks."""
+        if self._trainer is None:
+            on_cpu = self.root_device.type == "cpu"
+            plugins = [self.cluster_environment, self.precision]
+            self._trainer = pl.Trainer(
+                accelerator="cpu" if on_cpu else "gpu",
+                devices=self.num_processes if on_cpu else [one.index for one in self.parallel_devices or ()],
+                num_nodes=self.num_nodes,
+                strategy=self.training,
+                plugins=[one for one in plugins if isinstance(one, ClusterEnvironment | MegatronMixedPrecision)],
+                max_steps=-1,
+                num_sanity_val_steps=0,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+        return self._trainer
+
+    def setup_environment(self) -> None:
+        """The device and the process group; Megatron-Core's groups come with the model, whose experts decide them."""
+        self._set_world_ranks()
+        assert self.trainer is not None
+        get_backend().install()
+        get_backend().set_device(self.local_rank)
+        self.training.setup_distributed()
+
+    def setup_module(self, module: Any) -> MegatronParallel:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """This rank's chunks, wrapped for training. Each ``training_step`` of theirs begins with empty gradients.
+
+        Raises:
+            ConfigError: there is a model already; a setting that can't work.
+        """
+        if self.training.megatron_parallel is not None:
+            raise ConfigError("FabricMegatronStrategy holds one model: make another Fabric for the next.")
+        parallel = self._open.enter_context(set_up(self.trainer, module, stage="fit"))
+        self.training.megatron_callbacks.add(_OwnLoop(self.training))
+        return parallel
+
+    def make_optimizer(self) -> tuple[torch.optim.Optimizer, Optional[Any]]:
+        """The optimizer of the model's ``optim``, and its schedule, if it has one. Raises ConfigError as `MegatronStrategy`."""
+        self.training.setup_optimizers(self.trainer)
+        configs = self.training.lr_scheduler_configs
+        return self.training.optimizers[0], configs[0].scheduler if configs else None
+
+    def setup_megatron_optimizer(
+        self,
+        model: MegatronParallel,
+        optimizer_config: OptimizerConfig,
+        no_weight_decay_cond: Optional[Callable] = None,
+        scale_lr_cond: Optional[Callable] = None,
+        lr_mult: float = 1.0,
+    ) -> torch.optim.Optimizer:
+        """Megatron-Core's optimizer of a model that `setup_module` gave.
+
+        Raises:
+            ConfigError: its state is sharded and the model's gradient buffers aren't, or the reverse.
+        """
+        module: Any = model.pl_module
+        sharded = self.training.ddp_config.use_distributed_optimizer
+        if optimizer_config.use_distributed_optimizer != sharded:
+            raise ConfigError(
+                f"optimizer_config.use_distributed_optimizer={optimizer_config.use_distributed_optimizer}, and the gradient "
+                f"buffers were made for {sharded}: set it in FabricMegatronStrategy(ddp=...) too, or give the optimizer with the "
+                "model, fabric.setup(model, MegatronOptimizerModule(...))."
+            )
+        made = MegatronOptimizerModule(optimizer_config, None, no_weight_decay_cond, scale_lr_cond, lr_mult)
+        made.connect(module)
+        self.training.settle(module)
+        return self.make_optimizer()[0]
+
+    def process_datamodule(self, datamodule: pl.LightningDataModule) -> pl.LightningDataModule:
+        """Take its sampler, which splits batches."""
+        self.training.data_sampler = self.training.data_sampler or getattr(datamodule, "data_sampler", None)
+        sampler = self.training.data_sampler
+        if sampler is not None and self.training.megatron_parallel is not None:
+            sampler.connect(self.trainer)
+            sampler.setup(self.global_rank)
+        return datamodule
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return self.training.process_dataloader(dataloader)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return self.training.distributed_sampler_kwargs
+
+    def save_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, path: Union[str, Path], state: dict[str, Any], storage_options: Any = None, filter: Any = None
+    ) -> None:
+        """A checkpoint as `Trainer` writes one, with what else is in ``state``. An optimizer in it has its state saved.
+
+        Raises:
+            ConfigError: ``filter``, of which Megatron-Core's sharded state has none.
+        """
+        if filter:
+            raise ConfigError("fabric.save(filter=...): what a checkpoint holds is strategy.ckpt_save_part's.")
+        own = {name: value for name, value in state.items() if not _is_kept_in_form(value)}
+        with_optimizer = (
+            {"optimizer_states": []} if any(isinstance(one, torch.optim.Optimizer) for one in state.values()) else {}
+        )
+        self.training.save_checkpoint({"fabric": own, **with_optimizer}, path, storage_options)
+
+    def load_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, path: Union[str, Path], state: Any = None, strict: bool = True, weights_only: Optional[bool] = None
+    ) -> dict[str, Any]:
+        """The model, and the optimizer where ``state`` has one, from a checkpoint of ours, with the count of steps and samples.
+        Other names of ``state`` get their values; what else there was is returned."""
+        state = state if isinstance(state, dict) else {"model": state}
+        wants_optimizer = any(isinstance(one, torch.optim.Optimizer) for one in state.values())
+        self.training.form.load_optimizer = wants_optimizer
+        self.trainer.ckpt_path = str(path)
+        loaded = self.training.load_checkpoint(path)
+        self.training.load_model_state_dict(loaded, strict=strict)
+        _progress(self.trainer).total.completed = (loaded.get("nemo2") or {}).get("global_step", 0)
+        own = dict(loaded.get("fabric") or {})
+        state.update({name: own.pop(name) for name in list(own) if name in state})
+        return own
+
+    def start_from(self, path: Union[str, Path]) -> None:
+        """The weights alone, of ours, NeMo's or released ones. Raises CheckpointError where they don't fit the model."""
+        self.training.restore_config = RestoreConfig(path=str(path))
+        self.training.selective_restore()
+
+
+class _OwnLoop:
+    """What `MegatronStrategy`'s hooks do around a step, for a loop that has none of Lightning's."""
+
+    def __init__(self, strategy: MegatronStrategy) -> None:
+        self._strategy = strategy
+
+    def on_megatron_step_start(self, step: MegatronStep) -> MegatronStep:
+        for name, value in self._strategy._batch_shape("eval" if step.forward_only else "train").items():
+            setattr(step, name, value)
+        if step.forward_only:
+            step.pipeline.pause_param_gather()
+            return step
+        step.pipeline.zero_grad_buffer()
+        for optimizer in self._strategy.optimizers:
+            optimizer.zero_grad()
+        return step
+
+    def on_megatron_step_end(self, step: MegatronStep) -> None:
+        if step.forward_only:
+            step.pipeline.resume_param_gather()
+        else:
+            _progress(self._strategy.trainer).increment_completed()
+
+
+@configurable
+class Fabric(lf.Fabric):
+    """Lightning's Fabric, argument for argument. With `FabricMegatronStrategy`, ``precision`` is short for
+    ``plugins=FabricMegatronMixedPrecision(precision)``, and a model that is set up is a `MegatronParallel`."""
+
+    def __init__(
+        self,
+        *,
+        accelerator: Union[str, Accelerator] = "auto",
+        strategy: Union[str, Strategy] = "auto",
+        devices: Union[list[int], str, int] = "auto",
+        num_nodes: int = 1,
+        precision: Optional[Union[str, int]] = None,
+        plugins: Optional[Union[Any, list[Any]]] = None,
+        callbacks: Optional[Union[list[Any], Any]] = None,
+        loggers: Optional[Union[Any, list[Any]]] = None,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        if isinstance(strategy, FabricMegatronStrategy) and precision is not None:
+            listed = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
+            arguments |= {"plugins": [*listed, FabricMegatronMixedPrecision(precision)], "precision": None}
+        if accelerator == "auto" and not torch.cuda.is_available():
+            arguments["accelerator"] = "cpu"
+        super().__init__(**arguments)
+
+    def setup(self, module: nn.Module, *optimizers: Any, scheduler: Optional[Any] = None, **options: Any) -> Any:
+        """As Lightning's. With `FabricMegatronStrategy` the optimizer is an `OptimizerModule`: `MegatronOptimizerModule`, say.
+
+        Returns:
+            The model; with an optimizer a tuple of both, and third the schedule where the optimizer's has one, whose ``step`` the
+            loop calls.
+
+        Raises:
+            ConfigError: several optimizers, or one that is made already.
+        """
+        strategy = self.strategy
+        if not isinstance(strategy, FabricMegatronStrategy):
+            return super().setup(module, *optimizers, scheduler=scheduler, **options)
+        if (
+            scheduler is not None
+            or len(optimizers) > 1
+            or not all(isinstance(one, OptimizerModule) for one in optimizers)
+        ):
+            raise ConfigError(
+                "fabric.setup(model, optim): with FabricMegatronStrategy optim is one OptimizerModule with its schedule, such as "
+                "MegatronOptimizerModule(config, lr_scheduler), for the optimizer is made over sharded parameters."
+            )
+        if not optimizers:
+            return self.setup_module(module)
+        optimizers[0].connect(module)  # pyright: ignore[reportArgumentType]
+        parallel = self.setup_module(module)
+        made, schedule = strategy.make_optimizer()
+        return (parallel, made) if schedule is None else (parallel, made, schedule)
+
+    def setup_module(self, module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        """As Lightning's; a `MegatronParallel` with `FabricMegatronStrategy`."""
+        if not isinstance(self.strategy, FabricMegatronStrategy):
+            return super().setup_module(module, *arguments, **options)
+        self._validate_setup_module(module)
+        self._models_setup += 1
+        return self.strategy.setup_module(module)
+
+    def setup_datamodule(self, datamodule: pl.LightningDataModule, stage: str = "") -> pl.LightningDataModule:
+        """Prepare it, and let its sampler split batches. Call it before `setup`."""
+        datamodule.setup(stage)
+        process = getattr(self.strategy, "process_datamodule", None)
+        return datamodule if process is None else process(datamodule)
+
+    def setup_dataloaders(self, *dataloaders: Any, **options: Any) -> Any:
+        """As Lightning's. With `FabricMegatronStrategy` the data sampler splits batches; the data step moves them."""
+        if isinstance(self.strategy, FabricMegatronStrategy):
+            sampled = self.strategy.training.data_sampler is not None
+            options = {"use_distributed_sampler": not sampled, **options, "move_to_device": False}
+        return super().setup_dataloaders(*dataloaders, **options)
+
+    def backward(self, tensor: torch.Tensor, *args: Any, model: Optional[Any] = None, **kwargs: Any) -> None:
+        """As Lightning's.
+
+        Raises:
+            ConfigError: with `FabricMegatronStrategy`, whose ``training_step`` has run backward over its micro-batches.
+        """
+        if isinstance(self.strategy, FabricMegatronStrategy):
+            raise ConfigError("fabric.backward: model.training_step(batch) has run backward already. Leave it out.")
+        super().backward(tensor, *args, model=model, **kwargs)
+
+    def clip_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's. Raises ConfigError with `FabricMegatronStrategy`, whose optimizer clips."""
+        if isinstance(self.strategy, FabricMegatronStrategy):
+            raise ConfigError("fabric.clip_gradients: Megatron-Core clips inside its step. Set optim.config.clip_grad.")
+        return super().clip_gradients(*args, **kwargs)
+
+    def load_model(self, path: Union[str, Path], model: Optional[Any] = None) -> Any:
+        """A model with the weights of a checkpoint: ours, NeMo 2.0's, ``nemo://name`` or released ``hf://`` ones.
+
+        Args:
+            path: Where they are.
+            model: The model to fill. None: what the checkpoint says it is.
+        """
+        self.launch()
+        made = model if model is not None else _described(path)
+        parallel = self.setup_module(made)
+        self.strategy.start_from(path)  # pyright: ignore[reportAttributeAccessIssue]
+        return parallel
+
+    def import_model(self, path: Union[str, Path], model_type: type) -> Any:
+        """A released model (``hf://organisation/name``, ``hf:///folder``), imported and set up.
+
+        Raises:
+            ConfigError: it is of another class than ``model_type``.
+        """
+        imported = import_ckpt(source=str(path))
+        model = load_context(imported, "model")
+        if not isinstance(model, model_type):
+            raise ConfigError(f"{path} is a {type(model).__name__}, and model_type is {model_type.__name__}.")
+        return self.load_model(imported, model)
+
+
+def to_fabric(
+    trainer: pl.Trainer, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None
+) -> Fabric:
+    """A Fabric of a trainer's devices, strategy and precision. See `Trainer.to_fabric`."""
+    arguments = captured_arguments(trainer) or {}
+    strategy, precision = trainer.strategy, trainer.precision_plugin
+    if not isinstance(strategy, MegatronStrategy):
+        raise ConfigError(
+            f"trainer.to_fabric(): strategy={type(strategy).__name__} has no twin here: make Fabric(strategy=...) with one of "
+            "Lightning's."
+        )
+    known = parameter_names(FabricMegatronStrategy)
+    given = captured_arguments(strategy) or {}
+    if lost := sorted(
+        given.keys() - set(known) - {"gradient_as_bucket_view", "progress_interval", "replace_progress_bar"}
+    ):
+        raise ConfigError(f"trainer.to_fabric(): FabricMegatronStrategy has no {', '.join(lost)}: leave it unset.")
+    plugins = FabricMegatronMixedPrecision(**(captured_arguments(precision) or {})) if _is_megatron(precision) else None
+    return Fabric(
+        accelerator=arguments.get("accelerator", "auto"),
+        devices=arguments.get("devices", "auto"),
+        num_nodes=arguments.get("num_nodes", 1),
+        strategy=FabricMegatronStrategy(**{name: value for name, value in given.items() if name in known}),
+        plugins=plugins,
+        callbacks=callbacks,
+        loggers=loggers,
+    )
+
+
+def _is_megatron(precision: Any) -> bool:
+    return isinstance(precision, MegatronMixedPrecision)
+
+
+def _described(path: Union[str, Path]) -> Any:
+    """The model that a checkpoint says it holds, without weights."""
+    if str(path).startswith("hf:"):
+        raise ConfigError(
+            f"fabric.load_model({str(path)!r}) needs model=..., or fabric.import_model(path, model_type)."
+        )
+    found = identify(resolved(str(path)))
+    return load_nemo_model(found.path) if found.kind == "NeMo 2.0" else load_context(found.path, "model")
+
+
+def _progress(trainer: pl.Trainer) -> Any:
+    """Lightning's count of optimizer steps, which `global_step` reads."""
+    return trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+
+
+def _is_kept_in_form(value: Any) -> bool:
+    return isinstance(value, nn.Module | torch.optim.Optimizer) or hasattr(value, "state_dict")
+
+
+def _refuse(**given: tuple[Any, Any]) -> None:
+    for name, (value, only) in given.items():
+        if value != only:
+            raise ConfigError(f"FabricMegatronStrategy({name}={value!r}): must be {only!r}, or left unset.")
