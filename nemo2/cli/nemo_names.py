@@ -13,7 +13,6 @@ DOORS = (
     "nemo2",
     "nemo2.llm",
     "nemo2.callbacks",
-    "nemo2.fabric",
     "nemo2.optim.lr_scheduler",
     "nemo2.data",
     "nemo2.llm.peft",
@@ -33,6 +32,7 @@ DOORS = (
     "nemo2.models.ssm",
     "nemo2.checkpoint.io",
     "nemo2.data.finetuning.published",
+    "nemo2.fabric",
 )
 """Where a name is looked for, in this order."""
 
