@@ -123,7 +123,7 @@ def take_place(temporary: Path, target: Path) -> None:
         aside = target.with_name(f"{_REPLACED}{uuid.uuid4().hex[:8]}-{target.name}")
         _rename(target, aside)
         _rename(temporary, target)
-        shutil.rmtree(aside, ignore_errors=True)
+        _delete(aside)
     else:
         _rename(temporary, target)
     _fsync(target.parent)
@@ -135,7 +135,15 @@ def remove(checkpoint: Path) -> None:
         return
     trash = checkpoint.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
     _rename(checkpoint, trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    _delete(trash)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder as far as it goes; of one that is reached by a link, the link."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def clean_up(directory: Path) -> list[Path]:
@@ -146,7 +154,7 @@ def clean_up(directory: Path) -> list[Path]:
         if path.name.startswith((_TEMPORARY, _TRASH)) or (path.name.startswith(_REPLACED) and not _orphaned(path))
     ]
     for path in leftovers:
-        shutil.rmtree(path, ignore_errors=True)
+        _delete(path)
     for path in directory.glob(".run-*"):  # see `lineage.begin`
         path.unlink(missing_ok=True)
     return leftovers

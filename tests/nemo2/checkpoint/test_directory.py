@@ -149,6 +149,20 @@ def test_clean_up_leaves_checkpoints_and_files_of_others(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other", "step=1"]
 
 
+def test_of_a_checkpoint_that_is_reached_by_a_link_the_link_is_deleted(tmp_path):
+    """On another disk, say. What an older version has left of such links is cleaned up."""
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    folder.mkdir(), elsewhere.mkdir()
+    target = saved(elsewhere / "step=1", 1)
+    (folder / "step=1").symlink_to(target)
+    assert [read.step for _, read in finished(folder)] == [1]
+    directory.remove(folder / "step=1")
+    assert list(folder.iterdir()) == []
+    (folder / ".trash-1-step=1").symlink_to(target)
+    assert len(clean_up(folder)) == 1 and list(folder.iterdir()) == []
+    assert finished(elsewhere), "what it led to is somebody's own"
+
+
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -411,3 +412,29 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypa
     assert chosen(version="asked") == "asked"
     said.write_text("/elsewhere/mine")
     assert chosen() == "other"
+
+
+def modes_under(umask: int, directory: str) -> dict[str, int]:
+    """Permissions of all that a run writes, its background saves included."""
+    from tools.drill.command import Run, train
+
+    os.umask(umask)
+    train(Run(Path(directory), world=1, asynchronous=True))
+    return {str(path): stat.S_IMODE(path.stat().st_mode) for path in Path(directory).rglob("*")}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_who_may_read_a_run_is_said_by_its_users_umask(run_on_ranks, tmp_path, umask):
+    """Runs are shared, and hold no secrets; `umask 077` before a command keeps one to oneself."""
+    found = run_on_ranks(modes_under, 1, umask, str(tmp_path / "private"))[0]
+    names = {Path(path).name for path in found}
+    assert {
+        "metrics.jsonl",
+        "effective_config.yaml",
+        "environment.json",
+        "manifest.json",
+        "model.json",
+        "report.html",
+    } <= names
+    assert {path: oct(mode) for path, mode in found.items() if mode & 0o777 & umask} == {}
+    assert umask == 0o077 or all(mode & 0o044 == 0o044 for mode in found.values()), found
