@@ -13,6 +13,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,10 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         *((f"{number.name} to rank {rank}", asked(number, rank)) for rank, number in enumerate(_ASKING)),
         ("trainer.max_time over", out_of_time),
         ("the disk full", disk_full),
+        *(
+            (f"the run's folder removed while it trains, saves in the {how}", folder_removed(how == "background"))
+            for how in ("foreground", "background")
+        ),
         ("two runs in one directory", two_runs),
     ]
     for name, damage, says in (
@@ -331,6 +336,25 @@ def disk_full(directory: Path, reference: dict[int, str]) -> str:
         return rerun(run, reference, first)
     finally:
         subprocess.run(["umount", str(place)], check=False)
+
+
+def folder_removed(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
+    """What is written later is there, and what is lost is said."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory, asynchronous=asynchronous)
+        ended = run(faults.at_step(5, 0, lambda: shutil.rmtree(directory / "run")))
+        require(ended.done, f"it ended with {ended.codes}: {ended.said[-800:]}")
+        require(
+            "metrics.jsonl was removed while the run writes to it" in ended.said,
+            f"it said nothing: {ended.said[-800:]}",
+        )
+        left = command.curve(run)
+        require(left == {step: reference[step] for step in range(4, STEPS)}, f"the curve has {sorted(left)}")
+        require(max(command.checkpoints(run)) == STEPS, f"saved were {sorted(command.checkpoints(run))}")
+        return "went on to the end and said what was removed; the rest of the curve is equal"
+
+    return case
 
 
 def two_runs(directory: Path, reference: dict[int, str]) -> str:
