@@ -163,8 +163,8 @@ ROOMS = (
     Room(
         "llm",
         "the front door for users and the entry points `pretrain`, `validate`, `generate`; `connecting.py` tells the parts of a "
-        "run of each other; "
-        "`serving.py` hands a checkpoint to a server of `engines.py`, in a form of `exported.py`",
+        "run of each other; `serving.py` hands a checkpoint to a server of `engines.py`, in a form of `exported.py`; "
+        "`distillation.py`",
     ),
     Room(
         "rehearse",
