@@ -52,6 +52,39 @@ def ends(pid: int, *, within: float) -> bool:
     return False
 
 
+def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_path):
+    """The table of signals in docs/checkpoints.md: SIGTERM, SIGHUP and SIGINT are handed on, SIGUSR1 and SIGKILL end torchrun.
+    What a rank makes of SIGHUP and SIGINT, `PreemptionCallback` hears; here it takes all for one."""
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        RANK.replace(
+            "    signal.signal(signal.SIGTERM, save)", "    for number in (1, 2, 15): signal.signal(number, save)"
+        )
+    )
+    runs = {}
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL):
+        file = tmp_path / number.name
+        line = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=1",
+            "--rdzv-endpoint=localhost:0",
+            "--rdzv-backend=c10d",
+        ]
+        runs[number, file] = subprocess.Popen(
+            [sys.executable, *line, str(rank), "saves", str(file)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+    pids = [int(torchrun.stdout.readline()) for torchrun in runs.values() if torchrun.stdout is not None]
+    time.sleep(0.3)
+    for number, _ in runs:
+        runs[number, _].send_signal(number)
+    codes = {number.name: torchrun.wait(60) for (number, _), torchrun in runs.items()}
+    assert all(ends(pid, within=20) for pid in pids)
+    assert {number.name: file.exists() for number, file in runs} == dict.fromkeys(codes, True)
+    assert all(codes.values()), codes
+
+
 @pytest.mark.parametrize("how", ["saves", "hangs", "does nothing about it"])
 def test_a_rank_ends_with_torchrun_and_saves_if_it_can(tmp_path, how):
     torchrun, rank = started(how, tmp_path / "file")
