@@ -191,6 +191,15 @@ def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(
     assert trainer.callbacks == callbacks and trainer.loggers == []
 
 
+def test_a_place_is_suggested_that_can_be_written_though_the_home_cannot(monkeypatch, tmp_path):
+    from nemo2.run_dir.directory import create_directory
+
+    monkeypatch.setenv("HOME", "/proc/no-home")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"NEMORUN_HOME={tmp_path}/runs"):
+        create_directory(Path("/proc/no-home/.nemo_run"), field="NEMORUN_HOME")
+
+
 def test_a_start_on_a_full_disk_says_so_and_what_to_do(tmp_path, monkeypatch):
     from nemo2.run_dir import logger as module
 
