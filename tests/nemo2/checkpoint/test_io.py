@@ -4,6 +4,7 @@
 import functools
 import os
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -488,3 +489,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it_only_where_it_may(r
         assert found["resumed"] == found["whole"][1:]
         assert found["went on from"] == str(tmp_path / "step=1")  # of which Lightning says "Restored all states from"
         assert "SHA-256 differs" in found["refused"]
+
+
+def test_a_failed_save_says_how_little_room_is_left(tmp_path, monkeypatch):
+    """torch's writer of archives tells a full disk as an "unexpected pos"."""
+    from nemo2.checkpoint import io
+
+    for free, said in ((1 << 40, ""), (300_000, " (0.3 MB are free on this disk)")):
+        monkeypatch.setattr(io.shutil, "disk_usage", lambda _, free=free: types.SimpleNamespace(free=free))
+        assert io._room(tmp_path / "step=1") == said

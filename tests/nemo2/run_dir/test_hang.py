@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,16 @@ def test_a_stop_of_the_whole_run_doesnt_count(tmp_path, monkeypatch, hangs, capf
     assert len(read_faults(tmp_path)) == hangs
     if hangs:
         assert took >= seconds + 0.9 and read_faults(tmp_path)[0].message.count("no step ended within") == 1
+
+
+def test_it_ends_although_its_folder_was_removed(tmp_path, monkeypatch):
+    monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
+
+    def remove(watchdog: HangWatchdog, trainer: Any) -> None:
+        shutil.rmtree(tmp_path)
+        watchdog.teardown(trainer, None, "fit")  # pyright: ignore[reportArgumentType]
+
+    assert watched(tmp_path, remove, 30.0) == 0
 
 
 def test_a_timeout_that_cannot_work_is_refused():
