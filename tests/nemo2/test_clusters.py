@@ -2,6 +2,7 @@
 """Profiles of clusters: what they make, what is refused, and the shape on each kind of executor."""
 
 import os
+import stat
 
 import nemo_run
 import pytest
@@ -175,6 +176,7 @@ def test_a_kind_that_cant_carry_the_shape_is_refused():
 def test_the_commands_write_list_and_show_profiles(capsys):
     command = ["cluster", "add", "new", "kind=slurm", "partition=batch", "gpus_per_node=8", "env.A=a b", 'time="30"']
     assert main(command) == 0
+    assert stat.S_IMODE(user_file().stat().st_mode) == 0o600
     executor, _ = named("new")
     assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b"}, "30")
     assert main(command) == 2 and "is there already" in capsys.readouterr().err
