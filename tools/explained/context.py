@@ -75,11 +75,11 @@ def ring() -> Canvas:
                 if to > rank:
                     canvas.arrow(x + 58, y + 26, x + column - 1, y + row + 8, "accent")
                 else:
-                    canvas.arrow(x + 60, y + 17, x + column - 4, y + 17, "accent")
-                    canvas.text(x + 75, y + 31, f"to {to}", "accent", anchor="middle", size=10)
+                    canvas.arrow(x + 29, y + 35, x + 29, y + 46, "accent")
+                    canvas.text(x + 36, y + 46, f"to rank {to}", "accent", size=10)
     y = note(
         canvas,
-        TOP + 20 + CP * row,
+        TOP + 30 + CP * row,
         "at each step a rank attends with its own queries over the keys that are there, and merges the results by their "
         "log-sum-exp; meanwhile the next keys arrive",
     )

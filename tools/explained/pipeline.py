@@ -79,13 +79,9 @@ def interleaving() -> Canvas:
         y = _layers(canvas, cut, y + 20) + 12
         _rows(canvas, played, y, 32.0, until=whole.span)
         y += 2 * 32 + 8
-    legend(
-        canvas,
-        LEFT,
-        y + 8,
-        [(FORWARD, "forward"), (BACKWARD, "backward"), (f"{FORWARD}*", "chunk 1"), (f"{BACKWARD}*", "chunk 1")],
-    )
-    return signed(canvas, y + 10, forward_backward_pipelining_with_interleaving, get_schedule_table)
+    legend(canvas, LEFT, y + 8, [(FORWARD, "forward"), (BACKWARD, "backward"), (ELSEWHERE, "waits")])
+    y = note(canvas, y + 28, "numbers: micro-batches; darker: the stage's second chunk")
+    return signed(canvas, y - 14, forward_backward_pipelining_with_interleaving, get_schedule_table)
 
 
 def schedules() -> Canvas:
@@ -152,7 +148,9 @@ def _compared(title: str, named: list[tuple[str, Timeline]]) -> Canvas:
         y += len(played.slots) * row + 8
     legend(canvas, LEFT, y + 8, [(FORWARD, "forward"), (BACKWARD, "backward"), (ELSEWHERE, "waits")])
     legend(canvas, LEFT, y + 26, [(fill, phase) for phase, fill in PHASES.items()])
-    return signed(canvas, y + 28, get_pp_rank_microbatches, get_schedule_table)
+    chunks = any(played.schedule.interleaved for _, played in named)
+    y = note(canvas, y + 46, "numbers: micro-batches" + ("; darker: a stage's second chunk" if chunks else ""))
+    return signed(canvas, y - 14, get_pp_rank_microbatches, get_schedule_table)
 
 
 def _rows(canvas: Canvas, played: Timeline, top: float, row: float, *, until: float) -> float:

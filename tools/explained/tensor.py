@@ -184,7 +184,7 @@ def sequence() -> Canvas:
                     size=SMALL,
                     tip=tip,
                 )
-            said = f"all tokens, 1/{TP} of the matrices" if whole else f"{share} of {TOKENS} tokens, all features"
+            said = f"all tokens, 1/{TP} of a matrix" if whole else f"{share} of {TOKENS} tokens, all features"
             canvas.text(left + column / 2, y + 40, said, anchor="middle", size=10)
         y += 52
     y = note(canvas, y + 6, f"backward, the other way round: {_says(block.backward)}")
