@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of NeMo 2.0's documentation on overlap, precision, the distributed optimizer and the bridge to Lightning, row
-by row with the test that holds it: docs/promises.md.
+"""The promises of NeMo 2.0's documentation on parallelisms, overlap, precision, the distributed optimizer and the bridge to
+Lightning, row by row with the test that holds it: docs/promises.md.
 
     python -m tools.promises
 
@@ -55,7 +55,47 @@ _ARGUMENTS = f"{_PRECISION}::test_an_argument_reaches_the_configurations_that_ha
 _SHAPE = "nemo2/parallel/test_megatron_parallel.py::test_a_call_hands_its_arguments_to_the_step"
 _CALLED = f"{_FORMS}::test_megatron_parallel_called_gives_plain_pytorchs_loss_in_every_way"
 
+_LAYOUT = "nemo2/parallel/test_layout.py"
+_PARITY = "tools/test_parity.py"
+_SHARDED = "nemo2/strategies/test_sharded_training.py"
+
 SECTIONS = (
+    Section(
+        "Parallelisms",
+        (
+            Row(
+                "every kind of parallelism, alone and mixed, trains as one process does",
+                f"{_PARITY}::test_a_layout_trains_as_one_process_does",
+            ),
+            Row("FSDP and FSDP2 train as one process does", f"{_SHARDED}::test_it_trains_as_one_process_does"),
+            Row("their gradients are those of one process", f"{_SHARDED}::test_every_gradient_is_that_of_one_process"),
+            Row(
+                "a layout is legal where Megatron-Core makes its groups, and refused elsewhere",
+                f"{_LAYOUT}::test_legal_is_what_megatron_core_accepts",
+            ),
+            Row(
+                "replicas are what is left of the world",
+                f"{_LAYOUT}::test_replicas_are_what_is_left_of_the_world",
+            ),
+            Row(
+                "a world that is too small is told the size that fits",
+                f"{_LAYOUT}::test_a_world_too_small_is_told_the_product_and_the_next_size_that_fits",
+            ),
+            Row(
+                "`strategy.tensor_model_parallel_size = 2` and its like, set before a run, lay it out",
+                "nemo2/strategies/test_live_settings.py::test_a_run_is_laid_out_by_what_was_set_and_says_so",
+            ),
+            Row(
+                "a back end of attention that goes with the layout and the version, or a refusal",
+                f"{_FORMATS}::test_a_back_end_that_a_version_does_not_leave_is_refused",
+            ),
+        ),
+        "nemo2.parallel.layout:Layout",
+        dict.fromkeys(("tp", "pp", "cp", "ep", "etp"), f"{_LAYOUT}::test_legal_is_what_megatron_core_accepts")
+        | dict.fromkeys(
+            ("vp", "sp"), "nemo2/test_strategy.py::test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop"
+        ),
+    ),
     Section(
         "Overlap of communication",
         (
@@ -402,9 +442,9 @@ _HEAD = """# What the documentation of these systems promises
 
 <!-- Written by `python -m tools.promises`; a test compares. -->
 
-What NeMo 2.0's documentation says of overlap, precision, the distributed optimizer and the bridge between Lightning and
-Megatron-Core, each with the test that holds it. Options and defaults are read off the signatures. Where we refuse what can't be,
-the test is of the refusal."""
+What NeMo 2.0's documentation says of parallelisms, overlap, precision, the distributed optimizer and the bridge between Lightning
+and Megatron-Core, each with the test that holds it. Options and defaults are read off the signatures. Where we refuse what can't
+be, the test is of the refusal."""
 
 
 def main() -> None:
