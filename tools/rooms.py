@@ -164,7 +164,7 @@ ROOMS = (
         "llm",
         "the front door for users and the entry points `pretrain`, `validate`, `generate`; `connecting.py` tells the parts of a "
         "run of each other; `serving.py` hands a checkpoint to a server of `engines.py`, in a form of `exported.py`; "
-        "`distillation.py`",
+        "`distillation.py`, `pruning.py`, `quantization.py`",
     ),
     Room(
         "rehearse",

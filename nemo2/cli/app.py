@@ -29,6 +29,7 @@ from nemo2.cli import (
     list_show,
     plan,
     preview,
+    prune,
     recipe_tools,
     rehearse,
     runs,
@@ -81,6 +82,7 @@ rehearse.register(app)
 evaluate.register(app)
 chat.register(app)
 serve.register(app)
+prune.register(app)
 trace.register(app)
 runs.register(app)
 cluster.register(app)

@@ -81,8 +81,8 @@ _REASONS = {
         evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM
     """,
-    "NVIDIA's ModelOpt, which prunes and quantises, isn't wired in": """
-        prune ptq PruningConfig QuantizationConfig ExportConfig DistillationGPTModel LogitsKLLoss MSELoss
+    "ModelOpt's own classes aren't wired in": """
+        DistillationGPTModel LogitsKLLoss MSELoss
         HiddenStateCosineLoss prune_language_model save_pruned_model Quantizer apply_speculative_decoding
         distillation_recipe prune_recipe
     """,

@@ -25,6 +25,11 @@ from nemo2.llm.distillation import DistillationConfig as DistillationConfig
 from nemo2.llm.distillation import distill as distill
 from nemo2.llm.evaluation import evaluate as evaluate
 from nemo2.llm.evaluation import perplexity as perplexity
+from nemo2.llm.pruning import PruningConfig as PruningConfig
+from nemo2.llm.pruning import prune as prune
+from nemo2.llm.quantization import ExportConfig as ExportConfig
+from nemo2.llm.quantization import QuantizationConfig as QuantizationConfig
+from nemo2.llm.quantization import ptq as ptq
 from nemo2.llm.serving import deploy as deploy
 from nemo2.models import *
 from nemo2.models.gpt_step import get_batch_on_this_context_parallel_rank as get_batch_on_this_context_parallel_rank

@@ -21,6 +21,7 @@ from nemo2.llm import engines
 from nemo2.llm.engines import Adapters, Asked, Engine
 from nemo2.llm.exported import Form, dtype_of, own_dtype, tokenizer_trouble
 from nemo2.llm.inference import find_checkpoint, model_of
+from nemo2.llm.signatures import only_defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,24 +134,20 @@ def deploy(
     Raises:
         CheckpointError, ConfigError: as `plan_serving`; an argument that has no meaning here.
     """
-    for name, value, default in (
-        ("triton_model_version", triton_model_version, 1),
-        ("triton_http_port", triton_http_port, 8000),
-        ("triton_grpc_port", triton_grpc_port, 8001),
-        ("triton_http_address", triton_http_address, "0.0.0.0"),
-        ("triton_model_repository", triton_model_repository, None),
-        ("start_fastapi_server", start_fastapi_server, True),
-        ("num_nodes", num_nodes, 1),
-        ("context_parallel_size", context_parallel_size, 1),
-        ("expert_model_parallel_size", expert_model_parallel_size, 1),
-        ("expert_tensor_parallel_size", expert_tensor_parallel_size, 1),
-        ("legacy_ckpt", legacy_ckpt, False),
-    ):
-        if value != default:
-            raise ConfigError(
-                f"{name}={value!r}: deploy starts vLLM's or transformers' server on this machine, which has nothing like it. "
-                "Leave it out."
-            )
+    only_defaults(
+        "deploy starts vLLM's or transformers' server on this machine, which has nothing like it.",
+        triton_model_version=(triton_model_version, 1),
+        triton_http_port=(triton_http_port, 8000),
+        triton_grpc_port=(triton_grpc_port, 8001),
+        triton_http_address=(triton_http_address, "0.0.0.0"),
+        triton_model_repository=(triton_model_repository, None),
+        start_fastapi_server=(start_fastapi_server, True),
+        num_nodes=(num_nodes, 1),
+        context_parallel_size=(context_parallel_size, 1),
+        expert_model_parallel_size=(expert_model_parallel_size, 1),
+        expert_tensor_parallel_size=(expert_tensor_parallel_size, 1),
+        legacy_ckpt=(legacy_ckpt, False),
+    )
     if nemo_checkpoint is None:
         raise ConfigError("deploy needs nemo_checkpoint: a checkpoint directory, or a run's.")
     sizes = tensor_parallelism_size, pipeline_parallelism_size

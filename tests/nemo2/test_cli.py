@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import chat, convert, list_show, preview, runs, serve, tools
+from nemo2.cli import chat, convert, list_show, preview, prune, runs, serve, tools
 from nemo2.cli.app import main
 from nemo2.cli.list_show import layout_text, matches, short_count
 from nemo2.errors import ConfigError, RuntimeFault
@@ -22,6 +22,7 @@ COMMANDS = {
     "validate": runs.VALIDATE_EXAMPLE,
     "generate": runs.GENERATE_EXAMPLE,
     "chat": chat.CHAT_EXAMPLE,
+    "prune": prune.PRUNE_EXAMPLE,
     "serve": serve.SERVE_EXAMPLE,
     "import": convert.IMPORT_EXAMPLE,
     "export": convert.EXPORT_EXAMPLE,

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llm.ptq``: a checkpoint, exported to Hugging Face's form and quantised there by NVIDIA's ModelOpt, where it is installed."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError, DataError
+from nemo2.llm.exported import Form, dtype_of, own_dtype
+from nemo2.llm.inference import find_checkpoint
+from nemo2.llm.signatures import only_defaults
+
+_CONFIGS = {
+    "fp8": "FP8_DEFAULT_CFG",
+    "int8_sq": "INT8_SMOOTHQUANT_CFG",
+    "int4_awq": "INT4_AWQ_CFG",
+    "w4a8_awq": "W4A8_AWQ_BETA_CFG",
+    "nvfp4": "NVFP4_DEFAULT_CFG",
+}
+"""ModelOpt's settings by NeMo 2.0's names of algorithms (modelopt.torch.quantization)."""
+
+
+@configurable
+@dataclass(frozen=True)
+class QuantizationConfig:
+    """How weights and activations are quantised."""
+
+    algorithm: str = "fp8"
+    """One of "fp8", "int8_sq", "int4_awq", "w4a8_awq" and "nvfp4"."""
+    calibration_dataset: Optional[str] = None
+    """A UTF-8 text by which the ranges of activations are measured."""
+    calibration_dataset_size: int = 512
+    """Sequences of it."""
+    calibration_batch_size: int = 64
+    calibration_seq_len: int = 128
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in _CONFIGS:
+            raise ConfigError(f"QuantizationConfig.algorithm={self.algorithm!r} must be one of {', '.join(_CONFIGS)}.")
+        for name in ("calibration_dataset_size", "calibration_batch_size", "calibration_seq_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"QuantizationConfig.{name}={getattr(self, name)} must be at least 1.")
+
+
+@configurable
+@dataclass(frozen=True)
+class ExportConfig:
+    """Where the quantised model goes."""
+
+    path: str
+    export_format: str = "hf"
+    """Only Hugging Face's form is written, which vLLM and TensorRT-LLM read."""
+    dtype: Optional[str] = None
+    """"bf16", "fp16" or "fp32": of what isn't quantised. None: as most of the weights are stored."""
+
+    def __post_init__(self) -> None:
+        if self.export_format != "hf":
+            raise ConfigError(
+                f"ExportConfig.export_format={self.export_format!r}: quantised models are written as 'hf', which TensorRT-LLM "
+                "reads too."
+            )
+        if self.dtype is not None and own_dtype(self.dtype) is None:
+            raise ConfigError(f"ExportConfig.dtype={self.dtype!r} must be bf16, fp16 or fp32.")
+
+
+@configurable
+def ptq(
+    model_path: str,
+    export_config: ExportConfig,
+    calibration_tp: int = 1,
+    calibration_pp: int = 1,
+    num_layers_in_first_pipeline_stage: Optional[int] = None,
+    num_layers_in_last_pipeline_stage: Optional[int] = None,
+    devices: Optional[int] = None,
+    num_nodes: Optional[int] = None,
+    quantization_config: Optional[QuantizationConfig] = None,
+    forward_loop: Optional[Callable[[Any], None]] = None,
+    tokenizer_path: Optional[str] = None,
+    legacy_ckpt: bool = False,
+    trust_remote_code: bool = False,
+) -> Path:
+    """Quantise a checkpoint's model after its training. Parameters are NeMo 2.0's, in its order.
+
+    Args:
+        model_path: A checkpoint directory, or a run's.
+        export_config: Where the result goes.
+        calibration_tp, calibration_pp, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage, devices, num_nodes,
+            tokenizer_path, legacy_ckpt, trust_remote_code: Must have their defaults: ModelOpt gets transformers' model in one
+            process, with the checkpoint's tokenizer.
+        quantization_config: None: its defaults.
+        forward_loop: Runs transformers' model on samples, by which ranges are measured. None: on the calibration text.
+
+    Returns:
+        The folder, in Hugging Face's form.
+
+    Raises:
+        CheckpointError: no checkpoint, or none that describes its model.
+        ConfigError: ModelOpt isn't installed, or there is nothing to calibrate with.
+        DataError: the calibration text can't be read, or is too short for one sequence.
+    """
+    only_defaults(
+        "ModelOpt gets transformers' model in one process, with the checkpoint's tokenizer.",
+        calibration_tp=(calibration_tp, 1),
+        calibration_pp=(calibration_pp, 1),
+        num_layers_in_first_pipeline_stage=(num_layers_in_first_pipeline_stage, None),
+        num_layers_in_last_pipeline_stage=(num_layers_in_last_pipeline_stage, None),
+        devices=(devices, None),
+        num_nodes=(num_nodes, None),
+        tokenizer_path=(tokenizer_path, None),
+        legacy_ckpt=(legacy_ckpt, False),
+        trust_remote_code=(trust_remote_code, False),
+    )
+    settings = quantization_config or QuantizationConfig()
+    if importlib.util.find_spec("modelopt") is None:
+        raise ConfigError(
+            "Models are quantised by NVIDIA's ModelOpt, which isn't installed: pip install 'nvidia-modelopt[hf]', on a machine "
+            f"with a GPU. It can also be run by hand on what `nemo2 export {model_path} --output FOLDER` writes."
+        )
+    if forward_loop is None and settings.calibration_dataset is None:
+        raise ConfigError(
+            "ptq measures activations on samples: set quantization_config.calibration_dataset, a text file."
+        )
+    import modelopt.torch.quantization as quantization  # pyright: ignore[reportMissingImports]
+    import transformers
+    from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
+
+    checkpoint = find_checkpoint(Path(model_path))
+    dtype = own_dtype(export_config.dtype) or dtype_of(checkpoint)
+    folder = Form(checkpoint=checkpoint, kind="model", dtype=dtype).make()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def read(whole: Any) -> None:
+        for batch in _batches(tokenizer, settings):
+            whole(batch)
+
+    quantization.quantize(model, getattr(quantization, _CONFIGS[settings.algorithm]), forward_loop or read)
+    export_hf_checkpoint(model, export_dir=export_config.path)
+    tokenizer.save_pretrained(export_config.path)
+    return Path(export_config.path)
+
+
+def _batches(tokenizer: Any, settings: QuantizationConfig) -> Iterator[Any]:
+    """The text's tokens ``[batch, sequence]``."""
+    import torch
+
+    from nemo2.evaluation.perplexity import text_of
+
+    file = Path(settings.calibration_dataset or "")
+    ids = tokenizer(text_of(file))["input_ids"]
+    rows = min(len(ids) // settings.calibration_seq_len, settings.calibration_dataset_size)
+    if rows == 0:
+        raise DataError(f"{file} has {len(ids)} tokens, and a sequence of calibration {settings.calibration_seq_len}.")
+    tokens = torch.tensor(ids[: rows * settings.calibration_seq_len]).view(rows, -1)
+    yield from tokens.split(settings.calibration_batch_size)

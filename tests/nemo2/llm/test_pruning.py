@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruned models: what contributes nothing goes first, and what is left loads, trains on and is exported."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo2.errors import ConfigError
+from support import answering_runs, small_runs
+
+SIZES = {"num_layers": 3, "num_query_groups": 2}
+PROMPTS = ["It returns", "Name three colours of the sky"]
+IDLE_NEURONS, IDLE_LAYER = [3, 4, 40], 1
+
+
+def silenced(path: str, target: str) -> None:
+    """The model of a checkpoint with a layer, a group of heads and some neurons that contribute nothing."""
+    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.strategies.set_up import set_up
+
+    model = model_of(find_checkpoint(Path(path)))
+    trainer = small_runs.build_trainer(max_steps=1)
+    with set_up(trainer, model, checkpoint=find_checkpoint(Path(path))) as parallel, torch.no_grad():
+        for place, layer in enumerate(parallel.unwrapped[0].decoder.layers):  # pyright: ignore
+            if place == IDLE_LAYER:
+                layer.self_attention.linear_proj.weight.zero_()
+                layer.mlp.linear_fc2.weight.zero_()
+                continue
+            rows = layer.self_attention.linear_qkv.weight.view(2, 4, 8, -1)
+            rows[0, -1].zero_()  # the values of the first group
+            for half in layer.mlp.linear_fc1.weight.chunk(2):
+                half[IDLE_NEURONS] = 0
+        trainer.save_checkpoint(target, weights_only=True)
+    small_runs.release()
+
+
+def pruned(directory: str) -> dict[str, Any]:
+    from nemo2 import llm
+    from nemo2.llm.inference import find_checkpoint, model_of
+
+    run = answering_runs.save(f"{directory}/whole", config=SIZES)
+    silenced(run, f"{directory}/silenced")
+    found: dict[str, Any] = {"answers": {"silenced": answers(f"{directory}/silenced")}}
+    for name, source, to in (
+        (
+            "same",
+            f"{directory}/silenced",
+            {
+                "target_num_attention_heads": 2,
+                "target_num_query_groups": 1,
+                "target_ffn_hidden_size": 61,
+                "target_num_layers": 2,
+            },
+        ),
+        ("dropped", f"{directory}/silenced", {"drop_layers": [IDLE_LAYER + 1]}),
+        ("narrow", run, {"target_hidden_size": 24, "target_num_query_groups": 1, "target_num_attention_heads": 2}),
+    ):
+        place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=4)
+        small_runs.release()
+        config = model_of(place).config
+        found[name] = (config.num_layers, config.hidden_size, config.ffn_hidden_size, config.num_attention_heads)
+        found["answers"][name] = answers(str(place))
+    found["on"] = trained_on(directory)
+    found["exported"] = exported(find_checkpoint(Path(f"{directory}/on")), directory)
+    return found
+
+
+def answers(path: str) -> list[tuple[list[int], list[float]]]:
+    from nemo2 import llm
+
+    made = llm.generate(path, prompts=PROMPTS, max_new_tokens=8, temperature=0.0)
+    small_runs.release()
+    return [(answer.token_ids, answer.log_probs) for answer in made]
+
+
+def trained_on(directory: str) -> list[float]:
+    """Losses of a narrow model that is trained on, from what was pruned."""
+    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.llm import api
+    from nemo2.llm.inference import model_of
+    from nemo2.run_dir.logger import NeMoLogger
+
+    model = model_of(Path(f"{directory}/narrow"))
+    data = MockDataModule(
+        seq_length=answering_runs.SEQ, tokenizer=model.tokenizer, micro_batch_size=2, global_batch_size=4, num_workers=0
+    )
+    recorder = small_runs.Recorder()
+    api.train(
+        model=model,
+        data=data,
+        trainer=small_runs.build_trainer(max_steps=3, callbacks=[recorder]),
+        log=NeMoLogger(
+            name="on",
+            log_dir=directory,
+            ckpt=ModelCheckpoint(filename="{step}", verbose=False),
+            use_datetime_version=False,
+        ),
+        optim=small_runs.build_llama(lr=1e-2).optim,
+        resume=AutoResume(restore_config=RestoreConfig(path=f"{directory}/narrow")),
+    )
+    small_runs.release()
+    return recorder.losses
+
+
+def exported(checkpoint: Path, directory: str) -> dict[str, Any]:
+    import transformers
+
+    from nemo2 import llm
+
+    folder = llm.export_ckpt(str(checkpoint), "hf", f"{directory}/hf")
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(PROMPTS[0], return_tensors="pt", add_special_tokens=False)
+    made = model.generate(**ids, max_new_tokens=8, do_sample=False)[0][ids["input_ids"].size(1) :]
+    return {"theirs": made.tolist(), "ours": answers(str(checkpoint))[0][0]}
+
+
+@pytest.fixture(scope="module")
+def models(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_on_ranks(pruned, 1, str(tmp_path_factory.mktemp("pruned")), timeout=280)[0]
+
+
+def test_layers_heads_and_neurons_that_contribute_nothing_go_first(models: dict[str, Any]) -> None:
+    assert models["same"] == (2, 32, 61, 2)
+    assert models["dropped"] == (2, 32, 64, 4)
+    for name in ("same", "dropped"):
+        for (tokens, log_probs), (expected, theirs) in zip(
+            models["answers"][name], models["answers"]["silenced"], strict=True
+        ):
+            assert tokens == expected
+            assert log_probs == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_pruned_model_trains_on_and_is_exported(models: dict[str, Any]) -> None:
+    assert models["narrow"] == (3, 24, 64, 2)
+    assert len(models["on"]) == 3 and all(math.isfinite(loss) for loss in models["on"])
+    assert models["exported"]["theirs"] == models["exported"]["ours"]
+
+
+@pytest.mark.parametrize(
+    ("to", "words"),
+    [
+        ({}, "sets no size"),
+        ({"target_hidden_size": 33}, "target_hidden_size=33 must be from 1 to 32"),
+        ({"target_num_layers": 1, "drop_layers": [1]}, "say the same"),
+        ({"drop_layers": [3]}, "counted from 1 to 2"),
+        ({"target_num_attention_heads": 3}, "keeps 3 heads in 2 groups"),
+        ({"target_mamba_num_heads": 1}, "no Mamba layers"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(to: dict[str, Any], words: str) -> None:
+    from nemo2.llm.pruning import PruningConfig, _Sizes
+
+    model = small_runs.build_llama()
+    with pytest.raises(ConfigError, match=words):
+        _Sizes.of(model, PruningConfig(**to))
+
+
+def test_what_is_not_pruned_is_refused(tmp_path: Path) -> None:
+    from nemo2 import llm
+
+    with pytest.raises(ConfigError, match="tp_size=2: models are pruned in one process"):
+        llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), tp_size=2)
+    with pytest.raises(ConfigError, match="is there already"):
+        llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))
