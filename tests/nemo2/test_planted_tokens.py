@@ -2,6 +2,7 @@
 """Tokens planted where users have them: no file of a run, of its launch or its checkpoints holds one, nor the console."""
 
 import base64
+import logging
 import os
 import re
 import stat
@@ -21,6 +22,8 @@ from nemo2.cli.app import main
 from nemo2.config import Config
 from nemo2.errors import ConfigError
 from nemo2.recipes import llama_tiny
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
+from nemo2.run_dir.log_files import add_log_file, remove_log_file
 from nemo2.run_dir.logger import NeMoLogger
 
 PLANTED = "planted-4711-token-of-a-user"
@@ -162,3 +165,21 @@ def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, mo
     assert leaks(tmp_path) == [], "a dry run needs no secrets"
     (settings,) = tmp_path.glob("home/experiments/*")
     assert stat.S_IMODE(settings.stat().st_mode) == 0o700, "where a launch writes them"
+
+
+def test_faults_and_log_files_lose_the_token_that_an_error_quotes(tmp_path, monkeypatch):
+    """As the errors of HTTP libraries do."""
+    monkeypatch.setenv("HF_TOKEN", PLANTED)
+    monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    try:
+        raise OSError(f"401 for Bearer {PLANTED}")
+    except OSError as error:
+        record_fault(error)
+    add_log_file(tmp_path / "log.txt")
+    logging.getLogger("nemo2").warning("the hub refused %s", PLANTED)
+    remove_log_file()
+    [fault] = read_faults(tmp_path)
+    assert "401 for Bearer <redacted>" in fault.message and "401 for Bearer <redacted>" in fault.traceback
+    assert "the hub refused <redacted>" in (tmp_path / "log.txt").read_text()
+    assert leaks(tmp_path) == []
