@@ -8,6 +8,13 @@ something that nobody would see (layers that aren't recomputed). A rule that say
 not be among them.
 
     python -m tools.rules.edges --cases 2000
+
+On 2026-11-22 all 2,000 of seed 20261123 were judged, a quarter of them on two ranks (85 minutes on two cores that were not idle;
+a recipe takes 0.6 s of a core per rank): 808 were legal and ran, 732 refused and failed, 437 refused and ran, for the sake of
+their arithmetic; 23 were legal and failed, of five kinds, which are refused now or run: a window of one number, mock data of less
+than a batch, YaRN's positions that context ranks can't share, experts whose rows torch can't group, and partial checkpoints of
+activations. All that was told has been judged
+again, without a disagreement.
 """
 
 import argparse

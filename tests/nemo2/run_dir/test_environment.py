@@ -52,7 +52,7 @@ def test_command_lines_lose_values_not_names(arguments, shown):
     assert redact_arguments(arguments) == shown
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "api_key", "DB_PASSWORD", "client_secret"])
+@pytest.mark.parametrize("name", ["HF_TOKEN", "api_key", "DB_PASSWORD", "client_secret", "SLURM_JWT"])
 def test_secrets_are_known_by_name(name):
     assert is_secret_name(name)
 
