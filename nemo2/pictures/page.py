@@ -28,7 +28,7 @@ figcaption{font-weight:600;padding:0 6px 4px}figure svg{width:100%;height:auto;d
 figure .scroll{overflow-x:auto}figure .natural svg{width:auto;max-width:none}
 .tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}
 table{border-collapse:collapse;width:100%;font-size:14px}td,th{padding:4px 8px;border-bottom:1px solid var(--line)}
-th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:anywhere}
+th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:anywhere}td:first-child{overflow-wrap:break-word}
 td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
 td:first-child{color:var(--soft);white-space:nowrap}.plain td:first-child{color:inherit;white-space:normal}
 details{margin:10px 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
@@ -40,6 +40,8 @@ pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.
 .passages p{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 8px;font:13px/1.5 ui-monospace,monospace}
 .passages i{font-style:normal;color:var(--soft)}.passages small{color:var(--soft)}
 @media(max-width:520px){.charts{grid-template-columns:1fr}}
+/* Pictures of a wide screen scroll on a narrow one: scaled down, nobody could read them. */
+@media(max-width:700px){figure{overflow-x:auto}figure>svg{min-width:700px}}
 """
 
 
