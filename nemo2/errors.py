@@ -44,6 +44,11 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint isn't what was written, or isn't there: one before it may be."""
 
 
+class SaveFailed(CheckpointError, RuntimeError):
+    """A checkpoint could not be written, for a full disk or a lost rank. Those before it are untouched, and another start goes on
+    from them."""
+
+
 class SecurityError(Nemo2Error):
     """A file or name asks for something that could run code or reach outside its directory."""
 

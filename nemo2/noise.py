@@ -8,6 +8,8 @@ _WARNINGS = (
     # Megatron-Core, of what a machine without Transformer Engine and Apex falls back to: our layers say what runs.
     r"Transformer Engine and Apex are not installed.*",
     r"Apex is not installed.*",
+    # torch, of a package that nvidia-resiliency-ext brings.
+    r"The pynvml package is deprecated.*",
     # Megatron-Core 0.16 warns of the default of its own field.
     r"full scope is deprecated.*",
     # torch's checkpoint reader, of the class that Megatron-Core's format is made of.

@@ -3,7 +3,8 @@
 declares: `make rehearse`.
 
 Two processes, forked after the imports, share the recipes, largest first. Prints a line for each as it comes; `--write PAGE` also
-writes the table. Ends with 1 if a recipe broke a rule or could not be rehearsed, or if it took longer than `--limit` allows.
+writes the table, and the peaks that quick answers are made of (`nemo2.planner.peaks`). Ends with 1 if a recipe broke a rule or
+could not be rehearsed, or if it took longer than `--limit` allows.
 Whether a recipe fits its GPUs is a result, not a failure.
 """
 
@@ -60,10 +61,27 @@ def main() -> int:
     if arguments.write and rows:
         rows.sort(key=lambda row: row["recipe"])
         arguments.write.write_text(table(rows, arguments.gpu, processor, arguments.processes))
+        _write_peaks(rows)
     late = _late(processor, arguments.limit)
     if late:
         print(late, file=sys.stderr)
     return 1 if failures or late else 0
+
+
+def _write_peaks(rows: list[dict[str, str]]) -> None:
+    """What `nemo2 check`, `list` and `launch` know of each recipe's memory."""
+    from nemo2.cli.sources import configured
+    from nemo2.gpus import DEFAULT, OUTSIDE_TORCH, gpu
+    from nemo2.planner.memory import predict_memory
+    from nemo2.planner.peaks import FILE
+    from nemo2.planner.recipe import read_recipe
+
+    lines = []
+    for row in rows:
+        subject = read_recipe(configured(row["recipe"], []), gpu(DEFAULT))
+        formula = (predict_memory(subject.shape, subject.job).allocated + OUTSIDE_TORCH) / GIB
+        lines.append(f'  "{row["recipe"]}": {{"peak": {row["peak GiB"]}, "formula": {formula:.3f}}}')
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _import() -> None:

@@ -184,6 +184,10 @@ ROOMS = (
         "a job's script, its lives and their verdicts",
     ),
     Room("callbacks", "one Lightning callback per file, from the folder `callbacks/`"),
+    Room(
+        "plugins",
+        "what edits a recipe and its executor together before a launch, under NeMo 2.0's names",
+    ),
     Room("recipes", "one small module per recipe and what recipes share, from the folder `recipes/`"),
     Room("cli", "the commands, and nemo-run's own (`nemo_run.py`); recipes are found by name, lazily"),
 )

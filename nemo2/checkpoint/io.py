@@ -57,7 +57,15 @@ from nemo2.checkpoint.untrusted import (
 from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError, ConfigError, DamagedCheckpointError, Nemo2Error, SecurityError
+from nemo2.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedCheckpointError,
+    Nemo2Error,
+    RuntimeFault,
+    SaveFailed,
+    SecurityError,
+)
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -155,7 +163,7 @@ class MegatronCheckpointIO(CheckpointIO):
                 shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(
+            raise SaveFailed(
                 f"Saving {target} failed: {reason_of(error)}{_room(target)}. Nothing of it was kept; earlier checkpoints are "
                 "untouched."
             ) from error
@@ -239,7 +247,7 @@ class MegatronCheckpointIO(CheckpointIO):
                     problem = f"Publishing {target} failed: {reason or error!r}."
             problem = _agree(problem)
             if problem:
-                raise CheckpointError(problem)
+                raise SaveFailed(problem)
             if options.get("published") is not None:
                 options["published"](target)
 
@@ -263,7 +271,7 @@ class MegatronCheckpointIO(CheckpointIO):
             self.abandon()
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(
+            raise SaveFailed(
                 f"Saving in the background failed: {reason_of(error)}. It has left nothing under a checkpoint's name; earlier "
                 "checkpoints are untouched."
             ) from error
@@ -384,6 +392,8 @@ class MegatronCheckpointIO(CheckpointIO):
                 raise DamagedCheckpointError(str(damaged)) from error
             if refused or isinstance(error, SecurityError):
                 raise SecurityError(f"{checkpoint} is not loaded. {refused[0] if refused else error}") from error
+            if _lost_a_peer(error):
+                raise RuntimeFault(f"A rank ended while {checkpoint} was read: {reason_of(error)}") from error
             raise CheckpointError(
                 f"{checkpoint} can't be loaded into this model: {reason_of(error)}. Check that model.config, the tokenizer "
                 "(vocabulary size) and the optimizer are those it was saved with."
@@ -603,6 +613,13 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
                     "share this directory. Nothing is published. Set log.log_dir to a directory that all nodes see."
                 )
     _refuse_missing_shards(temporary / WEIGHTS_PATH)
+
+
+def _lost_a_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone. gloo and NCCL say so in a RuntimeError's words alone."""
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("Connection closed by peer", "Connection reset", "remote process exited")
+    )
 
 
 def _refuse_missing_shards(weights: Path) -> None:

@@ -57,6 +57,11 @@ def check(
 
     machine = Machine.here() if here else machine_of(gpus)
     verdict = judgement(recipe, name=name, machine=machine, chosen=devices is not None)
+    if not verdict["problems"]:
+        from nemo2.planner.quick import quick_verdict
+
+        quick = quick_verdict(recipe, machine, name=name)
+        verdict["memory"] = None if quick is None else {**quick.to_dict(), "sentence": quick.sentence(name)}
     print(
         json.dumps(verdict, indent=2, ensure_ascii=False)
         if as_json
@@ -103,7 +108,10 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
     machine = f"\nchecked for {verdict['machine']}" if "machine" in verdict else ""
     head = f"{verdict['recipe']} on {place}, {verdict['layout']}: "
     if not problems:
-        return head + style(f"legal, {verdict['rules']} rules hold", "32") + machine
+        memory = verdict.get("memory")
+        colour = {"fits": "32", "tight": "33", "does not fit": "31"}
+        said = "" if memory is None else "\n" + style(memory["sentence"], colour[memory["answer"]])
+        return head + style(f"legal, {verdict['rules']} rules hold", "32") + said + machine
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [head + style(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", "31")]
     for problem in problems:

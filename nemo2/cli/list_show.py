@@ -15,8 +15,8 @@ from nemo2.columns import columns
 LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
 SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_size=4"
 
-_COLUMNS = ("name", "family", "parameters", "gpus", "layout", "seq", "precision")
-_RIGHT = ("parameters", "gpus", "seq")
+_COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
+_RIGHT = ("parameters", "gpus", "GiB", "seq")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SHIPPED = "shipped"
 
@@ -69,6 +69,11 @@ def list_recipes(
         if pattern is None:
             raise ConfigError("No recipe is like that: ask for less.")
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
+    from nemo2.planner.peaks import rehearsed
+
+    for item in found:
+        # Rehearsed on H100s, as it ships.
+        item["peak_gib"] = rehearsed().get(item["name"], {}).get("peak") if item["origin"] == SHIPPED else None
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -238,6 +243,14 @@ def parameter_count(text: Optional[str], option: str) -> Optional[float]:
         raise ConfigError(f"{option} {text}: takes a number of parameters such as 7B or 350M.") from None
 
 
+def _memory(peak: Optional[float]) -> str:
+    if peak is None:
+        return "-"
+    from nemo2.gpus import DEFAULT, GIB, HEADROOM, gpu
+
+    return f"{peak:.0f}{'' if peak <= gpu(DEFAULT).memory * (1 - HEADROOM) / GIB else '!'}"
+
+
 def within(count: Optional[int], least: Optional[float], most: Optional[float]) -> bool:
     """Whether a count keeps to the limits; one that isn't known keeps to none."""
     if count is None:
@@ -259,9 +272,12 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Aligned columns; the header is bold on a terminal. Where a recipe is the user's own, the last says whose it is."""
+    """Aligned columns; the header is bold on a terminal. Where a recipe is the user's own, the last says whose it is.
+
+    GiB is the rehearsed peak of the fullest GPU; "!" marks those that leave less than 5 % of an H100 free.
+    """
     shown = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
-    texts = [{**item, "parameters": short_count(item["parameters"])} for item in rows]
+    texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _memory(item["peak_gib"])} for item in rows]
     cells = [[item[name] for name in shown] for item in texts]
     right, folds = [shown.index(name) for name in _RIGHT], shown.index("layout")
     return "\n".join(columns(cells, head=shown, right=right, folds=folds, colours=sys.stdout.isatty()))

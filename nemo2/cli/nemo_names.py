@@ -18,6 +18,7 @@ DOORS = (
     "nemo2.llm.peft",
     "nemo2.llm.fn",
     "nemo2.llm.io",
+    "nemo2.plugins",
     "nemo2.recipes.log.default",
     "nemo2.recipes.optim.adam",
     "nemo2.recipes.optim.sgd",
@@ -47,6 +48,7 @@ MODULES = {
     "nemo.collections.llm.api": "nemo2.llm",
     "nemo.collections.llm.peft": "nemo2.llm.peft",
     "nemo.lightning.io": "nemo2.llm.io",
+    "nemo.lightning.run.plugins": "nemo2.plugins",
     "nemo.collections.llm.fn": "nemo2.llm.fn",
     "nemo.collections.llm.fn.activation": "nemo2.llm.fn",
     "nemo.collections.llm.recipes": "nemo2.recipes",
@@ -74,7 +76,6 @@ _REASONS = {
         MegatronProgressBar ProgressPrinter
     """,
     "background saves are finished by the strategy": "AsyncFinalizerCallback",
-    "the launcher sets these variables for every run, by its GPUs and layout": "PerfEnvPlugin",
     "the data sets of fine-tuning take a path: dataset_root=...": "get_dataset_root",
     "AutoTokenizer, BPETokenizer and others of nemo2.data": "get_tokenizer",
     "the evaluation of models behind an API has moved to NVIDIA-NeMo's Eval": """
@@ -117,11 +118,6 @@ _REASONS = {
         add_megatron_sampler MegatronPretrainingSampler MegatronPretrainingRandomSampler
         setup_model_and_tokenizer setup_mcore_engine MCoreTokenizerWrappper build_pretraining_datamodule
     """,
-    "nemo2's launcher does it for every run (docs: launching), and its settings are profiles": """
-        PreemptionPlugin FaultTolerancePlugin WandbPlugin ConfigValidationPlugin TritonCacheSetup
-    """,
-    "callbacks.NsysCallback, with the run started under nsys": "NsysPlugin",
-    "callbacks.MemoryProfileCallback": "MemoryProfilePlugin",
     "no multimodal models; FLOPsMeasurementCallback counts a text model's configuration": "MM_FLOPsMeasurementCallback",
     "Megatron-Core's own switch: megatron.core.config.set_experimental_flag": "MegatronEnableExperimentalCallback",
     "checkpoints are written in the background to the run's directory; none node-local": """

@@ -18,6 +18,7 @@ import fiddle as fdl
 import nemo_run
 from nemo_run.cli.api import RunContext
 
+import nemo2.plugins  # noqa: F401  (whose names it announces)
 from nemo2 import recipes
 from nemo2.config import apply_overrides
 from nemo2.config.show import render
@@ -52,20 +53,19 @@ class HonestRunContext(RunContext):
         task = self.parse_fn(fn, task_args)
         print(render(task))
         executor = _made(getattr(self, "executor", None))
+        plugins = getattr(self, "plugins", None)
         if self.dryrun:
             if executor is not None and not self.direct:
-                run(task, executor, name=self.name, dryrun=True)
+                run(task, executor, name=self.name, dryrun=True, plugins=plugins)
             return
         if not self._should_continue(self.skip_confirmation):
             return
         if executor is None or self.direct:
+            if plugins:
+                raise ConfigError("run.plugins edit an executor too, and there is none: set run.executor.")
             fdl.build(task)()
             return
-        if getattr(self, "plugins", None):
-            raise ConfigError(
-                "run.plugins is not supported by this command; set what they set on the recipe or executor."
-            )
-        run(task, executor, name=self.name, detach=self.detach)
+        run(task, executor, name=self.name, detach=self.detach, plugins=plugins)
 
     def parse_fn(self, fn: Any, args: list[str], **default_kwargs: Any) -> Any:
         """The recipe that ``--factory`` names, or a bare call of ``fn``, with the overrides ``args`` applied.

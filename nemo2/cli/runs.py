@@ -30,6 +30,14 @@ AcceptChanges = Annotated[
 Chain = Annotated[
     int, typer.Option("--chain", min=1, help="Slurm: jobs, each after the one before, that share the run.")
 ]
+PluginNames = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--plugins",
+        help="Plugins by name, 'NsysPlugin(start_step=5,end_step=8)'; several, or the option several times.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Start a run that does not fit its GPUs by formula.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
 
 
@@ -52,13 +60,26 @@ def pretrain(
     detach: Detach = False,
     chain: Chain = 1,
     accept_changes: AcceptChanges = False,
+    plugins: PluginNames = None,
+    force: Force = False,
     yes: Yes = False,
 ) -> None:
     """Pre-train a recipe, with your changes applied."""
     recipe = _logged(name, overrides or [], own_name=name_of_run(name), name=run_name, directory=directory)
     if accept_changes:
         recipe.resume.accept_changes = True
-    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain, yes=yes)
+    _launch(
+        recipe,
+        executor,
+        devices=devices,
+        nodes=nodes,
+        dryrun=dryrun,
+        detach=detach,
+        chain=chain,
+        plugins=plugins,
+        force=force,
+        yes=yes,
+    )
 
 
 def finetune(
@@ -77,6 +98,8 @@ def finetune(
     detach: Detach = False,
     chain: Chain = 1,
     accept_changes: AcceptChanges = False,
+    plugins: PluginNames = None,
+    force: Force = False,
     yes: Yes = False,
 ) -> None:
     """Fine-tune the model of a recipe, with your changes applied: resume.restore_config.path names its weights."""
@@ -85,7 +108,18 @@ def finetune(
     recipe = _logged(name, overrides or [], own_name=name_of_run(name), name=run_name, directory=directory, **settings)
     if accept_changes:
         recipe.resume.accept_changes = True
-    _launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain, yes=yes)
+    _launch(
+        recipe,
+        executor,
+        devices=devices,
+        nodes=nodes,
+        dryrun=dryrun,
+        detach=detach,
+        chain=chain,
+        plugins=plugins,
+        force=force,
+        yes=yes,
+    )
 
 
 def validate(
@@ -102,6 +136,8 @@ def validate(
     directory: Directory = None,
     dryrun: Dryrun = False,
     detach: Detach = False,
+    plugins: PluginNames = None,
+    force: Force = False,
     yes: Yes = False,
 ) -> None:
     """Measure the validation loss of a checkpoint."""
@@ -123,6 +159,8 @@ def validate(
         nodes=nodes,
         dryrun=dryrun,
         detach=detach,
+        plugins=plugins,
+        force=force,
         yes=yes,
     )
 
@@ -295,13 +333,29 @@ def _launch(
     dryrun: bool,
     detach: bool,
     yes: bool,
+    plugins: Optional[list[str]],
+    force: bool,
     chain: int = 1,
 ) -> None:
     from nemo2.launch import launch
+    from nemo2.launch.plugins import named
+
+    if plugins:
+        import nemo2.plugins  # noqa: F401  (whose names it announces)
 
     if executor != "local" and not (yes or dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
-    result = launch(recipe, executor, devices=devices, nodes=nodes, dryrun=dryrun, detach=detach, chain=chain)
+    result = launch(
+        recipe,
+        executor,
+        devices=devices,
+        nodes=nodes,
+        dryrun=dryrun,
+        detach=detach,
+        chain=chain,
+        plugins=named(plugins or []),
+        force=force,
+    )
     if result.status == "continued":
         raise typer.Exit(result.exit_code)
     if result.jobs and result.status == "submitted":

@@ -21,7 +21,8 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 """The name that Megatron-Core looks at, too; torch has a newer one beside it."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
-_HOPPER, _BLACKWELL = (9, 0), (10, 0)
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+"""Compute capabilities from which these follow."""
 _SM_MARGIN = "16"
 
 
@@ -57,7 +58,7 @@ def launch_variables(ranks: Ranks) -> dict[str, Variable]:
     """The variables of every rank on GPUs, by name."""
     found: dict[str, Variable] = {}
     cut = [f"{size} {name}" for name, size in _cuts(ranks) if size > 1]
-    newer = ranks.capability >= _BLACKWELL
+    newer = ranks.capability >= BLACKWELL
     if ranks.fsdp:
         if cut and newer:
             found[CONNECTIONS] = Variable("32", "FSDP's gathers need queues beside those of computation", needed=True)
@@ -104,7 +105,7 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
                 f"{CONNECTIONS}=1 in the environment stays as it is, and FSDP's gathers would wait in one queue with "
                 "computation. Unset it."
             )
-        elif ranks.capability >= _BLACKWELL:
+        elif ranks.capability >= BLACKWELL:
             said.append(
                 f"{CONNECTIONS}=1 in the environment stays as it is; without tensor or context parallelism it only holds kernels "
                 "back on this GPU. Unset it."
@@ -160,18 +161,23 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     )
 
 
+def ranks_on(machine: Machine, recipe: Any, *, devices: int, nodes: int) -> Optional[Ranks]:
+    """`ranks_of` a machine's GPUs; None without GPUs. GPUs of a kind that isn't known are taken for Hopper's, which the shipped
+    recipes are laid out for."""
+    if machine.accelerator != "cuda":
+        return None
+    return ranks_of(recipe, capability=machine.capability or HOPPER, devices=devices, nodes=nodes)
+
+
 def set_variables(
     executor: Any, recipe: Any, machine: Machine, *, devices: int, nodes: int
 ) -> tuple[list[str], list[str]]:
-    """Put the variables that a run on ``machine`` needs into ``executor.env_vars``, but for those that are set already. GPUs of
-    a kind that isn't known are taken for Hopper's, which the shipped recipes are laid out for.
+    """Put the variables that a run on ``machine`` needs into ``executor.env_vars``, but for those that are set already.
 
     Returns a line per variable with its reason, and what there is to object to in the user's environment. Both are empty for
     runs without GPUs.
     """
-    on_gpus = machine.accelerator == "cuda"
-    capability = machine.capability or _HOPPER
-    ranks = ranks_of(recipe, capability=capability, devices=devices, nodes=nodes) if on_gpus else None
+    ranks = ranks_on(machine, recipe, devices=devices, nodes=nodes)
     if ranks is None or not hasattr(executor, "env_vars"):
         return [], []
     # Ranks on this machine inherit its environment; a cluster has one of its own.

@@ -36,6 +36,7 @@ from nemo2.launch.local import (
     stop_processes,
     sweep_staging,
 )
+from nemo2.launch.plugins import Plugins, apply, made
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.run import on_slurm
@@ -65,7 +66,9 @@ def launch(
     env: Mapping[str, str] | None = None,
     chain: int = 1,
     gpu: str | None = None,
+    plugins: Plugins = None,
     check: bool = True,
+    force: bool = False,
     raise_on_failure: bool = True,
 ) -> RunResult:
     """Run ``recipe`` on ``executor`` and wait for its end.
@@ -86,7 +89,10 @@ def launch(
             that it doesn't need are cancelled.
         gpu: the GPUs it will run on ("H100", "B200"), from which launch-time variables follow
             (`nemo2.launch.environment`). None: this machine's, or Hopper's on another executor.
-        check: refuse a recipe that cannot work before anything is started.
+        plugins: nemo-run plugins (`nemo2.plugins`), or their configs; each edits the copies of recipe and executor that this run
+            has, in turn, before the checks.
+        check: refuse a recipe that cannot work before anything is started, or that does not fit its GPUs by far.
+        force: start the one that does not fit all the same.
         raise_on_failure: False returns a result with ``status="failed"`` instead of raising.
 
     Returns:
@@ -110,15 +116,22 @@ def launch(
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another; leave it out.")
     local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
-    machine = machine_of(executor, gpu, local=local)
+    machine = machine_of(executor, gpu or (settings.gpu if settings else "") or None, local=local)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
+    title = safe_name(name)
+    experiment_id = f"{title}_{time.time_ns()}"
+    edited: list[str] = []
+    if chosen_plugins := made(plugins):
+        executor = nemo_run.LocalExecutor(launcher="torchrun") if executor in (None, "local") else executor.clone()
+        give_shape(executor, devices=devices, nodes=nodes)
+        edited = apply(chosen_plugins, recipe, executor, experiment_id=experiment_id)
+        devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
     if check:
         from nemo2.checks import check_recipe
 
         check_recipe(recipe, devices=devices, nodes=nodes, machine=machine, local=local, chosen=chosen)
+        _refuse_too_large(recipe, machine, force=force)
     started = time.monotonic()
-    title = safe_name(name)
-    experiment_id = f"{title}_{time.time_ns()}"
     if isinstance(executor, nemo_run.SlurmExecutor):
         executor = executor.clone()
         told = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
@@ -134,7 +147,7 @@ def launch(
             chain=chain,
             dryrun=dryrun,
             detach=detach,
-            reasons=told,
+            reasons=([*edited, *told[0]], told[1]),
         )
         if result.failure is not None and raise_on_failure:
             raise result.failure
@@ -171,8 +184,8 @@ def launch(
             remove_quietly(staging)
             if local:
                 print(describe(executor, title))
-            if reasons:
-                print("\n".join(["because", *(f"  {line}" for line in reasons)]))
+            if lines := [*edited, *reasons]:
+                print("\n".join(["because", *(f"  {line}" for line in lines)]))
             return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
         before = child_processes()
         experiment.run(detach=detach)
@@ -209,6 +222,7 @@ def run(
     name: str = "",
     dryrun: bool = False,
     detach: bool = False,
+    plugins: Plugins = None,
 ) -> RunResult | None:
     """`nemo_run.run` with an honest end: raises when a rank fails, returns how it ended.
 
@@ -216,9 +230,15 @@ def run(
     node and nodes are what the run has; ``trainer.devices`` and ``trainer.num_nodes`` follow them.
 
     Raises:
-        ConfigError, RankFailure: as `launch`.
+        ConfigError: plugins without an executor, which nemo-run forgets; as `launch`.
+        RankFailure: as `launch`.
     """
     if executor is None:
+        if plugins:
+            raise ConfigError(
+                "plugins edit an executor, and run() without one runs in this process: pass executor=run.LocalExecutor(launcher="
+                "'torchrun')."
+            )
         nemo_run.run(recipe, name=name, dryrun=dryrun)
         return None
     return launch(
@@ -229,7 +249,24 @@ def run(
         name=name or None,
         dryrun=dryrun,
         detach=detach,
+        plugins=plugins,
     )
+
+
+def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
+    """Raise ConfigError for a recipe that does not fit its GPUs by far; warn of one that is close, or whose GPUs aren't known."""
+    from nemo2.planner.quick import quick_verdict
+
+    quick = quick_verdict(recipe, machine)
+    if quick is None or quick.answer == "fits":
+        return
+    said = f"the run's memory: {quick.sentence()}."
+    if quick.answer == "does not fit" and not quick.assumed and not force:
+        raise ConfigError(
+            f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts it to the byte and looks for a change that makes it fit; "
+            "--force (launch(force=True)) starts it all the same."
+        )
+    print(f"warning: {said} `nemo2 rehearse` counts it to the byte.", file=sys.stderr)
 
 
 def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
@@ -312,9 +349,12 @@ def prepare_executor(
 def describe(executor: Any, title: str) -> str:
     """The command that would be started on this machine, for reading."""
     variables = "".join(f"  {name}={value}\n" for name, value in sorted(executor.env_vars.items()))
+    launcher = executor.get_launcher()
+    under = f"nsys profile -t {','.join(launcher.nsys_trace)} ... " if launcher.nsys_profile else ""
+    starter = "ft_launcher" if isinstance(launcher, nemo_run.FaultTolerance) else "torchrun"
     return (
         f"would run {title!r} in {Path.cwd()}:\n"
-        f"  torchrun --nnodes {executor.nnodes()} --nproc-per-node {executor.nproc_per_node()} "
+        f"  {under}{starter} --nnodes {executor.nnodes()} --nproc-per-node {executor.nproc_per_node()} "
         f"-m nemo_run.core.runners.fdl_runner --name {title} <recipe>\nwith\n{variables}".rstrip()
     )
 

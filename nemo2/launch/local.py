@@ -22,6 +22,7 @@ _KNOWN_WARNINGS = (
     # Megatron-Core says so on import, ten times per rank; `environment.json` says it once.
     "ignore:Transformer Engine and Apex are not installed:UserWarning",
     "ignore:Apex is not installed:UserWarning",
+    "ignore:The pynvml package is deprecated:FutureWarning",
 )
 
 LAUNCHER_FILE = "launcher"

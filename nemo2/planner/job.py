@@ -67,6 +67,7 @@ class Job:
         graphed_experts: those of routed experts too: graphs of a whole step, or fixed capacity.
         low_attention: attention runs in 8 bits.
         compiled: elementwise kernels are fused by a compiler or by hand (Transformer Engine, torch.compile, XLA).
+        gate_kept: the activated gate of a feed-forward block is a tensor of its own, kept for the product with the other half.
         torch_loss: every tensor-parallel rank has all logits and torch's cross entropy, not its slice and Megatron-Core's.
         dropout: dropout is applied, and its masks are kept.
         document: tokens of the documents that sequences are packed of, which don't attend to each other. None: one document.
@@ -110,6 +111,7 @@ class Job:
     graphed_experts: bool = False
     low_attention: bool = False
     compiled: bool = True
+    gate_kept: bool = False
     torch_loss: bool = False
     dropout: bool = False
     document: Optional[int] = None

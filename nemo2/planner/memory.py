@@ -257,13 +257,14 @@ def _attention_bytes(part: Attention | LatentAttention, job: Job) -> float:
 
 def _mlp_bytes(part: MLP, job: Job) -> float:
     activated = part.width if _needs_input(part.linears[1], job) else 0
-    return 2 * (part.inner + activated) / job.tp
+    return 2 * (part.inner + activated + (part.width if job.gate_kept else 0)) / job.tp
 
 
 def _expert_bytes(part: Experts, job: Job) -> float:
     keeps = _needs_input(part.routed[1], job) and not job.recomputes("moe_act")
     activated = part.width if keeps else 0
-    inner = 2 * (part.inner + activated) / job.etp
+    gate = part.width if job.gate_kept and not job.recomputes("moe_act") else 0
+    inner = 2 * (part.inner + activated + gate) / job.etp
     # Sorted for their expert, and back; of frozen experts only what an addition beside the first product needs.
     copies = 2 if not job.lora or job.adapters is None else int(_needs_input(part.routed[0], job))
     routed = part.topk * (2 * copies * part.outer + inner) * job.etp / job.tp

@@ -20,6 +20,9 @@ from nemo2.peft import DoRA, LoRA
 from nemo2.planner.job import Adapters, Job
 from nemo2.settle.machine import Machine
 
+_FUSED = ("silu", "gelu", "quick_gelu")
+"""Gates for which Megatron-Core's feed-forward block has one kernel (``megatron/core/transformer/mlp.py``)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -132,6 +135,7 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
         cuda_graphs=kind_of(_model(facts)) != "none",
         low_attention=bool(facts.of_model("fp8_dot_product_attention")),
+        gate_kept=_gate_kept(facts),
         torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
@@ -141,6 +145,11 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         **_experts(facts),
         **_overlaps(facts, tp=tp),
     )
+
+
+def _gate_kept(facts: Facts) -> bool:
+    fused = facts.of_model("bias_activation_fusion") and facts.of_model("activation_func").__name__ in _FUSED
+    return bool(facts.of_model("gated_linear_unit")) and not fused
 
 
 def _adapters(facts: Facts) -> Optional[Adapters]:

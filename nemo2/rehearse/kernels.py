@@ -10,6 +10,7 @@ kernel's outputs, saves what the kernel saves, and reports the kernel's arithmet
   arXiv:2307.08691, section 3); with context parallelism as Transformer Engine's ring, gather or all-to-all;
 - rotary embedding saves nothing where ``apply_rope_fusion`` asks for the fused kernel;
 - dropout saves one byte per element;
+- OpenAI's GELU, which Megatron-Core compiles, saves its input (`squared_relu` saves as much in either way);
 - Transformer Engine's cross entropy overwrites the logits with their gradient and saves only them;
 - grouped experts read their weights in place and save each product's input; activation and routing weight are one kernel;
 - routing is taken to be balanced: every expert gets its share of the tokens;
@@ -296,6 +297,17 @@ def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]
     return fused
 
 
+def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of one tensor that Megatron-Core compiles on GPUs. On CPUs PyTorch runs it, and keeps each step."""
+
+    @functools.wraps(original)
+    def compiled(x: Tensor) -> Tensor:
+        tracking.moved(2 * x.numel() * x.element_size())
+        return Kernel.apply(lambda x: (_like(x, x.shape), [x]), None, x)  # pyright: ignore[reportReturnType]
+
+    return compiled
+
+
 _selected: list[int] = []
 """How many elements the masks select whose values nobody knows; the last is asked."""
 
@@ -431,6 +443,7 @@ def te_kernels() -> tuple[Patch, ...]:
         ),
         wrapped("megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", _biased_activation),
         wrapped("megatron.core.fusions.fused_bias_geglu:bias_geglu_impl", _biased_activation),
+        wrapped("megatron.core.transformer.utils:gelu_impl", _compiled_activation),
         wrapped(f"{layers}.experts:TorchGroupedMLP._product", _with(_grouped_product)),
         wrapped(f"{layers}.experts:LocalExperts._activate", _weighted_activation),
         *routing(),

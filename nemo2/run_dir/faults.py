@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Optional
 
-from nemo2.errors import Nemo2Error, Preempted
+from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, Preempted, RuntimeFault, SaveFailed
 from nemo2.place import here
 from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.stalls import describe
@@ -29,6 +29,9 @@ TORCH_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 HANG = "Hang"
 """The kind of the fault of a run in which nothing happened any more."""
 
+
+MENDED_BY_A_START = (HANG, RuntimeFault.__name__, SaveFailed.__name__)
+"""Kinds of faults of ours that another start may not meet."""
 
 _step: Optional[int] = None
 
@@ -53,11 +56,16 @@ def install_fault_hook() -> bool:
 
     Called where the entry points are imported, so that an error while the recipe is built is seen too. Does nothing,
     and returns False, in a process that no launcher has started. Idempotent.
+
+    Raises:
+        SystemExit: torchrun has started the ranks again after an error that they would meet again, or after they had saved and
+            stopped because they were asked to; with the exit code of that.
     """
     if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or not here().launched:
         return False
     if getattr(sys.excepthook, "_nemo2_faults", False):
         return True
+    _refuse_a_start_in_vain()
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -67,6 +75,18 @@ def install_fault_hook() -> bool:
     hook._nemo2_faults = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark for the check above)
     sys.excepthook = hook
     return True
+
+
+def _refuse_a_start_in_vain() -> None:
+    directory = os.environ.get(FAULT_DIR_VARIABLE)
+    if directory is None or here().restarts == 0:
+        return
+    for fault in read_faults(directory):
+        if fault.kind == Preempted.__name__:
+            raise SystemExit(EXIT_PREEMPTED)
+        if fault.explained and fault.kind not in MENDED_BY_A_START:
+            print(f"not started again: rank {fault.rank}: {fault.message}", file=sys.stderr, flush=True)
+            raise SystemExit(1)
 
 
 def record_fault(error: BaseException, *, step: Optional[int] = None) -> None:

@@ -46,18 +46,24 @@ class HangWatchdog(pl.Callback):
     Args:
         timeout_seconds: Without progress. It has to cover a step, a validation batch, a checkpoint that isn't saved in the
             background and, for the first step, compilation.
+        first_timeout_seconds: Until the end of the first step. None: the same.
 
     Raises:
-        ConfigError: the timeout isn't positive.
+        ConfigError: a timeout isn't positive.
     """
 
-    def __init__(self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
-        if timeout_seconds <= 0:
-            raise ConfigError(f"HangWatchdog.timeout_seconds={timeout_seconds}: must be more than 0 seconds.")
+    def __init__(
+        self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, first_timeout_seconds: Optional[float] = None
+    ) -> None:
+        for name, seconds in (("timeout_seconds", timeout_seconds), ("first_timeout_seconds", first_timeout_seconds)):
+            if seconds is not None and seconds <= 0:
+                raise ConfigError(f"HangWatchdog.{name}={seconds}: must be more than 0 seconds.")
         self.timeout_seconds = timeout_seconds
+        self.first_timeout_seconds = first_timeout_seconds
         self._file: Any = None
         self._life: Optional[LifeSign] = None
         self._deadline = 0.0
+        self._limit = timeout_seconds
         self._last_resort: Optional[LastResort] = None
         self._over = threading.Event()
         self._rank = 0
@@ -71,11 +77,13 @@ class HangWatchdog(pl.Callback):
         # On this machine's disk: a shared file system isn't written to after each step of each rank.
         self._life = LifeSign(directory, self._rank) if launched and trainer.num_nodes == 1 else None
         self._last_resort = LastResort()
+        self._limit = self.first_timeout_seconds or self.timeout_seconds
         self._progress(trainer, "at the start of training")
         self._over.clear()
         threading.Thread(target=self._watch, args=(directory,), daemon=True, name="hang").start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        self._limit = self.timeout_seconds
         self._progress(trainer)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -93,8 +101,8 @@ class HangWatchdog(pl.Callback):
     def _progress(self, trainer: pl.Trainer, phase: str = "") -> None:
         if self._file is None:
             return
-        self._deadline = time.monotonic() + self.timeout_seconds
-        self._set_outer(self.timeout_seconds)
+        self._deadline = time.monotonic() + self._limit
+        self._set_outer(self._limit)
         if self._life is not None:
             self._life.give(trainer.global_step, phase)
 
@@ -149,7 +157,7 @@ class HangWatchdog(pl.Callback):
         file = self._file
         if file is None:
             return
-        limit = timedelta(seconds=self.timeout_seconds)
+        limit = timedelta(seconds=self._limit)
         file.write(f"Timeout ({limit})!\n")
         file.flush()
         faulthandler.dump_traceback(file=file)

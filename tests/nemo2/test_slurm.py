@@ -369,7 +369,7 @@ def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_i
     [
         ({"array": "0-3"}, "array"),
         ({"heterogeneous": True}, "heterogeneous"),
-        ({"launcher": "ft"}, "launcher"),
+        ({"launcher": "slurm_ray"}, "launcher"),
         ({"dependencies": ["slurm://a/1"]}, "dependency"),
     ],
 )

@@ -10,6 +10,7 @@ reason into ``state.json``, where a launcher that follows the run reads it. Impo
 - Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same step, or
   `STALLED` lives in a row came no further than one before them.
 - Ranks that never began to run: failed.
+- A failure when as many starts have failed as the executor allows (``retries``): failed.
 """
 
 import argparse
@@ -22,18 +23,19 @@ from typing import Any, Optional
 from nemo2.errors import Preempted
 from nemo2.launch.deaths import deaths_in, killed_by
 from nemo2.launch.slurm.script import LIVES, STATE
-from nemo2.run_dir.faults import HANG, Fault, read_faults
+from nemo2.run_dir.faults import HANG, MENDED_BY_A_START, Fault, read_faults
 from nemo2.run_dir.records import read_metrics, write_text
 
 STALLED = 3
 RUN_DIR = "run_dir"
 """In the job's folder: a file with the path of the run directory."""
-_MENDED_BY_A_START = (HANG, "RuntimeFault")
 _ENDED_BY_SLURM = ("CANCELLED",)
 _CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT")
 
 
-def judge(folder: Path, *, life: int, code: int, state: str = "RUNNING") -> dict[str, Any]:
+def judge(
+    folder: Path, *, life: int, code: int, state: str = "RUNNING", retries: Optional[int] = None
+) -> dict[str, Any]:
     """How a life ended: ``verdict``, ``message``, ``step`` (None where no step was begun), ``rank`` where one is to blame.
 
     Args:
@@ -41,6 +43,7 @@ def judge(folder: Path, *, life: int, code: int, state: str = "RUNNING") -> dict
         life: Its number.
         code: The exit code of srun.
         state: Slurm's word for the job now.
+        retries: How often a job that failed is started again. None: as long as it comes further.
     """
     faults = read_faults(folder / LIVES / str(life) / "faults")
     if code == 0:
@@ -58,9 +61,12 @@ def judge(folder: Path, *, life: int, code: int, state: str = "RUNNING") -> dict
         return {**told, "verdict": "again" if again else "failed", "ended": True}
     if not any((folder / LIVES / str(life)).glob("rank-*.out")):
         return {**told, "verdict": "failed"}
-    if faults and faults[0].explained and faults[0].kind not in _MENDED_BY_A_START:
+    if faults and faults[0].explained and faults[0].kind not in MENDED_BY_A_START:
         return {**told, "verdict": "failed"}
     earlier = [one for one in history(folder) if one.get("failed")]
+    if retries is not None and len(earlier) >= retries:
+        said = f"{message} {retries + 1} starts have failed (executor.retries={retries})."
+        return {**told, "verdict": "failed", "message": said}
     if any(one.get("step") == told["step"] for one in earlier):
         at = "before its first step" if told["step"] is None else f"at step {told['step']}"
         return {**told, "verdict": "failed", "message": f"{message} It failed {at} before: no further start."}
@@ -135,8 +141,9 @@ def main() -> None:
     parser.add_argument("--life", type=int, required=True)
     parser.add_argument("--code", type=int, required=True)
     parser.add_argument("--state", default="RUNNING")
+    parser.add_argument("--retries", type=int, default=None)
     given = parser.parse_args()
-    told = judge(given.folder, life=given.life, code=given.code, state=given.state)
+    told = judge(given.folder, life=given.life, code=given.code, state=given.state, retries=given.retries)
     record(given.folder, given.life, told)
     print(told["message"])
     print(told["verdict"])

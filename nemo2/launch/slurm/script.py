@@ -56,6 +56,12 @@ class Job:
     """How long before the end of its time a run is asked to save. 0: never."""
     requeue: bool = True
     """Whether the job goes back to the queue by itself; False in a chain, whose next link goes on."""
+    retries: Optional[int] = None
+    """How often the job is started again after a failure. None: as long as it comes further."""
+    nsys: tuple[str, ...] = ()
+    """The arguments of ``nsys``, but for the output's, under which the ranks run; empty: without."""
+    monitor: Optional[Mapping[str, str]] = None
+    """Options of nvidia-resiliency-ext's launcher by name, which takes torchrun's place; None: torchrun."""
     program: str = f"-m {_ENTRY}"
     """What Python runs on every rank, with the folder as its argument: ``-m MODULE``, or a file in the folder."""
 
@@ -117,6 +123,7 @@ def _body(job: Job) -> list[str]:
         f'export NEMO2_LIFE="$folder/{LIVES}/$life"',
         'export NEMO2_FAULT_DIR="$NEMO2_LIFE/faults"',
         'echo "$SLURM_JOB_ID" >"$NEMO2_LIFE/job"',
+        *(['mkdir -p "$NEMO2_LIFE/nsys_profile"'] if job.nsys else []),
         "",
         *_RENDEZVOUS,
         "",
@@ -153,10 +160,15 @@ def _step(job: Job) -> list[str]:
     lines = [" ".join([*words, '--output="$NEMO2_LIFE/task-%t.out"', '--error="$NEMO2_LIFE/task-%t.out"']) + " \\"]
     for option in [*_container(job), *job.srun_args]:
         lines.append(f"    {option if option.startswith('--container-mounts=') else shlex.quote(option)} \\")
+    under = _nsys(job)
     if job.starter == "torchrun":
+        launcher, options = "torch.distributed.run", ""
+        if job.monitor is not None:
+            launcher = "nvidia_resiliency_ext.fault_tolerance.launcher"
+            options = "".join(f"--ft-{name} {shlex.quote(value)} " for name, value in job.monitor.items())
         command = (
-            'exec "$1" -m torch.distributed.run --nnodes "$2" --nproc-per-node "$3" --node-rank "$SLURM_NODEID" '
-            '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts 0 $4 "$5"'
+            f'exec {under}"$1" -m {launcher} {options}--nnodes "$2" --nproc-per-node "$3" --node-rank "$SLURM_NODEID" '
+            '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts "${PET_MAX_RESTARTS:-0}" $4 "$5"'
         )
         # Ranks are asked to stop by Slurm itself; torchrun leaves them this long to save.
         lines.insert(0, f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={max(30, job.grace_seconds)}")
@@ -165,12 +177,21 @@ def _step(job: Job) -> list[str]:
     else:
         command = (
             'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE="$3" '
-            'NODE_RANK=$SLURM_NODEID; exec "$1" $4 "$5"'
+            f'NODE_RANK=$SLURM_NODEID; exec {under}"$1" $4 "$5"'
         )
     workdir = shlex.quote(job.workdir or job.folder)
     command = f"cd {workdir} && {command}"
     last = f'ranks "$python" {job.nodes} {job.devices} {shlex.quote(job.program)} "$folder" &'
     return [*lines, f"    bash -c {shlex.quote(command)} {last}"]
+
+
+def _nsys(job: Job) -> str:
+    """What stands before the command of a node, or of a task; "" without nsys. Its recordings are in the folder of the life."""
+    if not job.nsys:
+        return ""
+    # One file per process that is traced: %p is nsys' own name of its id.
+    output = '-o "$NEMO2_LIFE/nsys_profile/node$SLURM_NODEID-%p" '
+    return f"nsys {' '.join(map(shlex.quote, job.nsys))} {output}"
 
 
 def _container(job: Job) -> list[str]:
@@ -189,13 +210,14 @@ def _end(job: Job) -> list[str]:
         option if option.startswith("--container-mounts=") else shlex.quote(option) for option in _container(job)
     )
     judge = f'{alone + " " if job.container_image else ""}"$python" -m {_AFTERMATH}'
+    retries = "" if job.retries is None else f" --retries {job.retries}"
     lines = [
         "# Done, to be continued, or failed: the ranks' own words decide, and what Slurm has decided meanwhile.",
         "state=$(scontrol show job \"$SLURM_JOB_ID\" --oneliner 2>/dev/null | sed -n 's/.* JobState=\\([A-Z_]*\\).*/\\1/p')",
         "# While a job is completing, its state doesn't say why; slurmd's own line does, unless a user cancelled it.",
         'why=$(grep "JOB $SLURM_JOB_ID ON .* CANCELLED AT" "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null | tail -n 1)',
         'case "$why" in "" | *"DUE TO"*) ;; *) state=CANCELLED ;; esac',
-        f'verdict=$({judge} "$folder" --life "$life" --code "$code" --state "${{state:-RUNNING}}" | tail -n 1)',
+        f'verdict=$({judge} "$folder" --life "$life" --code "$code" --state "${{state:-RUNNING}}"{retries} | tail -n 1)',
         'echo "life $life: $verdict"',
         'case "$verdict" in',
     ]

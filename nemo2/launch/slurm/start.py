@@ -17,6 +17,7 @@ from shlex import quote
 from typing import Any, Optional
 
 from nemo_run.config import get_nemorun_home
+from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
 from nemo2.config.serialize import to_json
 from nemo2.errors import ConfigError
@@ -30,6 +31,7 @@ from nemo2.launch.slurm.shell import Shell, shell_of
 from nemo2.launch.slurm.ship import CODES, Code, ship
 from nemo2.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
 from nemo2.run_dir.logger import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.settle.machine import Machine
 
 _DIRECTIVES = (
     "account", "partition", "qos", "mem", "mem_per_gpu", "mem_per_cpu", "comment", "constraint", "exclude", "gres",
@@ -41,6 +43,9 @@ _REFUSED = {
     "het_group_indices": "all ranks of a run do the same",
     "dependencies": "set additional_parameters={'dependency': 'afterok:123'} instead",
 }
+_MONITORED = (
+    "workload_check_interval", "initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_termination_signal", "log_level",
+)  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _NEMO_RUNS_TIME = "00:10:00"
 _MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
@@ -60,7 +65,12 @@ class ClusterSettings:
     requeue: bool = True
     """Whether Slurm may start the job again: False where the site forbids it; see also chains."""
 
+    gpu: str = ""
+    """The kind of its GPUs ("H100"), from which variables and the verdict on memory follow. "": not known."""
+
     def __post_init__(self) -> None:
+        if self.gpu:
+            Machine.named(self.gpu, option="gpu")
         if self.code not in CODES:
             raise ConfigError(f"code={self.code!r}: must be one of {', '.join(CODES)}.")
         if self.grace_seconds is not None and self.grace_seconds < 0:
@@ -175,6 +185,9 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
         container_image=executor.container_image or "",
         container_mounts=tuple(executor.container_mounts),
         requeue=settings.requeue,
+        retries=executor.retries or None,
+        nsys=_nsys(executor),
+        monitor=_monitor(executor),
     )
 
 
@@ -226,13 +239,31 @@ def starter_of(executor: Any) -> Starter:
         ConfigError: another launcher.
     """
     launcher = executor.launcher
-    if launcher is None:
+    # A launcher of nemo-run's base class stands for none, with nsys before the command.
+    if launcher is None or type(launcher) is Launcher:
         return "srun"
-    if launcher == "torchrun" or type(launcher).__name__ == "Torchrun":
+    if launcher in ("torchrun", "ft") or isinstance(launcher, Torchrun | FaultTolerance):
         return "torchrun"
     raise ConfigError(
-        f"SlurmExecutor.launcher={launcher!r}: ranks are started by 'torchrun' or, with None, by srun; set one of these."
+        f"SlurmExecutor.launcher={launcher!r}: ranks are started by 'torchrun', by 'ft' (nvidia-resiliency-ext) or, with None, "
+        "by srun; set one of these."
     )
+
+
+def _nsys(executor: Any) -> tuple[str, ...]:
+    launcher = executor.get_launcher()
+    if not launcher.nsys_profile:
+        return ()
+    return ("profile", "-s", "none", "-t", ",".join(launcher.nsys_trace), *launcher.nsys_extra_args)
+
+
+def _monitor(executor: Any) -> Optional[dict[str, str]]:
+    """What nvidia-resiliency-ext's launcher is told; None without it."""
+    launcher = executor.get_launcher()
+    if not isinstance(launcher, FaultTolerance):
+        return None
+    options = {name: getattr(launcher, name) for name in _MONITORED}
+    return {name.replace("_", "-"): str(value) for name, value in options.items() if value is not None}
 
 
 def _resumes(recipe: Any) -> bool:

@@ -222,3 +222,23 @@ def test_what_is_not_counted_is_noted() -> None:
     (added,) = set(notes_of(recipe, "te")) - set(plain)
     assert added.startswith("CUDA graphs")
     assert not any("soft-capped" in note for note in notes_of(llm.llama3_8b.pretrain_recipe(), "te"))
+
+
+def test_a_compiled_activation_keeps_what_torchs_partitioner_keeps() -> None:
+    import torch
+    from megatron.core.transformer.utils import gelu_impl
+
+    from nemo2.rehearse.kernels import te_kernels
+
+    def kept(function: Any) -> int:
+        found: list[int] = []
+        x = torch.randn(64, 32, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.numel()) or t, lambda t: t):
+            function(x)
+        return sum(found)
+
+    # What torch.compile would keep, without its C++ or Triton code: the graph, cut by its own partitioner.
+    steps = getattr(gelu_impl, "_torchdynamo_orig_callable", gelu_impl)
+    compiled = torch.compile(steps, backend="aot_eager_decomp_partition")
+    [patch] = [one for one in te_kernels() if one.target.endswith(":gelu_impl")]
+    assert kept(patch.replacement(gelu_impl)) == kept(compiled) == 64 * 32 < kept(steps)

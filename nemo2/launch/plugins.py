@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins applied: nemo-run's ``run.Plugin``, before the checks, so that what they add is checked with the rest.
+
+nemo-run 0.11 checks a task, then lets plugins change it, and forgets them where there is no executor.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Union
+
+import fiddle as fdl
+import nemo_run
+
+from nemo2.config.factories import made_by_name
+from nemo2.config.show import diff, format_value
+from nemo2.config.typed_text import WrongType, split_items
+from nemo2.config.values import typed
+from nemo2.errors import ConfigError
+from nemo2.launch.local import split_secrets
+
+Plugins = Union[None, Any, Sequence[Any]]
+"""A plugin, its config or its name with arguments, or a list of these."""
+
+
+def made(plugins: Plugins) -> list[Any]:
+    """Plugins from any of their forms.
+
+    Raises:
+        ConfigError: an unknown name, or something that is no plugin.
+    """
+    given = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    return [_made(one) for one in given]
+
+
+def named(texts: Iterable[str]) -> list[str]:
+    """``--plugins A(x=1),B`` and ``--plugins A --plugins B`` as names, each with its arguments."""
+    return [part.strip() for text in texts for part in split_items(text) if part.strip()]
+
+
+def apply(plugins: Sequence[Any], recipe: Any, executor: Any, *, experiment_id: str) -> list[str]:
+    """Let each plugin, in turn, edit the recipe and the executor; returns a line per change, with the plugin's name."""
+    told: list[str] = []
+    for plugin in plugins:
+        before, had = copy.deepcopy(recipe), _settings(executor)
+        plugin.assign(experiment_id)
+        plugin.setup(recipe, executor)
+        name = type(plugin).__name__
+        told += [f"{name}: {change.path}={format_value(change.new)}" for change in diff(before, recipe)]
+        has = _settings(executor)
+        told += [f"{name}: {key}={has[key]}" for key in has if has[key] != had.get(key)]
+    return told
+
+
+def _made(one: Any) -> Any:
+    plugin = one
+    if isinstance(one, str):
+        try:
+            plugin = made_by_name(one, (nemo_run.Plugin,), fit=typed)
+        except WrongType as error:
+            raise ConfigError(f"plugins: {one!r} {error}") from None
+    if isinstance(plugin, fdl.Buildable):
+        plugin = fdl.build(plugin)
+    if not isinstance(plugin, nemo_run.Plugin):
+        raise ConfigError(
+            f"plugins: {plugin!r} is no plugin. Derive it from nemo_run.Plugin, whose method setup(task, executor) edits both."
+        )
+    return plugin
+
+
+def _settings(executor: Any) -> dict[str, str]:
+    """What an executor and its launcher say, and its variables by name; secrets' values stay out."""
+    launcher = executor.get_launcher()
+    plain, secret = split_secrets(executor.env_vars)
+    return {
+        **{
+            f"executor.{name}": value
+            for name, value in _fields(executor).items()
+            if name not in ("env_vars", "launcher")
+        },
+        "executor.launcher": type(launcher).__name__,
+        **{f"executor.launcher.{name}": value for name, value in _fields(launcher).items()},
+        **plain,
+        **dict.fromkeys(secret, "***"),
+    }
+
+
+def _fields(made_of_fields: Any) -> dict[str, str]:
+    names = [one.name for one in fields(made_of_fields) if not one.name.startswith("_")]
+    return {name: repr(getattr(made_of_fields, name, None)) for name in names}

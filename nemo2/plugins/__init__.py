@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins: each edits a recipe and its executor together before the checks run, under NeMo 2.0's names.
+
+A plugin is nemo-run's ``run.Plugin`` with one method, ``setup(task, executor)``. `nemo2.launch.plugins` applies them, and so does
+nemo-run's own `Experiment.add(plugins=...)`.
+"""
+
+from nemo2.config.announced import announce
+from nemo2.lazy import front_door
+
+announce(f"{__name__}.named")
+__getattr__, __dir__, __all__ = front_door(__name__, __file__)

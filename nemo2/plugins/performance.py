@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins for speed: variables that CUDA, NCCL, Transformer Engine and Triton read as a rank starts."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import nemo_run
+
+from nemo2.errors import ConfigError
+from nemo2.launch.environment import ALLOCATOR, BLACKWELL, EXPANDABLE, HOPPER, launch_variables, ranks_of
+from nemo2.plugins.editing import set_variable
+
+_VBOOST = (
+    "srun --nodes=$SLURM_NNODES --ntasks=$SLURM_NNODES --ntasks-per-node=1 --overlap "
+    "sudo nvidia-smi boost-slider --vboost 1"
+)
+
+
+@dataclass(kw_only=True)
+class PerfEnvPlugin(nemo_run.Plugin):
+    """The variables of a fast run, in the executor, where they can be read and changed.
+
+    `nemo2.launch.environment` sets most of them for every run on GPUs, from the recipe and the kind of GPU; this plugin adds what
+    has to be asked for, and states the others. Variables that the executor has already stay, with a warning.
+
+    Args:
+        enable_layernorm_sm_margin: Norms leave multiprocessors to communication that runs beside them. False: none are left.
+        layernorm_sm_margin: How many.
+        enable_vboost: Slurm: raise the GPU's tensor-core clock at the cost of others (``nvidia-smi boost-slider``, with sudo)
+            before the ranks start.
+        nccl_pp_comm_chunksize: Bytes per message between pipeline stages (``NCCL_P2P_NET_CHUNKSIZE``). None: NCCL's own.
+        gpu_sm100_or_newer: The GPUs are Blackwell's, where communication needs 32 queues rather than 1.
+        user_buffer_registration: NCCL reads and writes registered buffers (``ddp_config.nccl_ub``): NVLink SHARP and few
+            multiprocessors, and no expandable segments.
+    """
+
+    enable_layernorm_sm_margin: bool = True
+    layernorm_sm_margin: int = 16
+    enable_vboost: bool = False
+    nccl_pp_comm_chunksize: Optional[int] = None
+    gpu_sm100_or_newer: bool = False
+    user_buffer_registration: bool = False
+
+    def __post_init__(self) -> None:
+        if self.layernorm_sm_margin < 0:
+            raise ConfigError(f"PerfEnvPlugin.layernorm_sm_margin={self.layernorm_sm_margin}: must be 0 or more.")
+        if self.nccl_pp_comm_chunksize is not None and self.nccl_pp_comm_chunksize < 1:
+            raise ConfigError(
+                f"PerfEnvPlugin.nccl_pp_comm_chunksize={self.nccl_pp_comm_chunksize}: must be bytes, at least 1."
+            )
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Set the variables. Raises ConfigError where the recipe's own settings contradict them."""
+        ranks = ranks_of(
+            task,
+            capability=BLACKWELL if self.gpu_sm100_or_newer else HOPPER,
+            devices=executor.nproc_per_node(),
+            nodes=executor.nnodes(),
+        )
+        if ranks is None:
+            raise ConfigError(
+                "PerfEnvPlugin: trainer.strategy is none of nemo2's, whose layout the variables follow from."
+            )
+        if self.user_buffer_registration:
+            ranks = ranks._replace(registered_buffers=True)
+            _without_expandable_segments(executor)
+        wanted = {name: variable.value for name, variable in launch_variables(ranks).items()}
+        margin = str(self.layernorm_sm_margin if self.enable_layernorm_sm_margin else 0)
+        wanted |= {f"NVTE_{step}_LAYERNORM_SM_MARGIN": margin for step in ("FWD", "BWD")}
+        if self.nccl_pp_comm_chunksize is not None:
+            if ranks.pipeline_parallel > 1:
+                wanted["NCCL_P2P_NET_CHUNKSIZE"] = str(self.nccl_pp_comm_chunksize)
+            else:
+                _warn("nccl_pp_comm_chunksize is for messages between pipeline stages, and this recipe has one stage")
+        for name, value in wanted.items():
+            set_variable(self, executor, name, value)
+        if self.enable_vboost:
+            if not isinstance(executor, nemo_run.SlurmExecutor):
+                raise ConfigError(
+                    "PerfEnvPlugin.enable_vboost=True is a line of a Slurm job, and the executor is "
+                    f"{type(executor).__name__}."
+                )
+            executor.setup_lines = "\n".join(filter(None, [executor.setup_lines, _VBOOST]))
+
+
+@dataclass(kw_only=True)
+class TritonCacheSetup(nemo_run.Plugin):
+    """Each node compiles Triton's kernels into a folder on its own disk.
+
+    The default, ``~/.triton``, is on a shared file system of most clusters, where the ranks of all nodes write the same files.
+
+    Args:
+        folder: An absolute path. None: ``nemo2-triton-UID`` in the node's temporary folder.
+    """
+
+    folder: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not self.folder.startswith("/"):
+            raise ConfigError(f"TritonCacheSetup.folder={self.folder!r}: must be an absolute path.")
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Set TRITON_CACHE_DIR."""
+        set_variable(self, executor, "TRITON_CACHE_DIR", self.folder or f"/tmp/nemo2-triton-{os.getuid()}")
+
+
+def _without_expandable_segments(executor: Any) -> None:
+    options = executor.env_vars.get(ALLOCATOR, "").split(",")
+    left = [option for option in options if option and option != EXPANDABLE]
+    if len(left) < len([option for option in options if option]):
+        _warn(f"{EXPANDABLE} is taken out of {ALLOCATOR}: registered buffers can't be made of such segments")
+        executor.env_vars = {key: value for key, value in executor.env_vars.items() if key != ALLOCATOR}
+        if left:
+            executor.env_vars[ALLOCATOR] = ",".join(left)
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: PerfEnvPlugin: {sentence}.", file=sys.stderr)

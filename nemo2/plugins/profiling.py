@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins that record a few steps: Nsight Systems, torch's profiler, a GPU's memory."""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import nemo_run
+
+from nemo2.callbacks.memory_profile import MemoryProfileCallback
+from nemo2.callbacks.nsys import NsysCallback
+from nemo2.callbacks.profiler import PytorchProfilerCallback
+from nemo2.errors import ConfigError
+from nemo2.plugins.editing import add_callback
+
+
+@dataclass(kw_only=True)
+class NsysPlugin(nemo_run.Plugin):
+    """Starts the ranks under ``nsys profile`` and has `NsysCallback` say which steps are recorded.
+
+    The recordings are in ``nsys_profile`` of the job's folder: of each life, on Slurm.
+
+    Args:
+        start_step: The first step that is recorded, counted from 0.
+        end_step: The first step that isn't any more.
+        ranks: Global ranks that are recorded. None: rank 0.
+        nsys_trace: What is traced ("nvtx", "cuda", "cublas", ...). None: nvtx and cuda.
+        gen_shape: Tensor shapes at every operator's range; slow.
+    """
+
+    start_step: int
+    end_step: int
+    ranks: Optional[list[int]] = None
+    nsys_trace: Optional[list[str]] = None
+    gen_shape: bool = False
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Add the callback and turn the executor's launcher to nsys. Raises ConfigError beside fault tolerance's launcher."""
+        launcher = executor.get_launcher()
+        if isinstance(launcher, nemo_run.FaultTolerance):
+            raise ConfigError(
+                "NsysPlugin and fault tolerance's launcher: a rank that is restarted would be recorded into the file of the one "
+                "before it. Leave one of the plugins out."
+            )
+        add_callback(
+            self,
+            task,
+            NsysCallback,
+            start_step=self.start_step,
+            end_step=self.end_step,
+            ranks=self.ranks,
+            gen_shape=self.gen_shape,
+        )
+        launcher.nsys_profile = True
+        if self.nsys_trace is not None:
+            launcher.nsys_trace = list(self.nsys_trace)
+        executor.launcher = launcher
+
+
+@dataclass(kw_only=True)
+class PytorchProfilerPlugin(nemo_run.Plugin):
+    """Adds `PytorchProfilerCallback`, for ``nemo2 trace``: a trace per rank, in ``traces`` of the run directory.
+
+    Args:
+        start_step: The first step that is profiled or warmed up in, counted from 0.
+        end_step: Profiling ends before this step at the latest.
+        warmup_steps: Steps in which the profiler runs and keeps nothing.
+        active_steps: Steps that are kept.
+        trace_dir: Where to write. None: the run directory.
+        profiler_kwargs: Further arguments of ``torch.profiler.profile``.
+    """
+
+    start_step: int
+    end_step: int
+    warmup_steps: int = 0
+    active_steps: int = 1
+    trace_dir: Optional[str] = None
+    profiler_kwargs: Optional[dict[str, Any]] = None
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Add the callback."""
+        add_callback(
+            self,
+            task,
+            PytorchProfilerCallback,
+            start_step=self.start_step,
+            end_step=self.end_step,
+            warmup_steps=self.warmup_steps,
+            active_steps=self.active_steps,
+            trace_dir=self.trace_dir,
+            profiler_kwargs=self.profiler_kwargs,
+        )
+
+
+@dataclass(kw_only=True)
+class MemoryProfilePlugin(nemo_run.Plugin):
+    """Adds `MemoryProfileCallback`: every allocation of a GPU, for torch's viewer.
+
+    Args:
+        dir: Where to write. None: ``memory`` in the run directory.
+        ranks: Global ranks that record. None: all.
+    """
+
+    dir: Optional[str] = None
+    ranks: Optional[list[int]] = None
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Add the callback."""
+        add_callback(self, task, MemoryProfileCallback, dir=self.dir, ranks=self.ranks)

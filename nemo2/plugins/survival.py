@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins for jobs that end early: a signal before the end of the time, ranks that are started again within the job."""
+
+import importlib.util
+import signal
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import nemo_run
+
+from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
+from nemo2.errors import ConfigError
+from nemo2.plugins.editing import add_callback, set_variable, trainer_of
+from nemo2.run_dir.hang import HangWatchdog
+from nemo2.run_dir.preemption import PreemptionCallback
+from nemo2.settle.machine import Machine
+
+RESTARTS_VARIABLE = "PET_MAX_RESTARTS"
+"""torchrun's own name of ``--max-restarts``, which nvidia-resiliency-ext's launcher, made from it, reads as well."""
+
+
+@dataclass(kw_only=True)
+class PreemptionPlugin(nemo_run.Plugin):
+    """Slurm: asks for ``sig`` that long before the job's end, and has the run save when it comes.
+
+    A run listens to SIGTERM without it, and a Slurm job of nemo2's asks for it as early as its checkpoint needs
+    (``grace_seconds`` of a profile). The plugin states the time, or another signal.
+
+    Args:
+        preempt_time: Seconds before the end of the job's time.
+        sig: The signal.
+        callbacks: What listens, as configs. None: a `PreemptionCallback` of ``sig``.
+    """
+
+    preempt_time: int = 60
+    sig: int = signal.SIGTERM
+    callbacks: Optional[list[Any]] = None
+
+    def __post_init__(self) -> None:
+        if self.preempt_time < 1:
+            raise ConfigError(f"PreemptionPlugin.preempt_time={self.preempt_time}: must be at least 1 second.")
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Set ``executor.signal`` where the executor is Slurm's, and add the callbacks."""
+        if isinstance(executor, nemo_run.SlurmExecutor):
+            name = signal.Signals(self.sig).name.removeprefix("SIG")
+            executor.signal = f"{name}@{self.preempt_time}"
+        if self.callbacks is not None:
+            trainer = trainer_of(self, task)
+            trainer.callbacks = [*(trainer.callbacks or []), *self.callbacks]
+        elif self.sig != signal.SIGTERM:
+            add_callback(self, task, PreemptionCallback, sig=signal.Signals(self.sig).name)
+
+
+@dataclass(kw_only=True)
+class FaultTolerancePlugin(nemo_run.Plugin):
+    """Starts the ranks again within the job when one of them dies, or when nothing happens any more.
+
+    torchrun does it, and `HangWatchdog` ends ranks that hang. Where NVIDIA's nvidia-resiliency-ext is installed, its launcher
+    takes torchrun's place: a process beside each rank watches the heartbeats of `FaultToleranceCallback`, and checks GPUs and
+    network cards before a restart. An error of the settings or the data is not tried again.
+
+    Args:
+        num_in_job_restarts: How often within one job. 0: never.
+        num_job_retries_on_failure: Slurm: how often a job that has failed is started again. Without the plugin that is bounded by
+            progress alone.
+        initial_rank_heartbeat_timeout: Seconds until the end of the first step, compilation included.
+        rank_heartbeat_timeout: Seconds from one step or validation batch to the next, a save between them included.
+        resiliency_ext: Whether to use nvidia-resiliency-ext. None: where it is installed here, unless the ranks run here and
+            this machine has no GPU: its launcher asks NVIDIA's management library before it starts ranks again.
+    """
+
+    num_in_job_restarts: int = 3
+    num_job_retries_on_failure: int = 2
+    initial_rank_heartbeat_timeout: int = 1800
+    rank_heartbeat_timeout: int = 300
+    resiliency_ext: Optional[bool] = None
+
+    def __post_init__(self) -> None:
+        for field, least in (
+            ("num_in_job_restarts", 0),
+            ("num_job_retries_on_failure", 0),
+            ("initial_rank_heartbeat_timeout", 1),
+            ("rank_heartbeat_timeout", 1),
+        ):
+            if getattr(self, field) < least:
+                raise ConfigError(f"FaultTolerancePlugin.{field}={getattr(self, field)}: must be at least {least}.")
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Choose the launcher, bound the restarts, add what watches. Raises ConfigError beside nsys, or without torchrun."""
+        launcher = executor.get_launcher()
+        if launcher.nsys_profile:
+            raise ConfigError(
+                "FaultTolerancePlugin beside nsys: a rank that is restarted would be recorded into the file of the one before "
+                "it. Leave one of the plugins out."
+            )
+        if not isinstance(launcher, nemo_run.Torchrun | nemo_run.FaultTolerance):
+            raise ConfigError(
+                "FaultTolerancePlugin: only torchrun starts ranks again, and the executor's launcher is "
+                f"{type(launcher).__name__}; set launcher='torchrun' (of a profile: starter = \"torchrun\")."
+            )
+        executor.retries = self.num_job_retries_on_failure
+        set_variable(self, executor, RESTARTS_VARIABLE, str(self.num_in_job_restarts))
+        if self._resiliency_ext(executor):
+            executor.launcher = nemo_run.FaultTolerance(
+                max_restarts=self.num_in_job_restarts,
+                initial_rank_heartbeat_timeout=self.initial_rank_heartbeat_timeout,
+                rank_heartbeat_timeout=self.rank_heartbeat_timeout,
+            )
+            add_callback(self, task, FaultToleranceCallback)
+            return
+        add_callback(
+            self,
+            task,
+            HangWatchdog,
+            timeout_seconds=float(self.rank_heartbeat_timeout),
+            first_timeout_seconds=float(self.initial_rank_heartbeat_timeout),
+        )
+
+    def _resiliency_ext(self, executor: Any) -> bool:
+        if self.resiliency_ext is False:
+            return False
+        there = importlib.util.find_spec("nvidia_resiliency_ext") is not None
+        has_gpus = not isinstance(executor, nemo_run.LocalExecutor) or Machine.here().accelerator == "cuda"
+        if self.resiliency_ext and not there:
+            raise ConfigError(
+                "FaultTolerancePlugin.resiliency_ext=True: nvidia-resiliency-ext is not installed here. pip install "
+                "'nemo2[resiliency]', here and where the ranks run, or leave it out."
+            )
+        if self.resiliency_ext and not has_gpus:
+            raise ConfigError(
+                "FaultTolerancePlugin.resiliency_ext=True: its launcher asks NVML, the library of NVIDIA's driver, before it "
+                "starts ranks again, and this machine has no GPU. Leave it out: torchrun and nemo2's watchdog do it."
+            )
+        return there and has_gpus

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin that refuses a run before it is submitted."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import nemo_run
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+from nemo2.config.show import diff
+from nemo2.errors import ConfigError
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import world_of
+
+
+@dataclass(kw_only=True)
+class ConfigValidationPlugin(nemo_run.Plugin):
+    """Refuses what would fail after submission. ``launch`` applies every rule of ``nemo2 check`` in any case; these are about the
+    executor.
+
+    Args:
+        validate_preemption: On Slurm a recipe resumes (``resume.resume_if_exists``), since jobs there are started again.
+        validate_checkpoint_dir: In a container the run's directory lies in what is mounted.
+        validate_serialization: The recipe is the same after it was written down for the ranks and read back.
+        validate_wandb: WANDB_API_KEY is set where ``log.wandb`` is.
+        validate_nodes_and_devices: Trainer and executor agree on nodes and ranks per node.
+    """
+
+    validate_preemption: bool = True
+    validate_checkpoint_dir: bool = True
+    validate_serialization: bool = True
+    validate_wandb: bool = False
+    validate_nodes_and_devices: bool = True
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Raises ConfigError with a line for each thing that is wrong."""
+        problems = [
+            *(_preemption(task, executor) if self.validate_preemption else ()),
+            *(_directory(task, executor) if self.validate_checkpoint_dir else ()),
+            *(_serialization(task) if self.validate_serialization else ()),
+            *(_wandb(task, executor) if self.validate_wandb else ()),
+            *(_shape(task, executor) if self.validate_nodes_and_devices else ()),
+        ]
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+
+def _preemption(task: Any, executor: Any) -> list[str]:
+    resumes = getattr(getattr(task, "resume", None), "resume_if_exists", False)
+    if not isinstance(executor, nemo_run.SlurmExecutor) or resumes:
+        return []
+    return [
+        "resume.resume_if_exists is not set, and a Slurm job that is started again would begin anew: set it to True."
+    ]
+
+
+def _directory(task: Any, executor: Any) -> list[str]:
+    """A relative directory follows the job's own, which is mounted."""
+    log = getattr(task, "log", None)
+    folder = getattr(log, "explicit_log_dir", None) or getattr(log, "log_dir", None)
+    if not getattr(executor, "container_image", None) or not folder or not str(folder).startswith("/"):
+        return []
+    # The launcher mounts the run's own directory on Slurm; elsewhere the executor's list is all there is.
+    if isinstance(executor, nemo_run.SlurmExecutor):
+        return []
+    mounted = [str(mount).split(":")[1 if ":" in str(mount) else 0] for mount in _mounts(executor)]
+    if any(f"{folder}/".startswith(f"{place.rstrip('/')}/") for place in mounted):
+        return []
+    return [
+        f"log.log_dir={str(folder)!r} is in no mount of the container ({', '.join(mounted) or 'there is none'}): checkpoints "
+        "would be lost with it. Mount it, or choose a directory below a mount."
+    ]
+
+
+def _mounts(executor: Any) -> list[Any]:
+    return list(getattr(executor, "container_mounts", None) or getattr(executor, "volumes", None) or [])
+
+
+def _serialization(task: Any) -> list[str]:
+    """In nemo-run's form, in which the ranks get it."""
+    form = ZlibJSONSerializer()
+    try:
+        changed = diff(task, form.deserialize(form.serialize(task)))
+    except Exception as error:  # whatever a value of the user's raises
+        return [f"the recipe can't be written down for the ranks and read back: {type(error).__name__}: {error}"]
+    return [
+        f"{change.path} is {change.new!r} after it was written and read, and was {change.old!r}." for change in changed
+    ]
+
+
+def _wandb(task: Any, executor: Any) -> list[str]:
+    asked = getattr(getattr(task, "log", None), "wandb", None) is not None
+    if not asked or "WANDB_API_KEY" in os.environ or "WANDB_API_KEY" in executor.env_vars:
+        return []
+    return [
+        "log.wandb is set, and WANDB_API_KEY is not: export it, or set WANDB_MODE=offline and leave this check out."
+    ]
+
+
+def _shape(task: Any, executor: Any) -> list[str]:
+    trainer = getattr(task, "trainer", None)
+    if trainer is None:
+        return []
+    asked = world_of(trainer, Machine(per_node=executor.nproc_per_node()))
+    carried = executor.nnodes(), executor.nproc_per_node()
+    if carried == (asked.nodes, asked.devices):
+        return []
+    return [
+        f"trainer.num_nodes={asked.nodes} and trainer.devices={asked.devices}, and {type(executor).__name__} starts {carried[0]} "
+        f"nodes of {carried[1]} ranks: set one of them."
+    ]

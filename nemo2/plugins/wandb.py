@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin that logs a run to Weights & Biases."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import nemo_run
+
+from nemo2.config.show import plain
+from nemo2.errors import ConfigError
+
+
+@dataclass(kw_only=True)
+class WandbPlugin(nemo_run.Plugin):
+    """Sets ``log.wandb`` where WANDB_API_KEY is set, and gives the key to the ranks as a secret; without it, that is said.
+
+    Args:
+        name: The run's name there.
+        logger_fn: Makes the logger's config of ``name``, as `nemo2.recipes.log.default.wandb_logger`.
+        log_task_config: Attach the recipe to the run.
+    """
+
+    name: str
+    logger_fn: Callable[..., Any]
+    log_task_config: bool = True
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Set the logger. Raises ConfigError for a task without ``log``."""
+        log = getattr(task, "log", None)
+        if log is None:
+            raise ConfigError("WandbPlugin sets log.wandb, and this task has no log: give it a recipe.")
+        key = os.environ.get("WANDB_API_KEY")
+        if key is None:
+            print("warning: WandbPlugin: WANDB_API_KEY is not set, so nothing is logged to W&B.", file=sys.stderr)
+            return
+        shown = plain(task) if self.log_task_config else None
+        log.wandb = self.logger_fn(name=self.name)
+        if shown is not None:
+            log.wandb.config = shown
+        executor.env_vars.setdefault("WANDB_API_KEY", key)
