@@ -78,7 +78,12 @@ def evaluate_tasks(
             log_samples=False,
         )
     answers.forget()
-    return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples") if name in found}
+    names = ("results", "versions", "n-shot", "n-samples")
+    told = [{name: found[name] for name in names if name in found} if found else None]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(told)  # lm-eval from 0.4.13 on gives them to one rank of each machine
+    assert told[0] is not None, "the first rank has them"
+    return told[0]
 
 
 def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_tasks: bool = False) -> Any:
