@@ -61,14 +61,14 @@ def test_imports_are_rewritten_and_every_other_line_stays() -> None:
 def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
     file = tmp_path / "script.py"
     file.write_text(
-        "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import pretrain, ptq\n"
+        "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import HyenaModel, pretrain\n"
         "s = nl.MegatronStrategy(store_optimizer_states=False)\nc = run.Config(nl.MegatronStrategy, precision=1)\n"
         "f = nl.teardown\nimport nemo.core\n"
     )
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
     assert done.exit_code == 1
     for words in (
-        ":3: ptq: NVIDIA's ModelOpt",
+        ":3: HyenaModel: no text model",
         ":4: MegatronStrategy(store_optimizer_states=...): NeMo 2.0 takes it",
         ":5: MegatronStrategy(precision=...): dtypes are the precision's",
         ":6: nl.teardown: nemo2 has no teardown; a part of the strategy",
@@ -76,7 +76,7 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
     ):
         assert f"script.py{words}" in done.stderr, done.stderr
     text = (tmp_path / "new.py").read_text()
-    assert "# from nemo.collections.llm import ptq\nfrom nemo2.llm import pretrain" in text and ast.parse(text)
+    assert "# from nemo.collections.llm import HyenaModel\nfrom nemo2.llm import pretrain" in text and ast.parse(text)
 
 
 def test_a_file_that_is_no_python_is_refused(tmp_path) -> None:
