@@ -53,6 +53,7 @@ def train(
     transform: Any = None,
     base: bool = True,
     callback: bool = False,
+    steps: int | None = None,
     strategy: dict[str, Any] | None = None,
     **config: Any,
 ) -> dict[str, Any]:
@@ -91,7 +92,12 @@ def train(
         )
         callbacks.append(keep)
     found |= small_runs.fit(
-        model, max_steps=8 if resume else STEPS, callbacks=callbacks, ckpt_path=resume, inspect=_values, **options
+        model,
+        max_steps=steps or (8 if resume else STEPS),
+        callbacks=callbacks,
+        ckpt_path=resume,
+        inspect=_values,
+        **options,
     )
     after = found.pop("inspected")
     changed = {key for key, value in after.items() if not torch.equal(value, before[key])}

@@ -67,3 +67,16 @@ def freeze_all_but_norms(chunk: nn.Module) -> nn.Module:
     for name, parameter in chunk.named_parameters():
         parameter.requires_grad_("norm" in name)
     return chunk
+
+
+class FreezeBut:
+    """Trains what lies below modules whose names end in one of ``trained``, and nothing else."""
+
+    def __init__(self, *trained: str) -> None:
+        self.trained = trained
+
+    def __call__(self, module: nn.Module, name: str) -> nn.Module:
+        kept = any(f"{name}.".find(f"{end}.") >= 0 for end in self.trained)
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad = kept
+        return module

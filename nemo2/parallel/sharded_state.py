@@ -7,7 +7,7 @@ was built, wherever a transform has put it since; what a transform has added is 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional, cast
@@ -80,6 +80,16 @@ def part_of(core: nn.Module, state: dict[str, Any], keep: Callable[[str, bool], 
         for name, leaf in state.items()
         if _is_tensor(leaf) and keep(names[name.removeprefix("module.")], bool(leaf.data.requires_grad))
     }
+
+
+def frozen_keys(state: dict[str, Any]) -> set[str]:
+    """Under which keys this rank's part of a chunk's sharded ``state`` has parameters that aren't trained."""
+    return {leaf.key for leaf in state.values() if _is_tensor(leaf) and not leaf.data.requires_grad}
+
+
+def unstacked(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A chunk's sharded ``state`` with the layers of these ``keys`` by themselves."""
+    return {name: by_layer(leaf) if _is_tensor(leaf) and leaf.key in keys else leaf for name, leaf in state.items()}
 
 
 def by_layer(leaf: Any) -> Any:

@@ -2,11 +2,12 @@
 """Megatron-Core's sharded state, which any layout can read."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional, cast
 
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
@@ -30,8 +31,9 @@ from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.optim.megatron import MegatronOptimizer
-from nemo2.parallel.sharded_state import added_keys, part_of
+from nemo2.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
 
+_STATE = "optimizer."
 _log = logging.getLogger(__name__)
 _RECIPE_SETTINGS = {"betas", "eps", "weight_decay"}
 """Settings of an optimizer's groups that the recipe of the run decides, and not the checkpoint that it goes on from."""
@@ -104,13 +106,29 @@ class MegatronForm(Form):
 
     def _part(self, model_state: dict[str, Any], keep: Any) -> dict[str, Any]:
         """The part of the chunks' state that ``keep(name, trained)`` takes, each layer by itself."""
-        cores = self.parallel.unwrapped
-        if len(cores) == 1:
-            return part_of(cores[0], model_state, keep)
-        return {name: part_of(core, model_state[name], keep) for name, core in zip(model_state, cores, strict=True)}
+        return self._of_chunks(model_state, lambda core, state: part_of(core, state, keep))
 
     def _by_layer(self, model_state: dict[str, Any]) -> dict[str, Any]:
-        return model_state if self.part is None else self._part(model_state, lambda name, trained: True)
+        """What the optimizer's state is described by as it is saved."""
+        return self._frozen_apart(model_state) if self.part is None else self._part(model_state, lambda *_: True)
+
+    def _frozen_apart(self, model_state: dict[str, Any], stored: Collection[str] = ()) -> dict[str, Any]:
+        """The chunks' state with layers by themselves where some aren't trained: of these Megatron-Core would stack what the
+        optimizer has, and a stack has to be complete. ``stored``: the keys of a checkpoint; what it has stacked stays so."""
+        here: set[str] = set()
+        self._of_chunks(model_state, lambda core, state: here.update(frozen_keys(state)))
+        everywhere: list[set[str]] = [set()] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everywhere, here)  # layers of one stack are on other stages, too
+        stacked = {key for key in set().union(*everywhere) if any(_is_state_of(key, one) for one in stored)}
+        keys = set().union(*everywhere) - stacked
+        return self._of_chunks(model_state, lambda core, state: unstacked(state, keys)) if keys else model_state
+
+    def _of_chunks(self, model_state: dict[str, Any], change: Callable[[Any, dict[str, Any]], Any]) -> dict[str, Any]:
+        """``change(chunk, its part of the state)`` for each chunk of the pipeline stage."""
+        cores = self.parallel.unwrapped
+        if len(cores) == 1:
+            return change(cores[0], model_state)
+        return {name: change(core, model_state[name]) for name, core in zip(model_state, cores, strict=True)}
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -137,7 +155,8 @@ class MegatronForm(Form):
             wanted["model"] = _without(model_state, self.lacking(path, stored) if base else frozenset())
         copies = self.load_main_params and self.owner.trainer.state.fn == TrainerFn.FITTING
         if (optimizer or copies) and not (manifest is not None and manifest.weights_only):
-            wanted.update(self._optimizer_shards(model_state, metadata, loading=True))
+            described = model_state if part else self._frozen_apart(model_state, stored)
+            wanted.update(self._optimizer_shards(described, metadata, loading=True))
             same_layout = manifest is not None and manifest.layout == self.layout_record()
             if same_layout:
                 wanted["random_state"] = random_state()
@@ -278,3 +297,8 @@ def _only(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
 
 def _keys(state: dict[str, Any]) -> set[str]:
     return {value.key for value in nested_values(state) if hasattr(value, "key")}
+
+
+def _is_state_of(key: str, stored: str) -> bool:
+    """Whether a checkpoint's tensor is an optimizer's state of the parameters that are stored under ``key``."""
+    return stored.startswith(_STATE) and stored.endswith(f".{key}")

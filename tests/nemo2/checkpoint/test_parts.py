@@ -117,3 +117,25 @@ def test_what_is_missing_is_said(found):
     assert "lacks 2 parameters of what model_transform adds: module.decoder.layers.0" in told["more"]
     assert "resume.restore_config.path" in told["moved"] and "the checkpoint with the rest isn't at" in told["moved"]
     assert "strategy.ckpt_save_part='trained'" in told["no rest"]
+
+
+def some_layers(directory: str, names: tuple[str, ...]) -> dict[str, Any]:
+    from support.transforms import FreezeBut
+
+    found = {}
+    for name in names:
+        given: dict[str, Any] = {"transform": FreezeBut("layers.2", "layers.3.mlp"), "base": False}
+        found[name] = runs.train(directory, name, save=True, **given)
+        path = f"{directory}/{name}/step={runs.STEPS}"
+        found[f"{name} on"] = runs.train(directory, name, resume=path, **given)
+        found[f"{name} in one go"] = runs.train(directory, name, steps=8, **given)
+    return found
+
+
+def test_a_whole_checkpoint_holds_the_optimizer_of_some_layers_only(run_on_ranks, tmp_path) -> None:
+    """Megatron-Core stacks the layers of a state, and refuses a stack that isn't complete."""
+    found = run_on_ranks(some_layers, 2, str(tmp_path), ("do", "pp2"))[0]
+    changed = found["do"]["changed"]
+    assert changed and all("layers.2" in key or "layers.3.mlp" in key for key in changed)
+    for name in ("do", "pp2"):
+        assert found[f"{name} on"]["losses"] == found[f"{name} in one go"]["losses"][runs.STEPS :]
