@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve test-resiliency docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -46,6 +46,10 @@ test-evaluate: $(READY) ## run the tests that need lm-eval; installs it
 test-serve: $(READY) ## run the tests that start a server; installs transformers' extra
 	@$(BIN)/python -m pip install -q -e '.[serve]'
 	@$(BIN)/python -m pytest -q -m serve tests/serving
+
+test-resiliency: $(READY) ## run the tests of nvidia-resiliency-ext's launcher; installs it
+	@$(BIN)/python -m pip install -q -e '.[resiliency]'
+	@$(BIN)/python -m pytest -q -m resiliency tests/nemo2/test_plugins.py
 
 check: $(READY) ## formatting, lint, types
 	@echo "==> ruff format"

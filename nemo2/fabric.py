@@ -37,7 +37,6 @@ from nemo2.checkpoint.places import resolved
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.errors import ConfigError
-from nemo2.hugging_face.api import import_ckpt
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizerModule
 from nemo2.parallel.hooks import CallbackConnector
@@ -387,6 +386,8 @@ class Fabric(lf.Fabric):
         Raises:
             ConfigError: it is of another class than ``model_type``.
         """
+        from nemo2.hugging_face.api import import_ckpt
+
         imported = import_ckpt(source=str(path))
         model = load_context(imported, "model")
         if not isinstance(model, model_type):

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Literal, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
 import torch
@@ -19,13 +19,15 @@ from lightning.pytorch.strategies import Strategy
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
-from nemo2.fabric import Fabric, to_fabric
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.max_time import RunTimer
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import devices_of
 from nemo2.strategies.stepping import SteppingStrategy
+
+if TYPE_CHECKING:
+    from nemo2.fabric import Fabric
 
 _Plugin = Union[Precision, ClusterEnvironment, CheckpointIO, LayerSync]
 
@@ -123,12 +125,14 @@ class Trainer(pl.Trainer):
         if max_time is not None and not has_timer:
             own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
 
-    def to_fabric(self, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None) -> Fabric:
+    def to_fabric(self, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None) -> "Fabric":
         """A Fabric of the same devices, strategy and precision, for a loop of one's own.
 
         Raises:
             ConfigError: the strategy isn't `MegatronStrategy`, or has settings that `FabricMegatronStrategy` doesn't know.
         """
+        from nemo2.fabric import to_fabric
+
         return to_fabric(self, callbacks, loggers)
 
 

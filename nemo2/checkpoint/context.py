@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -194,9 +195,19 @@ def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
     elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}
     else:
-        return obj
+        return _as_named(obj)
     kept = {name: _described(value) for name, value in arguments.items() if name not in without}
     return Config(type(obj), bind_args=False, **kept)
+
+
+def _as_named(value: Any) -> Any:
+    """The function that a module holds, for the same one compiled: Megatron-Core's modules hold compiled functions until the CPU
+    backend takes the compiler out, and a configuration made before keeps those."""
+    original = getattr(value, "_torchdynamo_orig_callable", None)
+    if original is None:
+        return value
+    held = getattr(sys.modules.get(original.__module__), original.__name__, None)
+    return original if held is original else value
 
 
 def _keep_files(tokenizer: Any, directory: Path) -> None:

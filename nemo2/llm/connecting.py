@@ -5,7 +5,6 @@ from typing import Any, Optional
 
 from nemo2.config.explicit import explicit_fields
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.transform import refuse_two_transforms
@@ -63,6 +62,8 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     Raises:
         ConfigError: the model has another.
     """
+    from nemo2.models.conversion.families import modules_with_weights
+
     if model_transform is None:
         return
     own = getattr(model, "model_transform", None)

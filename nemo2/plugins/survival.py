@@ -120,7 +120,7 @@ class FaultTolerancePlugin(nemo_run.Plugin):
     def _resiliency_ext(self, executor: Any) -> bool:
         if self.resiliency_ext is False:
             return False
-        there = importlib.util.find_spec("nvidia_resiliency_ext") is not None
+        there = _is_installed()
         has_gpus = not isinstance(executor, nemo_run.LocalExecutor) or Machine.here().accelerator == "cuda"
         if self.resiliency_ext and not there:
             raise ConfigError(
@@ -133,3 +133,7 @@ class FaultTolerancePlugin(nemo_run.Plugin):
                 "starts ranks again, and this machine has no GPU. Leave it out: torchrun and nemo2's watchdog do it."
             )
         return there and has_gpus
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("nvidia_resiliency_ext") is not None

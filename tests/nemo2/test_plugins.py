@@ -203,12 +203,18 @@ def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:
         plugin.setup(fresh, executor)
 
 
-def test_the_resiliency_extension_takes_torchruns_place(recipe) -> None:
+def test_the_resiliency_extension_takes_torchruns_place(recipe, monkeypatch) -> None:
+    monkeypatch.setattr("nemo2.plugins.survival._is_installed", lambda: True)
     plugins.FaultTolerancePlugin(resiliency_ext=True, rank_heartbeat_timeout=45).setup(recipe, executor := slurm())
     assert select(recipe.trainer.callbacks, FaultToleranceCallback)
     script = script_of(executor)
     assert "-m nvidia_resiliency_ext.fault_tolerance.launcher" in script and "torch.distributed.run" not in script
     assert "--ft-rank-heartbeat-timeout 45 " in script and "--ft-initial-rank-heartbeat-timeout 1800 " in script
+    with pytest.raises(ConfigError, match="NVML"):
+        plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), local())
+    monkeypatch.setattr("nemo2.plugins.survival._is_installed", lambda: False)
+    with pytest.raises(ConfigError, match="not installed here"):
+        plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), slurm())
 
 
 DEADLY = """
@@ -268,6 +274,7 @@ def test_ranks_are_started_again_within_the_job_and_go_on(deadly, tmp_path, how)
     assert [one["step"] for one in read_metrics(result.run_dir) if "reduced_train_loss" in one] == [0, 1, 2]
 
 
+@pytest.mark.resiliency
 def test_the_resiliency_extensions_launcher_hears_the_ranks(deadly, tmp_path) -> None:
     """It looks at GPUs before it starts ranks again, so that on CPUs only its watching can be shown."""
     recipe = deadly("not at all")
@@ -277,8 +284,6 @@ def test_the_resiliency_extensions_launcher_hears_the_ranks(deadly, tmp_path) ->
     assert result.status == "succeeded"
     said = "".join(path.read_text(errors="replace") for path in Path(result.log_dir).rglob("combined.log"))
     assert "nobody watches" not in said
-    with pytest.raises(ConfigError, match="NVML"):
-        plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), local())
 
 
 def test_a_wrong_setting_is_not_tried_again(deadly, tmp_path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.walker import linear_layers
 
 PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
@@ -57,6 +56,8 @@ def _range(facts: Facts) -> Iterator[str]:
     mended="peft.target_modules=[linear_qkv]",
 )
 def _targets(facts: Facts) -> Iterator[str]:
+    from nemo2.models.conversion.families import modules_with_weights
+
     method = facts.parts.get("peft")
     if method is None or facts.config is None:
         return

@@ -199,7 +199,7 @@ def of_nemo(imported: Path, folder: Path, **changes: Any) -> Path:
 def test_a_nemo_checkpoint_is_imported_and_exported(released: Path, imported: Path, tmp_path: Path) -> None:
     nemo = of_nemo(imported, tmp_path / "nemo--step=3")
     commands = identify(nemo).commands
-    assert [line.split()[1] for line in commands] == ["pretrain", "import", "export"]
+    assert [line.split()[1] for line in commands] == ["translate", "pretrain", "import", "export"]
     run("import", nemo, "--output", tmp_path / "ours")
     assert identify(tmp_path / "ours", verify=True).problems == []
     for number, source in enumerate((nemo, tmp_path / "ours")):
