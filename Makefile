@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve test-resiliency docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,9 +47,18 @@ test-serve: $(READY) ## run the tests that start a server; installs transformers
 	@$(BIN)/python -m pip install -q -e '.[serve]'
 	@$(BIN)/python -m pytest -q -m serve tests/serving
 
+test-quantize: $(READY) ## run the tests that need NVIDIA's ModelOpt; installs it
+	@$(BIN)/python -m pip install -q -e '.[quantize]'
+	@$(BIN)/python -m pytest -q -m quantize tests/quantized
+
 test-resiliency: $(READY) ## run the tests of nvidia-resiliency-ext's launcher; installs it
 	@$(BIN)/python -m pip install -q -e '.[resiliency]'
 	@$(BIN)/python -m pytest -q -m resiliency tests/nemo2/test_plugins.py
+
+# SkyPilot pins packages that others of this environment need newer: a folder of its own.
+test-engines: $(READY) ## run the tests of Kubernetes and SkyPilot; brings their clients
+	@[ -d .engines/kubernetes ] || $(BIN)/python -m pip install -q --target .engines kubernetes 'kubeflow-trainer-api>=2.3' 'skypilot>=0.12.3'
+	@PYTHONPATH="$(CURDIR)/.engines:$(CURDIR)" $(BIN)/python -m pytest -q -m engines tests/engines
 
 check: $(READY) ## formatting, lint, types
 	@echo "==> ruff format"

@@ -3,7 +3,8 @@
 
     python bench/generation.py    # 12 layers, 95 M parameters; batches of 1 and 8, prompts of 32 and 512 tokens
 
-The two take turns, so that a slow minute of the machine touches both; medians of the turns.
+The two take turns, so that a slow minute of the machine touches both; medians of the turns. Seconds are those of the processor,
+of one thread: what else the machine does counts little. A further token's time is a whole answer's less its first token's.
 """
 
 import argparse
@@ -33,22 +34,45 @@ def main() -> None:
     for batch in (1, 8):
         for length in (32, 512):
             ids = torch.randint(0, SIZES["vocab_size"], (batch, length))
-            ways: dict[str, Callable[[], Any]] = {
-                "nemo2": lambda ids=ids: of_ours(ours, ids),
-                "transformers": lambda ids=ids: of_theirs(theirs, ids),
+            ways: dict[str, Callable[[int], Any]] = {
+                "nemo2": lambda new, ids=ids: of_ours(ours, ids, new),
+                "transformers": lambda new, ids=ids: of_theirs(theirs, ids, new),
             }
-            assert ways["nemo2"]() == ways["transformers"](), "the two take different tokens"
-            seconds: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(turns):
-                for name, way in ways.items():
-                    start = time.perf_counter()
-                    way()
-                    seconds[name].append(time.perf_counter() - start)
-            speed = {name: batch * NEW / statistics.median(times) for name, times in seconds.items()}
+            assert ways["nemo2"](NEW) == ways["transformers"](NEW), "the two take different tokens"
+            whole, further = medians(ways, turns)
+            speed = {name: batch * NEW / seconds for name, seconds in whole.items()}
             ratio = f"{speed['nemo2'] / speed['transformers']:.2f}"
-            rows.append((batch, length, *(f"{speed[name]:.1f}" for name in ways), ratio))
-    head = ("batch", "prompt", "nemo2 tokens/s", "transformers tokens/s", "ratio")
-    print("\n".join(columns(rows, head=head, right=range(5))))
+            told = (f"{speed[name]:.1f}" for name in ways), (f"{further[name] * 1e3:.1f}" for name in ways)
+            rows.append((batch, length, *told[0], ratio, *told[1]))
+            print(*rows[-1], flush=True)
+    head = (
+        "batch",
+        "prompt",
+        "nemo2 tokens/s",
+        "transformers tokens/s",
+        "ratio",
+        "nemo2 ms a step",
+        "transformers ms a step",
+    )
+    print("\n".join(columns(rows, head=head, right=range(7))))
+
+
+def medians(ways: dict[str, Callable[[int], Any]], turns: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of each way's whole answers, and of a step of it after the first."""
+    whole: dict[str, list[float]] = {name: [] for name in ways}
+    further: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns):
+        for name, way in ways.items():
+            times = [time.process_time()]
+            for new in (1, NEW):
+                way(new)
+                times.append(time.process_time())
+            whole[name].append(times[2] - times[1])
+            further[name].append((times[2] - 2 * times[1] + times[0]) / (NEW - 1))
+    return (
+        {name: statistics.median(times) for name, times in whole.items()},
+        {name: statistics.median(times) for name, times in further.items()},
+    )
 
 
 def models() -> tuple[Any, Any]:
@@ -84,16 +108,16 @@ class Numbers:
         return " ".join(map(str, ids))
 
 
-def of_ours(model: Any, ids: torch.Tensor) -> list[list[int]]:
+def of_ours(model: Any, ids: torch.Tensor, new: int) -> list[list[int]]:
     from nemo2.models.generate import generate
 
     prompts = [Numbers().ids_to_text(row) for row in ids.tolist()]
-    return [one.token_ids for one in generate(model, Numbers(), prompts, max_new_tokens=NEW, temperature=0)]
+    return [one.token_ids for one in generate(model, Numbers(), prompts, max_new_tokens=new, temperature=0)]
 
 
-def of_theirs(model: Any, ids: torch.Tensor) -> list[list[int]]:
+def of_theirs(model: Any, ids: torch.Tensor, new: int) -> list[list[int]]:
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     return made[:, ids.size(1) :].tolist()
 

@@ -44,6 +44,7 @@ class MemoryMonitor(pl.Callback):
                 "figure is the largest of all ranks, at the trainer's log_every_n_steps."
             )
         self.memory_keys = memory_keys
+        self.dist_aggregate_batch_interval = dist_aggregate_batch_interval
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.memory_keys or get_backend().name != "cuda":

@@ -23,7 +23,7 @@ class TimingCallback(pl.Callback):
     - ``train_step_timing in s``: seconds per step, the mean since the last logged step. A step is what happens between
       Lightning's batch start and batch end; waiting for data, validation and checkpoints are outside.
     - ``tokens_per_second``: tokens of the global batch over that time, all devices together.
-    - ``tflops_per_gpu``: model FLOPs per device, attention counted causally (see ``nemo2.models.flops``).
+    - ``tflops_per_gpu``: model FLOPs per device, attention counted causally (see ``nemo2.models.flops``). On GPUs only.
     - ``tokens_per_sec_per_gpu``: tokens per device, with ``log_tokens_per_sec``.
 
     The last three need a data sampler that knows batch and sequence, and a model whose config has a GPT's shape.
@@ -84,7 +84,9 @@ class TimingCallback(pl.Callback):
         if self.log_tokens_per_sec:
             rates["tokens_per_sec_per_gpu"] = tokens_per_second / trainer.world_size
         config = getattr(pl_module, "config", None)
-        if getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None):
+        # Of CPUs nobody knows what they could do, so that the figure would say nothing.
+        on_gpu = trainer.strategy.root_device.type != "cpu"
+        if on_gpu and getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None):
             if shape not in self._flops:
                 rows = getattr(pl_module, "padded_vocab_size", None)
                 self._flops[shape] = model_flops_per_step(config, seq_length, batch_size, vocab_size=rows)

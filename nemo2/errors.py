@@ -5,6 +5,9 @@ Every error that nemo2 raises on purpose is a `Nemo2Error`, so that the command 
 keep tracebacks for what nobody foresaw.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 EXIT_PREEMPTED = 143
 """128 + SIGTERM: the run has saved and stopped because it was asked to; the same command goes on."""
 
@@ -29,7 +32,20 @@ class UnknownNameError(ConfigError, AttributeError, TypeError):
 
     It is an `AttributeError` where a field of a recipe is read or set (so `hasattr` works) and a `TypeError` where a
     keyword is passed, as Python itself would raise.
+
+    ``hint`` ends the sentence. It is called where somebody reads the message: `hasattr` and its like ask a recipe for hundreds of
+    names that it doesn't have, and comparing each with all that it has takes longer than everything else that they do.
     """
+
+    def __init__(self, *message: object, hint: Callable[[], str] = str) -> None:
+        super().__init__(*message)
+        self._hint = hint
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}{self._hint()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self),)
 
 
 class DataError(Nemo2Error):

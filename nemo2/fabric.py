@@ -395,6 +395,11 @@ class Fabric(lf.Fabric):
         return self.load_model(imported, model)
 
 
+_OF_A_TRAINER = {"gradient_as_bucket_view", "progress_interval", "replace_progress_bar", "setup_optimizers"}
+"""Arguments of `MegatronStrategy` that say nothing of a loop of one's own, which makes an optimizer where `Fabric.setup` is given
+one."""
+
+
 def to_fabric(
     trainer: pl.Trainer, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None
 ) -> Fabric:
@@ -408,9 +413,7 @@ def to_fabric(
         )
     known = parameter_names(FabricMegatronStrategy)
     given = captured_arguments(strategy) or {}
-    if lost := sorted(
-        given.keys() - set(known) - {"gradient_as_bucket_view", "progress_interval", "replace_progress_bar"}
-    ):
+    if lost := sorted(given.keys() - set(known) - _OF_A_TRAINER):
         raise ConfigError(f"trainer.to_fabric(): FabricMegatronStrategy has no {', '.join(lost)}: leave it unset.")
     plugins = FabricMegatronMixedPrecision(**(captured_arguments(precision) or {})) if _is_megatron(precision) else None
     return Fabric(

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of other libraries that say nothing about a run of ours, by name. Everything else they say is shown."""
+"""Messages of other libraries that say nothing about a run of ours, by name.
+
+Warnings of the list aren't shown. What Lightning tells of its own set-up goes to the run's log, and to the console where
+``$NEMO2_VERBOSE`` is set (``nemo2 -v``). All else is shown.
+"""
 
 import logging
+import os
+import re
 import warnings
+from collections import deque
+from typing import Optional
 
+VERBOSE_VARIABLE = "NEMO2_VERBOSE"
 _WARNINGS = (
     # Megatron-Core, of what a machine without Transformer Engine and Apex falls back to: our layers say what runs.
     r"Transformer Engine and Apex are not installed.*",
@@ -14,16 +23,54 @@ _WARNINGS = (
     r"full scope is deprecated.*",
     # torch's checkpoint reader, of the class that Megatron-Core's format is made of.
     r"Please use DTensor instead.*",
+    # Lightning, wherever a program called srun is installed: our launcher starts the ranks.
+    r"The `srun` command is available.*",
 )
-_LIGHTNING = "lightning.pytorch.utilities.rank_zero"
+_LIGHTNING = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.distributed",
+)
+"""Loggers of Lightning's, with which `nemo2.checkpoint.auto_resume` speaks too."""
+_SET_UP = re.compile(
+    r"(GPU|TPU|HPU|IPU) available: |Initializing distributed: |-{20}|LOCAL_RANK: |`Trainer\.\w+` stopped: "
+    r"|No checkpoint to resume from"
+)
+"""Which devices there are, that processes have met, that a run has ended as it should, or begins where it should."""
+
+_early: deque[logging.LogRecord] = deque(maxlen=200)
+"""Said before there was a log."""
+_log: Optional[logging.Handler] = None
 
 
 def quiet_known_warnings() -> None:
     """Filter the messages above. Costs nothing and imports nothing of theirs."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger(_LIGHTNING).addFilter(_no_advertisement)
+    for name in _LIGHTNING:
+        logging.getLogger(name).addFilter(_to_the_log)
 
 
-def _no_advertisement(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("💡")
+def verbose() -> bool:
+    """Whether the user has asked for what goes to the log alone."""
+    return bool(os.environ.get(VERBOSE_VARIABLE))
+
+
+def send_to(handler: Optional[logging.Handler]) -> None:
+    """Send what is kept off the console to ``handler``, and what was said so far; None: keep it."""
+    global _log
+    _log = handler
+    while handler is not None and _early:
+        handler.handle(_early.popleft())
+
+
+def _to_the_log(record: logging.LogRecord) -> bool:
+    if str(record.msg).startswith("💡"):  # an advertisement
+        return False
+    if record.levelno > logging.INFO or verbose() or not _SET_UP.match(str(record.msg)):
+        return True
+    if _log is None:
+        _early.append(record)
+    else:
+        _log.handle(record)
+    return False

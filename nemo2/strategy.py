@@ -18,6 +18,7 @@ which configuration is `nemo2.settle`'s.
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
@@ -59,9 +60,11 @@ from nemo2.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
     ddp_config_of,
     one_number_of_instances,
+    refuse_out_of_range,
     refuse_what_is_gone,
     strictness_of,
 )
+from nemo2.strategies.timers import timers_of
 from nemo2.strategies.world import collective_timeout
 
 _log = logging.getLogger(__name__)
@@ -84,8 +87,10 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: Uneven first and last stages. None: even.
         account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split: Count the embedding, the loss as a layer.
         pipeline_model_parallel_layout: Which layers each stage holds, in Megatron-Core's notation. None: even.
-        pipeline_dtype: Of what stages send each other. None: the precision plugin's.
-        pipeline_model_parallel_comm_backend: "nccl" or "ucc". None: the backend of the world.
+        pipeline_dtype: Of what stages send each other, which is the dtype of activations between layers: nothing else is taken.
+            None: follows the precision.
+        pipeline_model_parallel_comm_backend: "nccl" or "ucc". None: the backend of the world. Where ranks talk over gloo, the
+            run says that this, ``use_sharp`` and ``nccl_communicator_config_path`` are left out.
         ddp: "megatron" or a ``DistributedDataParallelConfig``: buckets, overlap, the distributed optimizer.
         num_distributed_optimizer_instances: Replicas of the sharded optimizer state.
         use_tp_pp_dp_mapping: Number ranks tensor, pipeline, data (else tensor, context, expert, data, pipeline).
@@ -113,13 +118,16 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         ckpt_save_part: Save a part of the model only: "trained" parameters, or those whose full name a function takes. The rest
             comes from the checkpoint that the run began with (``restore_config``), on resuming too. None: all of it.
         restore_config: Weights to start from, when no checkpoint is resumed.
-        setup_optimizers: False: no optimizer is made (the module does its own updates).
-        init_model_parallel: False: somebody else has made Megatron-Core's groups.
+        setup_optimizers: False: no optimizer is made. The module has ``automatic_optimization = False`` and updates its
+            parameters itself, from their ``main_grad``; each global batch counts as a step.
+        init_model_parallel: False: somebody else has made Megatron-Core's groups, of this layout.
         lazy_init: Must be False; the rehearsal builds models without memory.
         use_te_rng_tracker: Transformer Engine's random-stream tracker. CUDA graphs (``model.config.cuda_graph_impl``) turn it
             on.
-        replace_progress_bar, progress_interval: Our progress line or bar in place of Lightning's, every so many steps.
-        megatron_log_level: 0 to 2: which of Megatron-Core's timers run.
+        replace_progress_bar, progress_interval: Our progress line or bar in place of Lightning's, every so many steps; 0: no
+            line.
+        megatron_log_level: 0 to 2: which of Megatron-Core's timers run; they are told where steps are logged. Each waits for the
+            device: steps take longer.
         fsdp: "megatron": shard parameters, gradients and optimizer state with Megatron-FSDP, or as much of it as
             ``ddp_config.data_parallel_sharding_strategy`` says. None: as ``ddp`` says. For torch's own see `FSDP2Strategy`.
         moe_extended_tp, encoder_tensor_model_parallel_size, encoder_pipeline_model_parallel_size: Gone from Megatron-Core;
@@ -193,6 +201,10 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
         )
+        refuse_out_of_range(
+            pipeline_model_parallel_comm_backend=pipeline_model_parallel_comm_backend,
+            megatron_log_level=megatron_log_level,
+        )
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
@@ -253,7 +265,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             "use_sharp": use_sharp,
             "pipeline_model_parallel_comm_backend": pipeline_model_parallel_comm_backend,
             "num_distributed_optimizer_instances": num_distributed_optimizer_instances,
-            "nccl_communicator_config_path": nccl_communicator_config_path,
+            "nccl_communicator_config_path": nccl_communicator_config_path
+            and str(Path(nccl_communicator_config_path).expanduser()),
             "order": "tp-cp-ep-pp-dp" if use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
             "create_gloo_process_groups": use_gloo_process_groups,
         }
@@ -334,6 +347,21 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         settled.apply(run)
         announce(settled.machine_decides)
 
+    def on_train_start(self) -> None:
+        """Everything is ready.
+
+        Raises:
+            ConfigError: nobody would update the parameters; or as `Checkpoints`.
+        """
+        super().on_train_start()
+        module = self.lightning_module
+        if not self._setup_optimizers and module is not None and module.automatic_optimization:
+            raise ConfigError(
+                f"strategy.setup_optimizers=False: {type(module).__name__} leaves its updates to Lightning, and there is no "
+                "optimizer. Set automatic_optimization = False on the module and update its parameters there, or leave "
+                "setup_optimizers True."
+            )
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Before the first step, after every callback: what runs is what was asked for, or was announced.
 
@@ -400,7 +428,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
                 transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
             )
         self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._use_gloo_process_groups
-        self.megatron_parallel.config.timers = _timers(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]
+        self.megatron_parallel.config.timers = timers_of(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]
         if wrap:
             self.megatron_parallel.broadcast_params()
         self.model = self.megatron_parallel
@@ -461,11 +489,3 @@ class MegatronStrategy(LiveSettings, Checkpoints):
                 f"configure_optimizers returned {len(self.optimizers)} optimizers; MegatronStrategy steps one. Give the module "
                 "`optim=MegatronOptimizerModule(...)`, or return a single optimizer."
             )
-
-
-def _timers(log_level: int) -> Any:
-    if log_level == 0:
-        return None
-    from megatron.core import Timers
-
-    return Timers(log_level=log_level, log_option="minmax")

@@ -120,6 +120,8 @@ class Trainer(pl.Trainer):
         # Asked beforehand: Lightning appends its own to the list it is given.
         has_timer = any(isinstance(item, Timer) for item in _listed(callbacks))
         super().__init__(**arguments)
+        if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
+            self.log_every_n_steps = max_steps  # a shorter run would end without a loss and without a report
         _leave_requeueing_to_us(self, given=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:

@@ -80,6 +80,11 @@ SOURCES = [
         _DATA,
         ["StdlibDocstringDataModule", "SquadDataModule", "DollyDataModule", "AlpacaDataModule", "HFDatasetDataModule"],
     ),
+    _from(
+        "nemo2.data",
+        "nemo2.data.tokenizer:Tokenizer",
+        ["AutoTokenizer", "BPETokenizer", "ByteTokenizer", "GPT2BPETokenizer", "NullTokenizer"],
+    ),
     _from("nemo2.llm", "nemo2.data.finetuning.packing:PackedSequenceSpecs", ["PackedSequenceSpecs"]),
     _from("nemo2.recipes.callbacks.common", _CALLBACK),
     Source(_CALLBACK, _callbacks, lambda name: getattr(import_module("nemo2.callbacks"), name)),

@@ -208,13 +208,30 @@ class Released:
         return chunk
 
 
+def export(released: Released, chunk: Any, folder: Path) -> None:
+    """Write our model as transformers reads it."""
+    from safetensors.torch import save_file
+
+    conversion = released.conversion
+    folder.mkdir()
+    config = conversion.hf_config(chunk.config) | {"architectures": list(conversion.architectures[:1])}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = taken_apart(released.entries(chunk.config), stored_by(chunk))
+    save_file(
+        {conversion.prefixes[0] + name: one for name, one in tensors.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+
+
 def start(**layout: Any) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
     from nemo2.backend import get_backend
+    from nemo2.parallel.groups import destroy_model_parallel
 
     get_backend().install()
-    parallel_state.destroy_model_parallel()
+    destroy_model_parallel()  # Megatron-Core's own leaves gloo's threads: thousands, where many models are built in a process
     parallel_state.initialize_model_parallel(**{k: v for k, v in layout.items() if k != "sequence_parallel"})
     tensor_parallel.model_parallel_cuda_manual_seed(7)
 

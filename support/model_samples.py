@@ -77,6 +77,7 @@ def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bo
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     from bench.bare_megatron import transformer_config
+    from nemo2.backend.compilation import as_megatron_has_it
     from nemo2.models.layers import cap_logits, layer_spec, mtp_block_spec
 
     kind = MLATransformerConfig if ALL_MODELS[model].get("multi_latent_attention") else TransformerConfig
@@ -85,6 +86,7 @@ def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bo
     fields |= dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"))
     fields |= {"expert_model_parallel_size": layout.get("ep", 1), "expert_tensor_parallel_size": layout.get("etp")}
     fields |= ALL_MODELS[model] | layout.get("config", {})
+    fields["activation_func"] = as_megatron_has_it(fields["activation_func"])
     known = {field.name for field in dataclasses.fields(kind)}
     config: Any = kind(**{name: value for name, value in fields.items() if name in known})
     for name in fields.keys() - known:

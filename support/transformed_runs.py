@@ -10,6 +10,8 @@ import torch
 from support import small_runs, transforms
 
 STEPS = 3
+GLOBAL_BATCH_SIZE = 4
+"""Two micro-batches in a pipeline of two stages: the fewest that fill it. A third of a run's time goes to messages of each."""
 DEEP = {"num_layers": 4, "num_query_groups": 4}
 EXPERTS = DEEP | {
     "num_moe_experts": 4,
@@ -93,6 +95,7 @@ def train(
         callbacks.append(keep)
     found |= small_runs.fit(
         model,
+        small_runs.TokenData(global_batch_size=GLOBAL_BATCH_SIZE),
         max_steps=steps or (8 if resume else STEPS),
         callbacks=callbacks,
         ckpt_path=resume,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -66,6 +67,17 @@ def warm_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
         tmp_path_factory.mktemp("commands") / "bin", ("nemo2", "nemo", "torchrun")
     ) as variables:
         yield variables
+
+
+@pytest.fixture
+def warm_interpreter(warm_commands: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """``sys.executable`` for a test: what this process and its launches start with it are forks, as in `warm_commands`."""
+    folder = warm_commands["PATH"].partition(os.pathsep)[0]
+    monkeypatch.setenv(warm_commands_module.SOCKET, warm_commands[warm_commands_module.SOCKET])
+    monkeypatch.setenv("PATH", os.pathsep.join([folder, os.environ["PATH"]]))
+    python = str(Path(folder, "python"))
+    monkeypatch.setattr(sys, "executable", python)
+    return python
 
 
 @pytest.fixture(autouse=True)

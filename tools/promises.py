@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The promises of NeMo 2.0's documentation on parallelisms, overlap, precision, the distributed optimizer and the bridge to
-Lightning, row by row with the test that holds it: docs/promises.md.
+Lightning, and ours on plans and pictures, row by row with the test that holds it: docs/promises.md.
 
     python -m tools.promises
 
@@ -24,13 +24,12 @@ class Row(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A system: behaviours and documented snippets, then the options of a call by name."""
+    """A system: behaviours and documented snippets, then the options of its calls."""
 
     title: str
     promises: tuple[Row, ...]
-    call: str = ""
-    options: dict[str, str] = {}  # read only
-    """By option, the test."""
+    calls: dict[str, dict[str, str]] = {}  # read only
+    """By call ("module:name"), by option, the test."""
 
 
 _RULES = "nemo2/overlap/test_overlap_rules.py"
@@ -52,12 +51,37 @@ _TOGETHER = f"{_PRECISION}::test_precision_sets_model_optimizer_and_buffers_toge
 _OF_FP8 = f"{_FP8}::test_one_value_sets_model_buffers_and_optimizer"
 _SCALE = f"{_PRECISION}::test_fp16_steps_that_overflow_move_neither_parameters_nor_the_schedule_and_halve_the_scale"
 _ARGUMENTS = f"{_PRECISION}::test_an_argument_reaches_the_configurations_that_have_its_field"
-_SHAPE = "nemo2/parallel/test_megatron_parallel.py::test_a_call_hands_its_arguments_to_the_step"
+_PARALLEL = "nemo2/parallel/test_megatron_parallel.py"
+_LOSS = "nemo2/parallel/test_loss.py"
+_MASKED = {
+    "validation_step": f"{_LOSS}::test_both_masked_reductions_take_nemos_arguments_and_sum_alike",
+    "val_drop_last": "nemo2/strategies/test_evaluation.py::test_every_kept_token_counts_once_whatever_the_global_batch",
+    "per_token": f"{_LOSS}::test_shares_of_a_sequence_weigh_by_the_tokens_their_mask_keeps",
+}
+_SHAPE = f"{_PARALLEL}::test_a_call_hands_its_arguments_to_the_step"
 _CALLED = f"{_FORMS}::test_megatron_parallel_called_gives_plain_pytorchs_loss_in_every_way"
 
+_STRATEGY = "nemo2/strategies/test_strategy_arguments.py"
+_STAGES = f"{_STRATEGY}::test_stages_hold_the_layers_that_were_asked_for"
+_WRITTEN = f"{_STRATEGY}::test_a_run_goes_on_from_a_checkpoint_however_it_was_written"
+_FILES = f"{_STRATEGY}::test_files_are_as_many_and_by_whom_as_asked_for"
+_NCCL = f"{_STRATEGY}::test_what_is_of_nccl_is_set_aside_on_cpus_and_said"
+_USERS = f"{_STRATEGY}::test_devices_environment_writer_and_sampler_are_the_users"
+_PROGRESS = f"{_STRATEGY}::test_progress_is_ours_at_the_interval_or_lightnings"
+_NUMBERED = f"{_STRATEGY}::test_ranks_are_numbered_and_optimizers_sharded_as_asked_for"
+_BITS = "nemo2/test_strategy.py::test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop"
+_TWO_RANKS = "nemo2/models/layers/test_parallel.py::test_two_ranks_train_as_one"
+_GONE = "docs/test_from_nemo_page.py::test_what_is_gone_is_on_the_page_and_an_error_that_names_it"
+_PARTIAL = "nemo2/checkpoint/test_partial_loads.py"
+_LIVE = "nemo2/strategies/test_live_settings.py"
 _LAYOUT = "nemo2/parallel/test_layout.py"
 _PARITY = "tools/test_parity.py"
 _SHARDED = "nemo2/strategies/test_sharded_training.py"
+
+_FSDP = "nemo2/strategies/test_sharded_options.py"
+_DOCUMENTED = "nemo2/config/test_documented_settings.py"
+_PLANNED = "nemo2/planner/test_recipe.py"
+_FIGURES = "docs/test_figures.py"
 
 SECTIONS = (
     Section(
@@ -68,7 +92,35 @@ SECTIONS = (
                 f"{_PARITY}::test_a_layout_trains_as_one_process_does",
             ),
             Row("FSDP and FSDP2 train as one process does", f"{_SHARDED}::test_it_trains_as_one_process_does"),
+            Row(
+                "`offload_policy`, `parallelize_fn`, `auto_wrap_policy`, `sharding_strategy`, `cpu_offload` change no number",
+                f"{_FSDP}::test_where_shards_are_and_what_is_gathered_together_changes_no_number",
+            ),
+            Row(
+                "`mp_policy` and `mixed_precision` are torch's own",
+                f"{_FSDP}::test_torchs_own_policy_of_dtypes_is_used",
+            ),
+            Row(
+                "`custom_tp_plan` cuts tensors, `use_hf_tp_plan=False` without one is refused",
+                f"{_FSDP}::test_tensors_are_cut_by_the_users_plan_and_by_none_where_there_is_none",
+            ),
+            Row(
+                "environment, devices, checkpoint IO and data sampler of an FSDP strategy are the user's",
+                f"{_FSDP}::test_the_users_objects_are_used",
+            ),
             Row("their gradients are those of one process", f"{_SHARDED}::test_every_gradient_is_that_of_one_process"),
+            Row(
+                "settings of the documents' pages on these systems, as written there, are what would run",
+                f"{_DOCUMENTED}::test_a_documented_setting_is_what_would_run",
+            ),
+            Row(
+                "`trainer.strategy.expert_model_parallel_size=4`",
+                f"{_DOCUMENTED}::test_experts_are_cut_as_documented",
+            ),
+            Row(
+                "their mistakes (`sequence_parallelism`, `recompute_method=full`, `trainer.fp8`) are refused with what to write",
+                f"{_DOCUMENTED}::test_a_documented_mistake_is_refused_with_what_to_write",
+            ),
             Row(
                 "a layout is legal where Megatron-Core makes its groups, and refused elsewhere",
                 f"{_LAYOUT}::test_legal_is_what_megatron_core_accepts",
@@ -89,12 +141,19 @@ SECTIONS = (
                 "a back end of attention that goes with the layout and the version, or a refusal",
                 f"{_FORMATS}::test_a_back_end_that_a_version_does_not_leave_is_refused",
             ),
+            Row(
+                "stages send each other activations as they are; another dtype is refused",
+                f"{_STRATEGY}::test_stages_send_activations_as_they_are",
+            ),
         ),
-        "nemo2.parallel.layout:Layout",
-        dict.fromkeys(("tp", "pp", "cp", "ep", "etp"), f"{_LAYOUT}::test_legal_is_what_megatron_core_accepts")
-        | dict.fromkeys(
-            ("vp", "sp"), "nemo2/test_strategy.py::test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop"
-        ),
+        {
+            "nemo2.parallel.layout:Layout": dict.fromkeys(
+                ("tp", "pp", "cp", "ep", "etp"), f"{_LAYOUT}::test_legal_is_what_megatron_core_accepts"
+            )
+            | dict.fromkeys(
+                ("vp", "sp"), "nemo2/test_strategy.py::test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop"
+            )
+        },
     ),
     Section(
         "Overlap of communication",
@@ -169,26 +228,27 @@ SECTIONS = (
                 "callbacks/test_megatron_comm_overlap.py::test_what_does_not_take_effect_is_said_once",
             ),
         ),
-        "nemo2.callbacks:MegatronCommOverlapCallback",
-        dict.fromkeys(
-            (
-                "tp_comm_overlap",
-                "overlap_p2p_comm",
-                "batch_p2p_comm",
-                "overlap_grad_reduce",
-                "overlap_param_gather",
-                "overlap_param_gather_with_optimizer_step",
-                "align_param_gather",
-                "bucket_size",
-                "defer_embedding_wgrad_compute",
-                "wgrad_deferral_limit",
-            ),
-            _VALUES,
-        )
-        | {
-            "tp_comm_overlap_cfg": "callbacks/test_megatron_comm_overlap.py::"
-            "test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it",
-            "tp_comm_bootstrap_backend": f"{_BUFFERS}::test_the_shape_is_that_of_a_micro_batch_on_this_rank",
+        {
+            "nemo2.callbacks:MegatronCommOverlapCallback": dict.fromkeys(
+                (
+                    "tp_comm_overlap",
+                    "overlap_p2p_comm",
+                    "batch_p2p_comm",
+                    "overlap_grad_reduce",
+                    "overlap_param_gather",
+                    "overlap_param_gather_with_optimizer_step",
+                    "align_param_gather",
+                    "bucket_size",
+                    "defer_embedding_wgrad_compute",
+                    "wgrad_deferral_limit",
+                ),
+                _VALUES,
+            )
+            | {
+                "tp_comm_overlap_cfg": "callbacks/test_megatron_comm_overlap.py::"
+                "test_the_preset_of_the_run_is_written_where_the_strategy_looks_for_it",
+                "tp_comm_bootstrap_backend": f"{_BUFFERS}::test_the_shape_is_that_of_a_micro_batch_on_this_rank",
+            }
         },
     ),
     Section(
@@ -246,28 +306,29 @@ SECTIONS = (
                 "nemo2/config/test_decided_elsewhere.py::test_every_field_that_another_part_decides_reads_as_what_runs",
             ),
         ),
-        "nemo2:MegatronMixedPrecision",
         {
-            "precision": _TOGETHER,
-            "params_dtype": f"{_PRECISION}::test_parameters_of_another_dtype_than_the_precisions_are_refused",
-        }
-        | dict.fromkeys(
-            (
-                *("pipeline_dtype", "autocast_dtype", "autocast_enabled", "grad_reduce_in_fp32"),
-                *("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad", "fp8_params"),
-                *("fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe"),
-                *("fp16_loss_scale", "fp16_initial_loss_scale", "fp16_min_loss_scale", "fp16_loss_scale_window"),
-                "fp16_hysteresis",
-            ),
-            _ARGUMENTS,
-        )
-        | dict.fromkeys(
-            (
-                *("fp8", "fp8_recipe", "first_last_layers_bf16", "fp8_param_gather"),
-                *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "reuse_grad_buf_for_mxfp8_param_ag"),
-            ),
-            _OF_FP8,
-        ),
+            "nemo2:MegatronMixedPrecision": {
+                "precision": _TOGETHER,
+                "params_dtype": f"{_PRECISION}::test_parameters_of_another_dtype_than_the_precisions_are_refused",
+            }
+            | dict.fromkeys(
+                (
+                    *("pipeline_dtype", "autocast_dtype", "autocast_enabled", "grad_reduce_in_fp32"),
+                    *("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad", "fp8_params"),
+                    *("fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe"),
+                    *("fp16_loss_scale", "fp16_initial_loss_scale", "fp16_min_loss_scale", "fp16_loss_scale_window"),
+                    "fp16_hysteresis",
+                ),
+                _ARGUMENTS,
+            )
+            | dict.fromkeys(
+                (
+                    *("fp8", "fp8_recipe", "first_last_layers_bf16", "fp8_param_gather"),
+                    *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "reuse_grad_buf_for_mxfp8_param_ag"),
+                ),
+                _OF_FP8,
+            )
+        },
     ),
     Section(
         "Distributed optimizer",
@@ -302,47 +363,130 @@ SECTIONS = (
                 f"{_ADAM}::test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks",
             ),
         ),
-        "nemo2.optim.distributed_fused_adam:distributed_fused_adam",
-        dict.fromkeys(
-            (
-                "lr",
-                "betas",
-                "eps",
-                "weight_decay",
-                "clip_grad",
-                "dtype",
-                "grad_sync_dtype",
-                "overlap_grad_sync",
-                "overlap_param_sync",
-                "bucket_cap_mb",
-                "average_grad_sync",
-                "nccl_ub",
-                "store_param_remainders",
-                "store_params",
+        {
+            "nemo2.optim.distributed_fused_adam:distributed_fused_adam": dict.fromkeys(
+                (
+                    "lr",
+                    "betas",
+                    "eps",
+                    "weight_decay",
+                    "clip_grad",
+                    "dtype",
+                    "grad_sync_dtype",
+                    "overlap_grad_sync",
+                    "overlap_param_sync",
+                    "bucket_cap_mb",
+                    "average_grad_sync",
+                    "nccl_ub",
+                    "store_param_remainders",
+                    "store_params",
+                ),
+                _EACH_OPTION,
+            )
+            | {
+                "adam_w_mode": f"{_ADAM}::test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks",
+                "param_sync_dtype": f"{_ADAM}::test_parameters_are_gathered_in_the_dtype_of_the_precision_and_no_other",
+                "with_scaled_states": _REFUSED,
+            }
+            | dict.fromkeys(
+                (
+                    "contiguous_param_buffer",
+                    "contiguous_grad_buffer",
+                    "bias_correction",
+                    "amsgrad",
+                    "capturable",
+                    "pipeline_size",
+                    "device",
+                    "process_group",
+                    "distributed_process_group",
+                    "redundant_process_group",
+                    "disable_distributed_parameters",
+                ),
+                _OF_APEX,
+            )
+        },
+    ),
+    Section(
+        "The strategy",
+        (
+            Row(
+                "a second trainer of a process gets the groups of its own layout",
+                f"{_STRATEGY}::test_a_second_trainer_gets_the_groups_of_its_own_layout",
             ),
-            _EACH_OPTION,
-        )
-        | {
-            "adam_w_mode": f"{_ADAM}::test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks",
-            "param_sync_dtype": f"{_ADAM}::test_parameters_are_gathered_in_the_dtype_of_the_precision_and_no_other",
-            "with_scaled_states": _REFUSED,
-        }
-        | dict.fromkeys(
-            (
-                "contiguous_param_buffer",
-                "contiguous_grad_buffer",
-                "bias_correction",
-                "amsgrad",
-                "capturable",
-                "pipeline_size",
-                "device",
-                "process_group",
-                "distributed_process_group",
-                "redundant_process_group",
-                "disable_distributed_parameters",
+            Row(
+                "on GPUs Megatron-Core is given what was asked for of NCCL",
+                f"{_STRATEGY}::test_on_gpus_megatron_core_is_given_what_was_asked_for",
             ),
-            _OF_APEX,
+            Row(
+                "values that nothing takes are refused as they are set",
+                f"{_STRATEGY}::test_values_that_nothing_takes_are_refused",
+            ),
         ),
+        {
+            "nemo2.strategy:MegatronStrategy": dict.fromkeys(
+                (
+                    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel"),
+                    "virtual_pipeline_model_parallel_size",
+                ),
+                _BITS,
+            )
+            | dict.fromkeys(
+                ("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"), _TWO_RANKS
+            )
+            | dict.fromkeys(
+                (
+                    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+                    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+                    "pipeline_model_parallel_layout",
+                ),
+                _STAGES,
+            )
+            | dict.fromkeys(
+                (
+                    *("moe_extended_tp", "encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size"),
+                    *("find_unused_parameters", "lazy_init"),
+                ),
+                _GONE,
+            )
+            | dict.fromkeys(
+                ("pipeline_model_parallel_comm_backend", "use_sharp", "nccl_communicator_config_path"),
+                _NCCL,
+            )
+            | dict.fromkeys(("data_sampler", "parallel_devices", "cluster_environment", "checkpoint_io"), _USERS)
+            | dict.fromkeys(("replace_progress_bar", "progress_interval"), _PROGRESS)
+            | dict.fromkeys(("ckpt_torch_dist_multiproc", "ckpt_parallel_save"), _FILES)
+            | dict.fromkeys(("use_tp_pp_dp_mapping", "num_distributed_optimizer_instances"), _NUMBERED)
+            | {
+                "microbatch_group_size_per_vp_stage": f"{_STRATEGY}::"
+                "test_a_virtual_stage_runs_as_many_micro_batches_in_a_row_as_asked_for",
+                "ckpt_load_optimizer": "nemo2/checkpoint/test_io.py::test_the_comparison_notices_what_is_dropped",
+                "ckpt_save_optimizer": f"{_STRATEGY}::test_without_its_optimizer_a_run_goes_on_from_the_weights",
+                "ckpt_load_main_params": f"{_PARTIAL}::test_fp32_parameters_are_taken_over_and_nothing_else_of_the_optimizer",
+                "ckpt_load_strictness": f"{_PARTIAL}::test_how_strictly_names_have_to_match_is_the_users_to_say",
+                "ddp": "nemo2/parallel/test_ddp_config.py::test_both_spellings_are_one_field_of_a_config",
+                "fsdp": "nemo2/strategies/test_fsdp_options.py::"
+                "test_what_one_rank_alone_holds_is_not_left_to_megatron_fsdp",
+                "pipeline_dtype": f"{_STRATEGY}::test_stages_send_activations_as_they_are",
+                "use_te_rng_tracker": "nemo2/explain/test_explain.py::"
+                "test_graphs_and_what_follows_from_them_are_explained_for_a_gpu",
+                "save_ckpt_format": f"{_STRATEGY}::test_values_that_nothing_takes_are_refused",
+                "ckpt_async_save": "nemo2/checkpoint/test_io.py::test_saving_does_not_disturb_training",
+                "ckpt_assume_constant_structure": f"{_STRATEGY}::"
+                "test_a_constant_structure_is_planned_until_two_plans_are_alike",
+                "ckpt_parallel_save_within_dp": f"{_STRATEGY}::test_writing_is_shared_in_the_world_or_among_replicas",
+                "ckpt_parallel_load": _WRITTEN,
+                "ckpt_parallel_save_optim": "nemo2/strategies/test_sharded_checkpoints.py::"
+                "test_optimizer_state_for_one_layout_only_is_refused_with_the_way_out",
+                "ckpt_load_directly_on_device": f"{_STRATEGY}::test_arguments_of_the_checkpoint_io_reach_it",
+                "setup_optimizers": f"{_STRATEGY}::test_a_module_may_do_its_own_updates",
+                "init_model_parallel": f"{_STRATEGY}::test_groups_that_somebody_else_has_made_are_used_and_compared",
+                "restore_config": "nemo2/hugging_face/test_starting.py::test_each_path_begins_with_the_released_weights",
+                "megatron_log_level": f"{_STRATEGY}::test_megatron_cores_timers_are_told_up_to_the_level",
+                "use_gloo_process_groups": f"{_STRATEGY}::test_gloo_groups_are_made_unless_they_are_not_wanted",
+                "gradient_as_bucket_view": f"{_LIVE}::test_a_name_that_means_nothing_and_one_that_is_too_late_are_refused",
+                "ckpt_save_part": "nemo2/checkpoint/test_parts.py::test_a_part_holds_what_is_trained_by_its_full_name",
+            }
+        },
     ),
     Section(
         "Bridge between Lightning and Megatron-Core",
@@ -371,11 +515,19 @@ SECTIONS = (
                 "`MaskedTokenLossReduction`: the mean over all kept tokens",
                 "nemo2/parallel/test_loss.py::test_the_reported_loss_is_the_mean_over_all_kept_tokens_of_all_replicas",
             ),
-            Row("`MaskedTokenLossReductionWithLossMask`", f"{_FORMS}::test_a_mask_that_the_model_returns_decides"),
+            Row(
+                "`MaskedTokenLossReductionWithLossMask`: the model's mask in place of the batch's",
+                f"{_FORMS}::test_a_mask_that_the_model_returns_decides",
+            ),
+            Row(
+                "the same over context-parallel ranks",
+                f"{_FORMS}::test_a_mask_that_the_model_returns_is_counted_over_shares_of_a_sequence",
+            ),
             Row(
                 "`get_batch_on_this_context_parallel_rank`",
                 f"{_FORMS}::test_a_share_of_the_sequence_is_megatron_cores_and_knows_the_whole_count",
             ),
+            Row("`get_packed_seq_params`", f"{_FORMS}::test_packed_sequences_begin_and_end_where_cu_seqlens_says"),
             Row(
                 "hooks of the step, in the documented order, with the arguments they name",
                 "nemo2/parallel/test_hooks.py::test_a_real_step_calls_them_in_the_documented_order",
@@ -402,9 +554,83 @@ SECTIONS = (
                 "nemo2/test_user_module.py::test_two_replicas_train_as_one_loop_on_whole_batches",
             ),
         ),
-        "nemo2.parallel.megatron_parallel:MegatronParallel.forward",
-        dict.fromkeys(("data", "data_step", "forward_step", "loss_reduction", "wrap_forward_step"), _CALLED)
-        | dict.fromkeys(("forward_only", "seq_length", "micro_batch_size", "num_microbatches", "step_i"), _SHAPE),
+        {
+            "nemo2.parallel.loss:MaskedTokenLossReduction": _MASKED,
+            "nemo2.parallel.loss:MaskedTokenLossReductionWithLossMask": _MASKED,
+            "nemo2.parallel.megatron_parallel:MegatronParallel": dict.fromkeys(
+                (
+                    *("pipeline", "precision_plugin", "callbacks", "data_step", "forward_step", "loss_reduction"),
+                    *("vp_size", "ddp_config", "device", "wrap_chunk", "transform"),
+                ),
+                f"{_PARALLEL}::test_each_argument_of_the_constructor_does_what_it_says",
+            ),
+            "nemo2.parallel.megatron_parallel:MegatronParallel.forward": dict.fromkeys(
+                ("data", "data_step", "forward_step", "loss_reduction", "wrap_forward_step"), _CALLED
+            )
+            | dict.fromkeys(("forward_only", "seq_length", "micro_batch_size", "num_microbatches", "step_i"), _SHAPE),
+        },
+    ),
+    Section(
+        "Recomputation and offloading, as planned",
+        (
+            Row(
+                "`recompute_num_layers` of a block: time and memory layer by layer",
+                f"{_PLANNED}::test_blocks_trade_time_for_memory_layer_by_layer",
+            ),
+            Row(
+                "`recompute_method=uniform`: groups keep an input each and are whole while they run again",
+                f"{_PLANNED}::test_groups_keep_fewer_inputs_and_are_whole_longer",
+            ),
+            Row(
+                "`cpu_offloading`: its layers' activations leave the GPU, and `plan` says what it doesn't count",
+                f"{_PLANNED}::test_offloaded_activations_are_not_counted_on_the_gpu_and_their_copies_are_told",
+            ),
+            Row(
+                "what a search proposes undoes what the recipe recomputes or offloads",
+                "nemo2/planner/test_search.py::test_overrides_undo_what_the_recipe_recomputes_or_offloads",
+            ),
+            Row(
+                "activations kept are near those of the real layers",
+                "nemo2/planner/test_against_rehearsal.py::test_activations_are_near_what_the_real_layers_keep",
+            ),
+        ),
+    ),
+    Section(
+        "Pictures",
+        (
+            Row(
+                "`show-layout`'s page has one bubble, and a colour means one thing",
+                "nemo2/test_cli_layout.py::test_the_page_has_one_bubble_and_a_colour_means_one_thing",
+            ),
+            Row(
+                "its timeline is what Megatron-Core does on real ranks",
+                "nemo2/pictures/test_schedule.py::test_the_timeline_is_what_megatron_core_does_on_real_ranks",
+            ),
+            Row(
+                "its groups are those that Megatron-Core makes",
+                "nemo2/pictures/test_ranks.py::test_groups_are_those_that_megatron_core_makes",
+            ),
+            Row(
+                "figures are what the program draws, and a changed one is noticed",
+                f"{_FIGURES}::test_figures_are_current_and_a_changed_one_is_noticed",
+            ),
+            Row(
+                "each is shown on a page and described there",
+                f"{_FIGURES}::test_every_figure_is_shown_on_a_page_and_described_there",
+            ),
+            Row(
+                "each is readable 400 px wide and names the classes and functions that it shows",
+                f"{_FIGURES}::test_a_figure_is_readable_on_a_phone_and_names_what_it_shows",
+            ),
+            Row(
+                "pages are readable in light and dark",
+                "nemo2/pictures/test_kit.py::test_every_fill_a_picture_may_name_is_in_the_stylesheet_for_both_themes",
+            ),
+            Row(
+                "wide tables and pictures scroll on a narrow screen",
+                "nemo2/pictures/test_kit.py::test_on_a_narrow_screen_tables_and_pictures_scroll",
+            ),
+        ),
     ),
 )
 
@@ -422,10 +648,11 @@ def signature_of(call: str) -> dict[str, Any]:
 def rows(section: Section) -> Iterator[tuple[str, str]]:
     """Promise and test; options at the end, with the defaults that the code has."""
     yield from section.promises
-    name = section.call.partition(":")[2]
-    for option, default in signature_of(section.call).items():
-        said = "" if default is inspect.Parameter.empty else f", default {default!r}"
-        yield f"`{name}({option}=...)`{said}", section.options[option]
+    for call, tests in section.calls.items():
+        name = call.partition(":")[2]
+        for option, default in signature_of(call).items():
+            said = "" if default is inspect.Parameter.empty else f", default {default!r}"
+            yield f"`{name}({option}=...)`{said}", tests[option]
 
 
 def page(told: Callable[[Section], Iterator[tuple[str, str]]] = rows) -> str:
@@ -442,9 +669,9 @@ _HEAD = """# What the documentation of these systems promises
 
 <!-- Written by `python -m tools.promises`; a test compares. -->
 
-What NeMo 2.0's documentation says of parallelisms, overlap, precision, the distributed optimizer and the bridge between Lightning
-and Megatron-Core, each with the test that holds it. Options and defaults are read off the signatures. Where we refuse what can't
-be, the test is of the refusal."""
+What NeMo 2.0's documentation says of parallelisms, overlap, precision, the distributed optimizer the bridge between Lightning and
+Megatron-Core, planned recomputation, and pictures, each with the test that holds it. Options and defaults are read off the
+signatures. Where we refuse what can't be, the test is of the refusal."""
 
 
 def main() -> None:

@@ -181,7 +181,8 @@ ROOMS = (
     Room(
         "launch",
         "executors and profiles of clusters (`clusters.py`, `shape.py`), exit codes, a rank's failure as told; `slurm/`: "
-        "a job's script, its lives and their verdicts",
+        "a job's script, its lives and their verdicts; `kubeflow/`: a run's manifest, what its pods run; "
+        "`experiment.py`: all else, through nemo-run",
     ),
     Room("callbacks", "one Lightning callback per file, from the folder `callbacks/`"),
     Room(

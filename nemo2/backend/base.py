@@ -56,3 +56,7 @@ class Backend(ABC):
         value here: name → (the value that works, why). A field absent from the installed Megatron-Core is to be
         skipped by whoever applies them; so is one that already has the value.
         """
+
+    def group_overrides(self) -> dict[str, Override]:
+        """Arguments of Megatron-Core's ``initialize_model_parallel`` that mean nothing here, as `config_overrides`."""
+        return {}

@@ -131,6 +131,14 @@ class CpuBackend(Backend):
             overrides[name] = (False, kernel)
         return overrides
 
+    def group_overrides(self) -> dict[str, Override]:
+        nccl = "it is of NCCL, and ranks on CPUs talk over gloo"
+        return {
+            "use_sharp": (False, nccl),
+            "nccl_communicator_config_path": (None, nccl),
+            "pipeline_model_parallel_comm_backend": (None, nccl),
+        }
+
     def _apply(self, patcher: Patcher) -> None:
         from nemo2.backend.cpu_patches import TORCH, megatron_patches
 

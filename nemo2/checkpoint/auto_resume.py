@@ -144,11 +144,8 @@ class AutoResume:
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
-        if training and 0 < limit <= search.manifest.step and not self.resume_past_end:
-            raise CheckpointError(
-                f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={limit}: this run is done. "
-                f"{_how_to_go_on(search)}; or change log.name for a new run, or set resume.resume_past_end=True."
-            )
+        if training and not self.resume_past_end:
+            _refuse_finished(search, limit)
         _allow_falling_back(trainer)
         if training and weights_only and search.whole is not None:
             _say(
@@ -186,6 +183,20 @@ class AutoResume:
             # Without a logger of ours the callback saves below Lightning's root.
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
         return _newest([directory] if directory is not None else [], any_run=False)
+
+
+def refuse_finished(directory: Path, *, max_steps: int) -> None:
+    """Raise CheckpointError where the run whose checkpoints are in ``directory`` has reached ``max_steps``, and say how to go
+    on."""
+    _refuse_finished(_newest([directory], any_run=False), max_steps)
+
+
+def _refuse_finished(search: Search, max_steps: int) -> None:
+    if search.manifest is not None and 0 < max_steps <= search.manifest.step:
+        raise CheckpointError(
+            f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={max_steps}: this run is done. "
+            f"{_how_to_go_on(search)}; or change log.name for a new run, or set resume.resume_past_end=True."
+        )
 
 
 def _how_to_go_on(search: Search) -> str:

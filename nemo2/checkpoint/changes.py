@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo2.checkpoint.context import TOKENIZER_FILES, described_parts, load_context
+from nemo2.checkpoint.context import TOKENIZER_FILES, described_parts, load_context, tokenizer_identity
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.config.show import TARGET, diff
 
@@ -66,8 +66,16 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     return {
         "precision": str(getattr(trainer.strategy.precision_plugin, "precision", "")),
         "seed": os.environ.get("PL_GLOBAL_SEED"),
-        "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
+        **tokenizer_settings(tokenizer),
         "max_steps": trainer.max_steps,
+    }
+
+
+def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
+    """Those of `settings_of` that a tokenizer has."""
+    return {
+        "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
+        "tokenizer_identity": tokenizer_identity(tokenizer),
     }
 
 
@@ -81,7 +89,8 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     before = manifest.settings if manifest is not None else {}
     for name, value in settings_of(trainer).items():
         if name in before and before[name] != value:
-            _sort(found, "tokenizer" if name == "tokenizer_vocab_size" else "trainer", name, before[name], value)
+            part = "tokenizer" if name.startswith("tokenizer_") else "trainer"
+            _sort(found, part, name, before[name], value)
     for part, config in described_parts(trainer).items():
         try:
             differing = diff(load_context(checkpoint, part, build=False), config)

@@ -10,13 +10,13 @@ import dataclasses
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
 from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, refuse_links
 from nemo2.config.aliases import parameter_names
@@ -100,6 +100,40 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     return fiddle.build(config) if build else config
 
 
+def tokenizer_identity(tokenizer: Any) -> dict[str, str]:
+    """What tells a tokenizer's ids from others', as plain data; empty where it can't be told. Neither the place of its files is
+    in it nor the token that ends a text, which releases have changed."""
+    try:
+        return {name: str(value) for name, value in tokenizer.unique_identifiers.items() if name not in ("name", "eod")}
+    except Exception:  # none, files that aren't here, whatever a user's class raises
+        return {}
+
+
+def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:
+    """Raise where the tokenizer that a checkpoint describes isn't the one that its model was trained with: a name on the hub may
+    stand for other files by now. What the checkpoint doesn't tell isn't compared.
+
+    Raises:
+        CheckpointError: it has other ids.
+    """
+    manifest = read_manifest(checkpoint)
+    trained = {} if manifest is None else manifest.settings.get("tokenizer_identity", {})
+    found = tokenizer_identity(tokenizer) if trained else {}
+    apart = [name for name in found if trained.get(name, found[name]) != found[name]]
+    if apart:
+        told = ", ".join(f"{name} {found[name]:.16} in place of {trained[name]:.16}" for name in apart)
+        raise CheckpointError(
+            f"{tokenizer!r} isn't the tokenizer that the model of {checkpoint} was trained with ({told}): its ids mean other "
+            "words. Bring back, in the hub's cache, the files that this name stood for. A tokenizer that is given as a folder "
+            "travels with the checkpoint; a name with a revision stays the same."
+        )
+
+
+def describes(checkpoint: Path, part: Part) -> bool:
+    """Whether a checkpoint's context has this part. One that was imported has no data, and none has what can't be described."""
+    return (checkpoint / CONTEXT_PATH / f"{part}.json").is_file()
+
+
 def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
     """Give ``model`` the tokenizer of a checkpoint, and ``data`` too where both have the same one. Replacing a tokenizer by one
     that gives other ids is said; so is a checkpoint that describes none, whose run keeps its own.
@@ -118,6 +152,7 @@ def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
         return
     try:
         theirs = load_context(checkpoint, "tokenizer")
+        refuse_another_tokenizer(checkpoint, theirs)
     except (CheckpointError, SecurityError) as error:
         raise type(error)(
             f"resume.restore_config.load_artifacts=True: {error} Set resume.restore_config.load_artifacts=False to keep the "
@@ -195,19 +230,9 @@ def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
     elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}
     else:
-        return _as_named(obj)
+        return as_megatron_has_it(obj)
     kept = {name: _described(value) for name, value in arguments.items() if name not in without}
     return Config(type(obj), bind_args=False, **kept)
-
-
-def _as_named(value: Any) -> Any:
-    """The function that a module holds, for the same one compiled: Megatron-Core's modules hold compiled functions until the CPU
-    backend takes the compiler out, and a configuration made before keeps those."""
-    original = getattr(value, "_torchdynamo_orig_callable", None)
-    if original is None:
-        return value
-    held = getattr(sys.modules.get(original.__module__), original.__name__, None)
-    return original if held is original else value
 
 
 def _keep_files(tokenizer: Any, directory: Path) -> None:

@@ -8,7 +8,7 @@ are measured on the way, before anything is made of them.
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.errors import CheckpointError, SecurityError
 from nemo2.files import parse_json, read_bounded
@@ -45,6 +45,22 @@ def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
         return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} isn't YAML of plain data: {_told(error)}.") from error
+
+
+def nemo_adapters(checkpoint: Path) -> Optional[str]:
+    """The reason why a checkpoint of NeMo 2.0's that holds the additions of fine-tuning alone can't be read, and the way to a
+    whole one; None for any other folder."""
+    file = checkpoint / "weights" / "adapter_metadata.json"
+    if not file.is_file():
+        return None
+    told = read_json(file)
+    base = told.get("model_ckpt_path") if isinstance(told, dict) else None
+    over = f" over the weights of {base}" if isinstance(base, str) else ""
+    return (
+        f"it holds the additions of fine-tuning alone (PEFT){over}, which nemo2 reads of Hugging Face's peft and of its own. "
+        f"Merge them where NeMo is, llm.peft.merge_lora({str(checkpoint)!r}, OUTPUT), and take OUTPUT; or export them there, "
+        "llm.export_ckpt(..., target='hf-peft'), and `nemo2 import` that."
+    )
 
 
 def refuse_links(checkpoint: Path) -> None:

@@ -27,7 +27,7 @@ from nemo2.checkpoint.directory import (
     step_in_name,
     unusable,
 )
-from nemo2.checkpoint.foreign_files import read_json, read_yaml, refuse_links
+from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
 from nemo2.errors import CheckpointError
 from nemo2.files import open_regular, read_bounded
 from nemo2.parallel.layout import SIZE_FIELDS
@@ -170,7 +170,10 @@ def _nemo(path: Path) -> Identified:
 
         found.layout = _sizes(model_config(path)) or found.layout
         found.notes.append(describe(path))
-    if not found.problems:
+    if (adapters := nemo_adapters(path)) is not None:
+        found.notes.append(adapters)
+        found.commands = [f"nemo2 translate {path} --output recipe.py  # its run as a recipe"]
+    elif not found.problems:
         described = any((context / name).is_file() for name in ("io.json", "model.yaml"))
         found.commands = [
             *(

@@ -5,6 +5,7 @@ Megatron-Core decides what is written where and how it is split anew on loading;
 result counts, and what goes with it.
 """
 
+import copy
 import functools
 import inspect
 import logging
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Optional, TypeVar
+from typing import Any, Literal, Optional, TypeVar, cast
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
@@ -86,8 +87,9 @@ class MegatronCheckpointIO(CheckpointIO):
         load_directly_on_device: Kept for NeMo's signature; Megatron-Core reads into the tensors it is given.
         async_save: Write in the background; training goes on after the copy. The checkpoint exists once
             `maybe_finalize_save_checkpoint` has found the writing done on every rank.
-        torch_dist_multiproc: Files per rank, written side by side. None: Megatron-Core's choice (2).
-        assume_constant_structure: The state's structure never changes: plan the writing once.
+        torch_dist_multiproc: Files per rank, written side by side. None: Megatron-Core's choice (2; from 0.19 on 1).
+        assume_constant_structure: Names and shapes in a state never change: once two saves in a row were planned alike, the next
+            ones are written by the same plan. Saves without the optimizer have a plan of their own.
         parallel_save: Replicas share the writing, each a part.
         parallel_save_within_dp: Share it within a data-parallel group only.
         parallel_load: Replicas share the reading and send each other what they read.
@@ -110,6 +112,10 @@ class MegatronCheckpointIO(CheckpointIO):
     ) -> None:
         if save_timeout_seconds is not None and save_timeout_seconds <= 0:
             raise ConfigError(f"save_timeout_seconds={save_timeout_seconds}: must be more than 0 seconds, or None.")
+        if torch_dist_multiproc is not None and torch_dist_multiproc < 1:
+            raise ConfigError(
+                f"strategy.ckpt_torch_dist_multiproc={torch_dist_multiproc}: must be a whole number of at least 1, or None."
+            )
         if save_ckpt_format != "torch_dist":
             raise ConfigError(
                 f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core has dropped the other formats; use 'torch_dist'."
@@ -130,6 +136,9 @@ class MegatronCheckpointIO(CheckpointIO):
         self._comparing: dict[Path, Callable[[], list[str]]] = {}
         self._saves = Saves()
         self._validated = False
+        self._planned: dict[frozenset[str], Any] = {}
+        """By the names in a state, with and without an optimizer's, the strategy of the last such save, with its plans, where
+        they are to be used again."""
 
     # ------------------------------------------------------------------------------------------------------ saving
 
@@ -199,23 +208,29 @@ class MegatronCheckpointIO(CheckpointIO):
         }
         if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
             arguments["async_strategy"] = "mcore"  # the other choice needs nvidia-resiliency-ext
-        writing = self._writing()
-        strategy: Any = writing
-        if self.parallel_save:
-            strategy = FullyParallelSaveStrategyWrapper(writing, self._save_group(), self.assume_constant_structure)
+        names = frozenset(checkpoint)  # of which Megatron-Core takes some out
+        strategy, writing = self._writing(self._planned.get(names))
         with planning():
             request = dist_checkpointing.save(checkpoint, str(weights), strategy, **arguments)
         self._validated = True  # the same structure every time
+        if self.assume_constant_structure:
+            self._planned[names] = strategy
         return request, writing
 
-    def _writing(self) -> WatchedSaveStrategy:
+    def _writing(self, planned: Any) -> tuple[Any, WatchedSaveStrategy]:
+        """Megatron-Core's strategy for a save, with the plans of the one before, and the writer in it, which holds what becomes
+        of this save alone."""
+        if planned is not None:
+            strategy = copy.copy(planned)
+            if not isinstance(strategy, FullyParallelSaveStrategyWrapper):
+                return strategy, strategy
+            strategy.base_strategy = copy.copy(strategy.base_strategy)
+            return strategy, cast(WatchedSaveStrategy, strategy.base_strategy)
         files: dict[str, Any] = {} if self.torch_dist_multiproc is None else {"thread_count": self.torch_dist_multiproc}
-        return WatchedSaveStrategy(
-            "torch_dist",
-            1,
-            cached_metadata=self.assume_constant_structure,
-            **files,
-        )
+        writing = WatchedSaveStrategy("torch_dist", 1, cached_metadata=self.assume_constant_structure, **files)
+        if not self.parallel_save:
+            return writing, writing
+        return FullyParallelSaveStrategyWrapper(writing, self._save_group(), self.assume_constant_structure), writing
 
     def _save_group(self) -> Any:
         if not self.parallel_save_within_dp:

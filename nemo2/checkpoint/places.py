@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where weights are that a path names by a scheme, as in NeMo 2.0: ``hf://`` and ``nemo://``."""
 
-import os
 from pathlib import Path
 from typing import Optional
 
 from nemo2.checkpoint.directory import finished, read_manifest
+from nemo2.checkpoint.foreign_files import nemo_adapters
+from nemo2.data.home import models_home
 
 HUGGING_FACE = "hf://"
 """In front of a folder of released weights (``hf:///folder``) or a repository of theirs (``hf://organisation/name``)."""
@@ -13,25 +14,20 @@ IMPORTED = "nemo://"
 """In front of the name of an imported model."""
 
 
-def models_cache() -> Path:
-    """Where imported models are kept that nobody names a place for: ``$NEMO_MODELS_CACHE``, or ``models`` in ``$NEMO_HOME``,
-    which is ``~/.cache/nemo2``."""
-    home = os.environ.get("NEMO_HOME") or "~/.cache/nemo2"
-    return Path(os.environ.get("NEMO_MODELS_CACHE") or f"{home}/models").expanduser()
-
-
 def resolved(path: str) -> Path:
     """The folder of a checkpoint's path, in which ``nemo://name`` stands for an imported model."""
     if path.startswith(IMPORTED):
-        return models_cache() / path.removeprefix(IMPORTED)
+        return models_home() / path.removeprefix(IMPORTED)
     return Path(path).expanduser()
 
 
 def missing(path: str) -> Optional[str]:
     """The reason why nothing can start from ``path``, where it names no folder of this machine, and how to come by it; None where
-    it does, or where it is a release, which is downloaded."""
-    if path.startswith(HUGGING_FACE) or resolved(path).is_dir():
+    it does, or where it is a release, which is downloaded. A folder of NeMo 2.0's with additions alone is named too."""
+    if path.startswith(HUGGING_FACE):
         return None
+    if resolved(path).is_dir():
+        return nemo_adapters(resolved(path))
     if not path.startswith(IMPORTED):
         return "no such checkpoint directory."
     name = path.removeprefix(IMPORTED)

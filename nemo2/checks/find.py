@@ -2,7 +2,8 @@
 """Looking for broken rules: all of them at once, before anything runs."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Optional
 
 from nemo2.checks.facts import read_facts
@@ -10,7 +11,7 @@ from nemo2.checks.nearest import nearest_layouts
 from nemo2.checks.rule import Problem
 from nemo2.checks.rules.launching import too_many_for_this_machine
 from nemo2.checks.table import LAYOUT_TOPICS, apply_rules
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.settle.machine import Machine
 
 
@@ -79,7 +80,28 @@ def find(
     if local and environment is None:
         environment = os.environ
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine, environment=environment)
-    return found + apply_rules(facts)
+    found += apply_rules(facts)
+    where = {"devices": devices, "nodes": nodes, "machine": machine, "environment": environment}
+    return found + _of_a_teacher(recipe, {problem.message for problem in found}, where)
+
+
+def _of_a_teacher(recipe: Any, told: Collection[str], where: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with the teacher of a distillation in the layout of the recipe, beyond what is wrong with the student too."""
+    from nemo2.strategies.teaching import no_virtual_stages, teachers_recipe
+
+    topic = "The teacher"
+    try:
+        alone = teachers_recipe(recipe)
+    except Nemo2Error as error:
+        return [Problem(rule="teacher-is-there", topic=topic, message=str(error))]
+    if alone is None:
+        return []
+    vp: int = getattr(recipe.trainer.strategy, "virtual_pipeline_model_parallel_size", None) or 1
+    stages = [Problem(rule="teacher-has-one-stage", topic=topic, message=no_virtual_stages(vp))] if vp > 1 else []
+    found = apply_rules(read_facts(alone, **where))
+    return stages + [
+        replace(one, topic=topic, message=f"The teacher: {one.message}") for one in found if one.message not in told
+    ]
 
 
 def layout_hint(

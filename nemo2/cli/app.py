@@ -19,7 +19,9 @@ from nemo2.cli import (
     chat,
     check,
     cluster,
+    completion,
     convert,
+    distill,
     doctor,
     evaluate,
     explain,
@@ -32,20 +34,25 @@ from nemo2.cli import (
     prune,
     recipe_tools,
     rehearse,
+    run_list,
     runs,
     serve,
     tools,
     trace,
     translate,
 )
+from nemo2.cli.commands import App
 from nemo2.cli.streams import drop_output, open_missing, why_output_is_refused
+from nemo2.cli.waiting import told_to_wait
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
+from nemo2.noise import VERBOSE_VARIABLE
 from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.faults import words_of
 
 _DEBUG = "--debug"
+_VERBOSE = ("-v", "--verbose")
 
-app = typer.Typer(
+app = App(
     name="nemo2",
     help="LLM training recipes: list them, look into them, change them, run them.",
     epilog="Example: nemo2 pretrain llama_tiny trainer.max_steps=50 --devices 2",
@@ -59,6 +66,9 @@ app = typer.Typer(
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; may stand anywhere in the command.")] = False,
+    verbose: Annotated[
+        bool, typer.Option(*_VERBOSE, help="Show what else goes to the run's log; may stand anywhere too.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
     if version:
@@ -71,6 +81,7 @@ def _options(
 list_show.register(app)
 inspect.register(app)
 check.register(app)
+completion.register(app)
 doctor.register(app)
 explain.register(app)
 layout.register(app)
@@ -83,10 +94,12 @@ evaluate.register(app)
 chat.register(app)
 serve.register(app)
 prune.register(app)
+distill.register(app)
 trace.register(app)
 runs.register(app)
 cluster.register(app)
 jobs.register(app)
+run_list.register(app)
 tools.register(app)
 translate.register(app)
 
@@ -95,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. ``arguments`` default to the process' own."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in arguments or bool(os.environ.get("NEMO2_DEBUG"))
-    arguments = [argument for argument in arguments if argument != _DEBUG]
+    if any(argument in _VERBOSE for argument in arguments):
+        os.environ[VERBOSE_VARIABLE] = "1"  # the ranks inherit it
+    arguments = [argument for argument in arguments if argument not in (_DEBUG, *_VERBOSE)]
     if not debug:
         # Megatron-Core tells on import what it would use if it were installed, a line or two per command.
         warnings.filterwarnings("ignore", module=r"megatron\.")
@@ -105,7 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.set_threshold(1_000_000, *thresholds[1:])
     open_missing()
     try:
-        code = _code_of(lambda: app(arguments, prog_name="nemo2"))
+        if arguments[:1] == [completion.ASK]:
+            found = completion.candidates(typer.main.get_command(app), arguments[1:])
+            print("\n".join(found), end="\n" if found else "")
+            return 0
+        with told_to_wait("nemo2: loading torch and Megatron-Core"):
+            code = _code_of(lambda: app(arguments, prog_name="nemo2"))
         sys.stdout.flush()  # what can't be written is told now; when the interpreter ends, it would be a traceback
         return code
     except KeyboardInterrupt:

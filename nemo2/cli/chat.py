@@ -7,6 +7,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.commands import only_with
+from nemo2.cli.run_names import Checkpoint, checkpoint_called
+
 CHAT_EXAMPLE = "Example: nemo2 chat runs/tuned --system 'Answer in one sentence.'"
 _PROMPT = "> "
 _COMMANDS = {
@@ -23,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def chat(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    checkpoint: Checkpoint,
     system: Annotated[Optional[str], typer.Option(help="What stands before the first turn.")] = None,
     template: Annotated[
         Optional[Path], typer.Option(help="A file with the chat template (Jinja), in place of the run's.")
@@ -32,6 +35,9 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="Sample among this many likeliest tokens; 0 means all.")] = 0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample within this probability mass.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Leave out what is less likely than this share of the likeliest.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
     trust_remote_code: Annotated[
         bool,
@@ -39,21 +45,21 @@ def chat(
     ] = False,
 ) -> None:
     """Talk with the model of a checkpoint, in this process. /help lists what can be done."""
-    from nemo2.errors import CheckpointError, ConfigError
+    from nemo2.errors import ConfigError
 
-    if not checkpoint.exists():
-        raise CheckpointError(f"{checkpoint}: there is nothing there.")
+    only_with("temperature", "top_k", "top_p", "min_p", "seed")
+    folder = checkpoint_called(checkpoint)
     if template is not None and not template.is_file():
         raise ConfigError(f"--template {template}: there is no such file.")
     from nemo2.llm.chat import conversation
     from nemo2.llm.inference import HowToGenerate
 
-    how = HowToGenerate(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
+    how = HowToGenerate(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     given = None if template is None else template.read_text("utf-8")
     with conversation(
-        str(checkpoint), how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code
+        str(folder), how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code
     ) as talk:
-        print(f"{checkpoint.name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
+        print(f"{folder.name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
         _talk(talk)
 
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Gpus, Overrides, configured, machine_of
+from nemo2.cli.commands import not_with
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, recipe_on
+from nemo2.cli.own_data import Data
+from nemo2.cli.sources import Overrides
 from nemo2.columns import columns
 from nemo2.run_dir.terminal import is_terminal
 
@@ -28,18 +31,20 @@ def register(app: typer.Typer) -> None:
 def check(
     name: Annotated[Optional[str], typer.Argument(help="A recipe; `nemo2 list` names them.")] = None,
     overrides: Overrides = None,
-    devices: Annotated[
-        Optional[int], typer.Option("--devices", min=1, help="GPUs per node; sets trainer.devices.")
-    ] = None,
-    nodes: Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")] = None,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
+    data: Data = None,
     here: Annotated[
         bool, typer.Option("--here", help="It will run on this machine: look at its files, packages and variables too.")
     ] = False,
-    gpus: Gpus = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a recipe against every rule at once, and tell the nearest legal layouts. Exit code 2 where a rule is broken."""
+    not_with("rules", "name", "overrides", "gpus", "nodes", "devices", "performance", "data", "here")
+    not_with("here", "gpus")
     if rules:
         print(_rules(as_json=as_json))
         return
@@ -47,12 +52,7 @@ def check(
         from nemo2.errors import ConfigError
 
         raise ConfigError("check needs a recipe: `nemo2 check llama3_8b`; `nemo2 list` names them.")
-    recipe = configured(name, overrides or [])
-    trainer = recipe.trainer
-    if devices is not None:
-        trainer.devices = devices
-    if nodes is not None:
-        trainer.num_nodes = nodes
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     from nemo2.settle.machine import Machine
 
     machine = Machine.here() if here else machine_of(gpus)
@@ -126,8 +126,10 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
                 break_on_hyphens=False,
             )
     if verdict["nearest_layouts"]:
+        from nemo2.config.overrides import in_shell
+
         lines += ["", style("nearest legal layouts", "1")]
-        near = [(one["layout"], " ".join(one["overrides"])) for one in verdict["nearest_layouts"]]
+        near = [(one["layout"], in_shell(one["overrides"])) for one in verdict["nearest_layouts"]]
         lines += columns(near, indent=2)
     return "\n".join(lines) + machine
 

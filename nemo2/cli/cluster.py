@@ -8,12 +8,14 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.commands import App
+
 Name = Annotated[str, typer.Argument(help="A profile's name.")]
 Settings = Annotated[
     Optional[list[str]], typer.Argument(metavar="KEY=VALUE...", help="Fields; values are TOML or text.")
 ]
 
-cluster = typer.Typer(no_args_is_help=True, help="Profiles of clusters: add, list, show, test.")
+cluster = App(no_args_is_help=True, help="Profiles of clusters: add, list, show, test.")
 
 
 def register(app: typer.Typer) -> None:

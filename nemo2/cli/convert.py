@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Optional
 
 import typer
 
+from nemo2.cli.run_names import Checkpoint, checkpoint_called
+
 IMPORT_EXAMPLE = "Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama"
 EXPORT_EXAMPLE = "Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama"
 MERGE_EXAMPLE = "Example: nemo2 merge nemo_experiments/llama3_8b_lora --output checkpoints/tuned"
@@ -56,31 +58,29 @@ def import_weights(
 
 
 def export_weights(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run's directory for its newest.")],
+    checkpoint: Checkpoint,
     output: _Output,
     recipe: _Recipe = None,
     dtype: _Dtype = None,
     overwrite: _Overwrite = False,
 ) -> None:
     """Write a checkpoint as Hugging Face's libraries load it: safetensors, config.json and the tokenizer."""
-    _refuse_missing(checkpoint)
+    folder = checkpoint_called(checkpoint)
     from nemo2.hugging_face.api import export_ckpt
 
-    print(export_ckpt(checkpoint, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype)))
+    print(export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype)))
 
 
 def merge(
-    checkpoint: Annotated[
-        str, typer.Argument(help="A checkpoint of fine-tuning, or a run's directory for its newest.")
-    ],
+    checkpoint: Checkpoint,
     output: _Output,
     overwrite: _Overwrite = False,
 ) -> None:
     """Put the additions of LoRA, DoRA or canonical LoRA into the weights that they were trained beside, in one process."""
-    _refuse_missing(checkpoint)
+    folder = checkpoint_called(checkpoint)
     from nemo2.llm.peft import merge_lora
 
-    target = merge_lora(checkpoint, output, overwrite=overwrite)
+    target = merge_lora(str(folder), output, overwrite=overwrite)
     print(f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER")
 
 

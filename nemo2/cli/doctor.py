@@ -4,10 +4,10 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from nemo2.cli.flags import AsJson
 from nemo2.doctor import Finding
 from nemo2.run_dir.terminal import is_terminal
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
     app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Look at the packages, the machine and its network. Exit code 1 where something that nemo2 needs is broken."""
     from nemo2.doctor import examine, report
 

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.commands import only_with
+from nemo2.cli.run_names import Checkpoint, checkpoint_called
+
 EVALUATE_EXAMPLE = "Example: nemo2 evaluate runs/first --text README.md"
 
 
@@ -14,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    checkpoint: Checkpoint,
     text: Annotated[
         Optional[list[Path]], typer.Option(help="A text file to predict: loss, perplexity, bits per byte.")
     ] = None,
@@ -31,20 +34,22 @@ def evaluate(
     output: Annotated[Optional[Path], typer.Option(help="Also write the tasks' results there, as JSON.")] = None,
 ) -> None:
     """Measure the model of a checkpoint, in this process."""
-    from nemo2.errors import CheckpointError, ConfigError
+    from nemo2.errors import ConfigError
 
+    only_with("tasks", "include", "trust_tasks", "fewshot", "limit", "output")
+    only_with("include", "trust_tasks")
+    only_with("text", "stride")
     if not text and not tasks:
         raise ConfigError("evaluate needs something to measure: --text FILE, or --tasks NAME.")
-    if not checkpoint.exists():
-        raise CheckpointError(f"{checkpoint}: there is nothing there.")
+    folder = checkpoint_called(checkpoint)
     if text:
-        print("\n".join(_of_texts(checkpoint, text, stride, batch_size)))
+        print("\n".join(_of_texts(folder, text, stride, batch_size)))
     if tasks:
         from nemo2.llm.evaluation import evaluate as entry
 
         results = entry(
-            str(checkpoint),
-            tasks.split(","),
+            str(folder),
+            [name.strip() for name in tasks.split(",")],
             task_folder=None if include is None else str(include),
             num_fewshot=fewshot,
             limit=limit,

@@ -3,11 +3,12 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from nemo2.cli.flags import AsJson
+from nemo2.cli.run_names import checkpoint_called
 from nemo2.columns import columns
 
 EXAMPLE = "Example: nemo2 inspect nemo_experiments/llama_tiny"
@@ -18,14 +19,14 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, a run directory, or a folder of checkpoints.")],
+    path: Annotated[str, typer.Argument(help="A checkpoint, a folder of them, or a run by its folder or name.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its SHA-256.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a checkpoint is: ours, NeMo 2.0's, Megatron's or Hugging Face's. Exit code 2 if it isn't whole."""
     from nemo2.checkpoint.identify import identify
 
-    found = identify(path, verify=verify)
+    found = identify(checkpoint_called(path), verify=verify)
     if as_json:
         print(json.dumps(dataclasses.asdict(found) | {"path": str(found.path)}, indent=2))
     else:

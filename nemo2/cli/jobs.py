@@ -2,14 +2,19 @@
 """``nemo2 jobs``: runs that were handed to Slurm, from any shell of the user who did."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.commands import App, not_with
+from nemo2.cli.flags import AsJson
+
 Name = Annotated[str, typer.Argument(help="A run's name, for its newest launch, or a launch's own, or a job's number.")]
 Lines = Annotated[int, typer.Option("--lines", min=1, help="How many of rank 0's last lines.")]
 
-jobs = typer.Typer(no_args_is_help=True, help="Runs on Slurm: list, status, logs, cancel.")
+jobs = App(no_args_is_help=True, help="Runs on Slurm: list, status, logs, report, cancel.")
 
 
 def register(app: typer.Typer) -> None:
@@ -17,38 +22,63 @@ def register(app: typer.Typer) -> None:
 
 
 @jobs.command("list", epilog="Example: nemo2 jobs list")
-def list_jobs() -> None:
+def list_jobs(as_json: AsJson = False) -> None:
     """Jobs that were submitted from here, with their states."""
     from nemo2.columns import columns
 
-    rows = []
-    for submission in _submissions():
-        rows.append([submission.name, " ".join(submission.jobs), _state(submission)[0], submission.folder])
+    told = [{**asdict(one), "state": _state(one)[0]} for one in _submissions()]
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return
+    rows = [[one["name"], " ".join(one["jobs"]), one["state"], one["folder"]] for one in told]
     print("\n".join(columns(rows, head=["name", "jobs", "state", "folder"])))
 
 
 @jobs.command("status", epilog="Example: nemo2 jobs status llama3_70b")
-def status(name: Name) -> None:
-    """Slurm's state of a run, its lives, its last step, its loss and speed."""
+def status(name: Name, as_json: AsJson = False) -> None:
+    """Slurm's state of a run, its lives, how far it has come, its loss and speed, and the time that is left."""
     from nemo2.launch.slurm.follow import run_directory
+    from nemo2.launch.slurm.progress import progress
 
     submission = _find(name)
     word, told = _state(submission)
-    print(f"{submission.name}: {word} (job {' '.join(submission.jobs)})")
-    for life in told.get("lives", []):
-        print(f"  life {life['life']}: {life['verdict']}: {life['message']}")
     shell = submission.shell()
     directory = run_directory(shell, submission.folder)
-    if directory is None:
+    far = None if directory is None else progress(shell, directory)
+    lives = told.get("lives", [])
+    if as_json:
+        shown = None if far is None else {**asdict(far), "seconds_left": far.seconds_left}
+        told = {"state": word, "lives": lives, "run_directory": directory, "progress": shown}
+        print(json.dumps({**asdict(submission), **told}, indent=2))
         return
-    print(f"  run directory: {directory}")
+    print(f"{submission.name}: {word} (job {' '.join(submission.jobs)})")
+    for life in lives:
+        print(f"  life {life['life']}: {life['verdict']}: {life['message']}")
+    if directory is not None:
+        print(f"  run directory: {directory}")
+    if far is not None:
+        print(f"  {far}")
+
+
+@jobs.command("report", epilog="Example: nemo2 jobs report llama3_70b --output report.html")
+def report(
+    name: Name,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
+) -> None:
+    """Fetch a run's report.html, which is written when it ends or saves."""
     from shlex import quote
 
-    _, line, _ = shell.run(f"tail -n 1 {quote(directory)}/metrics.jsonl 2>/dev/null")
-    if line.strip():
-        record = json.loads(line)
-        shown = ("step", "reduced_train_loss", "val_loss", "train_step_timing", "tokens_per_second")
-        print("  " + ", ".join(f"{key}={record[key]}" for key in shown if key in record))
+    from nemo2.errors import DataError
+    from nemo2.launch.slurm.follow import run_directory
+
+    submission = _find(name)
+    shell = submission.shell()
+    directory = run_directory(shell, submission.folder)
+    code, page, _ = (1, "", "") if directory is None else shell.run(f"cat {quote(directory)}/report.html 2>/dev/null")
+    if code != 0:
+        raise DataError(f"{submission.name} has no report yet; `nemo2 jobs status {name}` tells how far it is.")
+    output.write_text(page, encoding="utf-8")
+    print(output)
 
 
 @jobs.command("logs", epilog="Example: nemo2 jobs logs llama3_70b --follow")
@@ -65,6 +95,7 @@ def logs(
 
     submission = _find(name)
     shell = submission.shell()
+    not_with("follow", "lines")
     if follow:
         ending = to_the_end(submission, shell)
         print(f"{ending.state}: {ending.message}")
@@ -72,10 +103,11 @@ def logs(
     life = last_life(shell, submission.folder)
     if life is None:
         print(f"{submission.name} has not begun; `nemo2 jobs status {name}` tells how it is.")
-        return
-    place = f"{quote(submission.folder)}/lives/{life}"
-    _, text, _ = shell.run(f"cat {place}/task-*.out {place}/rank-00000.err {place}/rank-00000.out | tail -n {lines}")
-    print(text, end="")
+    else:
+        place = f"{quote(submission.folder)}/lives/{life}"
+        files = f"{place}/task-*.out {place}/rank-00000.err {place}/rank-00000.out"
+        _, text, _ = shell.run(f"cat {files} | tail -n {lines}")
+        print(text, end="")
 
 
 @jobs.command("cancel", epilog="Example: nemo2 jobs cancel llama3_70b")

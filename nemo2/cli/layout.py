@@ -9,9 +9,11 @@ from typing import Annotated, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, configured
+from nemo2.cli.commands import not_with
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, recipe_on
+from nemo2.cli.sources import Overrides, RecipeName
 
-LAYOUT_EXAMPLE = "Example: nemo2 show-layout llama3_70b --world-size 1152 --output layout.html"
+LAYOUT_EXAMPLE = "Example: nemo2 show-layout llama3_70b --gpus 1152 --output layout.html"
 
 
 def register(app: typer.Typer) -> None:
@@ -21,8 +23,12 @@ def register(app: typer.Typer) -> None:
 def show_layout(
     name: RecipeName,
     overrides: Overrides = None,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
     world_size: Annotated[
-        Optional[int], typer.Option("--world-size", "--gpus", min=1, help="GPUs in all; else what the recipe asks for.")
+        Optional[int], typer.Option("--world-size", min=1, help="Ranks in all, also where they are no whole nodes.")
     ] = None,
     microbatches: Annotated[
         Optional[int], typer.Option(min=1, help="Micro-batches per step; else from the recipe's batch sizes.")
@@ -32,18 +38,21 @@ def show_layout(
     output: Annotated[
         Optional[Path], typer.Option("--output", "-o", help="A page (.html) or picture (.svg) to write.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Ranks, groups, layers and timeline as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show which rank holds what, and the pipeline's timeline: as text, page or picture."""
     from nemo2.errors import ConfigError
 
+    not_with("rank", "microbatches", "backward", "output", "as_json")
+    not_with("world_size", "gpus", "nodes", "devices")
     if output is not None and output.suffix not in (".html", ".svg"):
         raise ConfigError(f"--output {output}: must end in .html for a page or .svg for a picture.")
     from nemo2.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
     from nemo2.pictures.ranks import place_recipe
-    from nemo2.settle import Machine, on
+    from nemo2.settle import on
 
-    recipe = on(configured(name, overrides or []), Machine())
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    recipe = on(recipe, machine_of(gpus))
     placement = place_recipe(recipe, name=name, world_size=world_size)
     if rank is not None:
         print(_one_rank(placement, rank))

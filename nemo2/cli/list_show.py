@@ -9,7 +9,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import FINETUNING, Gpus, Overrides, RecipeName, configured, on_machine
+from nemo2.cli.commands import not_with
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, recipe_on
+from nemo2.cli.own_data import Data
+from nemo2.cli.sources import FINETUNING, Overrides, RecipeName
 from nemo2.columns import columns
 
 LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
@@ -45,7 +48,7 @@ def list_recipes(
     finetune: Annotated[
         bool, typer.Option("--finetune", help="Those of fine-tuning, each by LoRA and of all parameters.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the recipes with their default size and layout: nemo2's, and your own."""
     limits = parameter_count(min_params, "--min-params"), parameter_count(max_params, "--max-params")
@@ -86,28 +89,54 @@ def show(
     flat: Annotated[bool, typer.Option("--flat", help="One dotted path per line, for grep and diff.")] = False,
     defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody has set.")] = False,
     who: Annotated[bool, typer.Option("--who", help="Also the file and line that set each value.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The recipe as JSON that can be loaded again.")] = False,
+    as_json: AsJson = False,
+    as_yaml: Annotated[
+        bool, typer.Option("--yaml", help="Print a recipe.yaml to edit, which commands take in place of a name.")
+    ] = False,
+    recipe_json: Annotated[
+        bool, typer.Option("--recipe-json", help="Print a recipe.json, which commands take in place of a name.")
+    ] = False,
     graph: Annotated[
         Optional[Path], typer.Option(help="Draw it into a file: .svg, .html or .dot; .png and .pdf with Graphviz.")
     ] = None,
     gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
+    data: Data = None,
 ) -> None:
-    """Show everything a recipe sets, with your changes applied."""
-    recipe = on_machine(configured(name, overrides or []), gpus)
+    """Show everything a recipe sets, with your changes applied: as a tree, as changes, as plain JSON, or as a recipe in YAML or
+    JSON."""
+    not_with("graph", "flat", "who", "as_json", "recipe_json", "as_yaml")
+    not_with("recipe_json", "flat", "defaults", "who", "as_json", "as_yaml")
+    not_with("as_yaml", "flat", "who", "as_json")
+    not_with("as_json", "flat", "who")
+    not_with("flat", "who")
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
+    print(place(recipe, machine_of(gpus)), file=sys.stderr)  # standard output may be read by a program
     if graph is not None:
         from nemo2.pictures.recipe_tree import write_picture
 
         print(write_picture(recipe, graph, title=" ".join([name, *(overrides or [])]), defaults=defaults))
         return
-    if as_json:
+    if recipe_json:
         from nemo2.config.serialize import to_json
 
         print(to_json(recipe, indent=2))
         return
-    from nemo2.config.show import flatten, format_value, render
+    if as_yaml:
+        from nemo2.config import to_yaml
 
-    if flat:
-        print("\n".join(f"{path}={format_value(value)}" for path, value in flatten(recipe, defaults=defaults).items()))
+        print(to_yaml(recipe, defaults=defaults), end="")
+        return
+    from nemo2.config.overrides import as_override, in_shell
+    from nemo2.config.show import flatten, plain, render
+
+    if as_json:
+        print(json.dumps(plain(recipe, defaults), indent=2, ensure_ascii=False))
+    elif flat:
+        for path, value in flatten(recipe, defaults=defaults).items():
+            print(in_shell([as_override(path, value)]))
     else:
         print(render(recipe, defaults=defaults, who=who))
 
@@ -182,7 +211,7 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
     return {
         "family": recipe.model.__fn_or_cls__.__name__.removesuffix("Model"),
-        "parameters": _counted(recipe),
+        "parameters": counted_parameters(recipe),
         "gpus": world_of(trainer, Machine()).size,
         "layout": layout_text(Layout.of(strategy)),
         "seq": recipe.data.seq_length,
@@ -190,7 +219,7 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
     }
 
 
-def _counted(recipe: Any) -> Optional[int]:
+def counted_parameters(recipe: Any) -> Optional[int]:
     """Parameters of its model; None where the vocabulary is not told, or the model is of another kind."""
     from nemo2.models.parameters import count_parameters
     from nemo2.settle.machine import Machine

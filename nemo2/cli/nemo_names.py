@@ -7,6 +7,7 @@ with the reason.
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Optional
 
 DOORS = (
@@ -32,17 +33,23 @@ DOORS = (
     "nemo2.models.gpt_step",
     "nemo2.models.ssm",
     "nemo2.checkpoint.io",
+    "nemo2.checkpoint.directory",
     "nemo2.data.finetuning.published",
+    "nemo2.data.home",
     "nemo2.fabric",
 )
 """Where a name is looked for, in this order."""
 
 MODULES = {
     "nemo.lightning": "nemo2",
+    "nemo.lightning.base": "nemo2.data.home",
     "nemo.lightning.fabric.conversion": "nemo2.fabric",
     "nemo.lightning.fabric.fabric": "nemo2.fabric",
     "nemo.lightning.fabric.strategies": "nemo2.fabric",
+    "nemo.lightning.megatron_parallel": "nemo2.parallel.megatron_parallel",
     "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
+    "nemo.lightning.pytorch.strategies": "nemo2",
+    "nemo.lightning.resume": "nemo2.checkpoint.auto_resume",
     "nemo.lightning.pytorch.optim.lr_scheduler": "nemo2.optim.lr_scheduler",
     "nemo.collections.llm": "nemo2.llm",
     "nemo.collections.llm.api": "nemo2.llm",
@@ -77,7 +84,6 @@ _REASONS = {
     """,
     "background saves are finished by the strategy": "AsyncFinalizerCallback",
     "the data sets of fine-tuning take a path: dataset_root=...": "get_dataset_root",
-    "AutoTokenizer, BPETokenizer and others of nemo2.data": "get_tokenizer",
     "the evaluation of models behind an API has moved to NVIDIA-NeMo's Eval": """
         evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM
@@ -99,7 +105,7 @@ _REASONS = {
         TransformCTX TransformFns HFCheckpointIO import_from importer exporter
     """,
     "classes of nemo2 remember their arguments by @nemo2.config.capture.configurable": """
-        TrainerContext drop_unexpected_params
+        drop_unexpected_params
     """,
     "a checkpoint's context/ holds text only: tokenizers by their files and hashes, nothing pickled": """
         FileArtifact DirArtifact DirOrStringArtifact PathArtifact PickleArtifact HFAutoArtifact
@@ -112,7 +118,7 @@ _REASONS = {
         GradScaler enable_nvidia_optimizations optimizer_sharded_state_dict load_model_state_dict
         setup_megatron_optimizer configure_no_restart_validation_training_loop extract_ddp_funcs getattr_proxy
         setup_microbatch_calculator create_dataloader DDP moe_loss_tracker_ctx aggregate_moe_loss_stats
-        is_list_of_iterators ckpt_to_dir ckpt_to_context_subdir ckpt_to_weights_subdir idempotent_path_append
+        is_list_of_iterators ckpt_to_weights_subdir idempotent_path_append
         ADAPTER_META_FILENAME HF_WEIGHTS_PATH HF_ADAPTER_PATH HF_ADAPTER_CONFIG_FILENAME is_distributed_ckpt
         update_config_with_dtype_overrides default_forward_step ParallelLinearAdapter AdapterWrapper LoRAMerge
         add_megatron_sampler MegatronPretrainingSampler MegatronPretrainingRandomSampler
@@ -129,9 +135,6 @@ _REASONS = {
     "MockDataModule": "HFMockDataModule",
     "SquadDataModule": "SquadHFDataModule",
     "ChatDataModule or FineTuningDataModule over its files": "MLPerfGovReportDataModule",
-    "$NEMO_HOME is honoured where models are kept": "DEFAULT_NEMO_CACHE_HOME NEMO_CACHE_HOME",
-    "$NEMO_MODELS_CACHE is honoured where models are kept": "NEMO_MODELS_CACHE",
-    "$NEMO_DATASETS_CACHE is honoured where data sets are kept": "NEMO_DATASETS_CACHE",
     "run.LocalExecutor(launcher='torchrun', ntasks_per_node=8), or --executor local on the command line": "torchrun",
     "nl.AutoResume(restore_config=nl.RestoreConfig(path=...))": "nemo_resume",
 }
@@ -172,7 +175,13 @@ def module_of(path: str) -> Optional[str]:
     prefix, _, last = path.rpartition(".")
     from nemo2 import recipes
 
-    return f"nemo2.recipes.{last}" if prefix == "nemo.collections.llm.recipes" and last in recipes.names() else None
+    if prefix == "nemo.collections.llm.recipes" and last in recipes.names():
+        return f"nemo2.recipes.{last}"
+    return (
+        f"nemo2.models.{last}"
+        if prefix == "nemo.collections.llm.gpt.model" and find_spec(f"nemo2.models.{last}")
+        else None
+    )
 
 
 def _home(name: str) -> Optional[str]:

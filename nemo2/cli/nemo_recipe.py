@@ -17,7 +17,7 @@ from megatron.core.transformer.enums import AttnBackend
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import CONTEXT_PATH
-from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
 from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.cli.nemo_names import find
@@ -96,7 +96,9 @@ def recipe_of(path: Path) -> Translated:
     tree = read_model_yaml(source) if source.name == MODEL_FILE else read_io_json(source)
     making = _Making(source.parent)
     recipe = making.run(tree)
-    if checkpoint is not None:
+    if checkpoint is not None and (adapters := nemo_adapters(checkpoint)) is not None:
+        making.left.append(Left("resume.restore_config.path", repr(str(checkpoint)), adapters))
+    elif checkpoint is not None:
         recipe.resume = recipe.resume or Config(AutoResume)
         recipe.resume.restore_config = Config(RestoreConfig, path=str(checkpoint))
     # What stands in the tree by now is ours; a mistake in the table above must not hand over anything else.

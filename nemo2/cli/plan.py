@@ -8,7 +8,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, configured
+from nemo2.cli.commands import not_with, only_with
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, recipe_on
+from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
 
 PLAN_EXAMPLE = "Example: nemo2 plan llama3_70b --gpus H100x64 --tokens 1e12 --cost-per-gpu-hour 2.5"
@@ -21,9 +23,10 @@ def register(app: typer.Typer) -> None:
 def plan(
     name: RecipeName,
     overrides: Overrides = None,
-    gpus: Annotated[
-        str, typer.Option("--gpus", help="GPU, or GPU and number: H100, B200x64. Without a number: the recipe's.")
-    ] = DEFAULT,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
     tokens: Annotated[
         Optional[float], typer.Option("--tokens", help="A budget of tokens such as 1e12: how long it takes.")
     ] = None,
@@ -61,20 +64,24 @@ def plan(
     quick: Annotated[
         bool, typer.Option("--quick", help="Memory by formula, in no time; else a rehearsal counts it.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a run: its speed with an error band, where a step's time goes, its memory, its days and its cost.
 
     Ends with 0 where it fits its GPUs and with 1 where it does not.
     """
+    not_with("search", "tokens", "price", "mtbf", "save", "restart", "quick")
+    only_with("search", "limit", "html")
+    only_with("tokens", "price", "mtbf", "save", "restart")
     # A rehearsal must not meet a GPU; before torch.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    recipe = configured(name, overrides or [])
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    kind = kind_of(gpus) or DEFAULT
     for field, value in (("seq_length", seq), ("global_batch_size", global_batch)):
         if value is not None:
             setattr(recipe.data, field, value)
     if search:
-        _search(recipe, name=name, gpus=gpus, limit=limit, headroom=headroom, html=html, as_json=as_json)
+        _search(recipe, name=name, kind=kind, limit=limit, headroom=headroom, html=html, as_json=as_json)
         return
     from nemo2.planner.goodput import Failures
     from nemo2.planner.plan import plan as make
@@ -86,7 +93,7 @@ def plan(
     made = make(
         recipe,
         name=name,
-        gpus=gpus,
+        gpus=kind,
         tokens=tokens,
         cost_per_gpu_hour=price,
         failures=failures,
@@ -99,7 +106,7 @@ def plan(
 
 
 def _search(
-    recipe: Any, *, name: str, gpus: str, limit: int, headroom: float, html: Optional[Path], as_json: bool
+    recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path], as_json: bool
 ) -> None:
     from nemo2.gpus import gpu
     from nemo2.planner.recipe import read_recipe
@@ -108,7 +115,7 @@ def _search(
     from nemo2.planner.text import render_search
     from nemo2.settle import Machine, on
 
-    subject = read_recipe(on(recipe, Machine.named(gpus)), gpu(gpus))
+    subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
     found = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
     print(json.dumps(as_dict(found), indent=2) if as_json else render_search(found, title=title))

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.run_names import Checkpoint, checkpoint_called
+
 PRUNE_EXAMPLE = "Example: nemo2 prune runs/first --layers 12 --output checkpoints/small --data llama_tiny"
 
 
@@ -14,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def prune(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    checkpoint: Checkpoint,
     output: Annotated[Path, typer.Option("--output", "-o", help="The checkpoint to write.")],
     layers: Annotated[Optional[int], typer.Option(min=1, help="Layers to keep, the most important ones.")] = None,
     drop: Annotated[Optional[str], typer.Option(help="Layers to drop, counted from 1, by commas.")] = None,
@@ -30,10 +32,9 @@ def prune(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")] = False,
 ) -> None:
     """Make a smaller model of a checkpoint's, in this process: what matters least to some samples goes."""
-    from nemo2.errors import CheckpointError, ConfigError
+    from nemo2.errors import ConfigError
 
-    if not checkpoint.exists():
-        raise CheckpointError(f"{checkpoint}: there is nothing there.")
+    folder = checkpoint_called(checkpoint)
     numbers = drop.split(",") if drop else []
     if not all(number.strip().isdigit() for number in numbers):
         raise ConfigError(f"--drop {drop}: must be numbers of layers, such as 3,4.")
@@ -55,6 +56,6 @@ def prune(
         from nemo2.cli.sources import configured
 
         built = fiddle.build(configured(data, []).data)
-    target = entry(str(checkpoint), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)
+    target = entry(str(folder), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)
     print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # train it on")
-    print("  llm.distill(student_model_path=..., teacher_model_path=...)  # or from the whole model's distributions")
+    print(f"  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or from the whole model's distributions")

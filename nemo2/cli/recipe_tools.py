@@ -7,7 +7,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Gpus, Overrides, RecipeName, configured, on_machine
+from nemo2.cli.commands import not_with
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, recipe_on
+from nemo2.cli.own_data import Data
+from nemo2.cli.sources import Overrides, RecipeName, configured
 from nemo2.run_dir.terminal import is_terminal
 
 DIFF_EXAMPLE = "Example: nemo2 diff llama3_8b llama3_70b"
@@ -28,15 +31,21 @@ def diff(
     old: Annotated[str, typer.Argument(help="A recipe: a name, file.py, recipe.json or a run's directory.")],
     new: Annotated[str, typer.Argument(help="Another, or the same for comparing it with its changes.")],
     overrides: Overrides = None,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
     code: Annotated[
         bool, typer.Option("--code", help="A Python function that turns the first into the second.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also defaults that one of them writes down.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of the steps.")] = False,
+    as_json: AsJson = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 where they differ in effect.")] = False,
 ) -> None:
-    """Show what differs between two recipes, changes applied to the second."""
-    before, after = configured(old, []), configured(new, overrides or [])
+    """Show what differs between two recipes, changes and options applied to the second."""
+    not_with("code", "everything", "as_json", "exit_code")
+    before = configured(old, [])
+    after = recipe_on(new, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
     from nemo2.config.edits import edits, edits_source
 
     label = " ".join([new, *(overrides or [])])
@@ -61,16 +70,22 @@ def freeze(
         Optional[Path], typer.Option("--output", "-o", help="A new .py file. Without it, printed.")
     ] = None,
     gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
+    data: Data = None,
 ) -> None:
     """Write a recipe with its changes down as a Python function that rebuilds exactly this tree."""
     if output is not None:
         _refuse_output(output)
-    recipe = on_machine(configured(name, overrides or []), gpus)
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
+    print(place(recipe, machine_of(gpus)), file=sys.stderr)  # standard output may be read by a program
     from nemo2 import __version__
     from nemo2.config.codegen import function_source
 
     changes = f" with {', '.join(overrides)}" if overrides else ""
     changes += f" on {gpus}" if gpus else ""
+    changes += " in performance mode" if performance else ""
     source = function_source(
         recipe,
         header=_doc(f"{name}{changes}, as nemo2 {__version__} builds it. Written by `nemo2 freeze`."),

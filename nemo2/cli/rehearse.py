@@ -8,7 +8,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, configured
+from nemo2.cli.commands import not_with, only_with
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, recipe_on
+from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
 
 REHEARSE_EXAMPLE = "Example: nemo2 rehearse llama31_405b --gpus H100x1152 strategy.pipeline_model_parallel_size=9"
@@ -21,9 +23,10 @@ def register(app: typer.Typer) -> None:
 def rehearse(
     name: RecipeName,
     overrides: Overrides = None,
-    gpus: Annotated[
-        str, typer.Option("--gpus", help="GPU, or GPU and number: H100, H200x64. Without a number: the recipe's.")
-    ] = DEFAULT,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    devices: Devices = None,
+    performance: Performance = False,
     headroom: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of a GPU that must stay free to call it a fit.")
     ] = HEADROOM,
@@ -36,7 +39,7 @@ def rehearse(
     advice: Annotated[
         bool, typer.Option("--advice/--no-advice", help="If it does not fit, look for the smallest change.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was counted as JSON.")] = False,
+    as_json: AsJson = False,
     html: Annotated[Optional[Path], typer.Option(help="Also write a page with pictures there.")] = None,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Shrink the recipe and really train it, on CPU processes of this machine.")
@@ -52,16 +55,20 @@ def rehearse(
     Ends with 0 where the job fits its GPUs and with 1 where it does not. With --tiny: train the same recipe shrunk, its
     layout the same in kind, with its own callbacks, data module, logger and checkpoints.
     """
+    not_with("tiny", "headroom", "kernels", "all_stages", "advice", "as_json", "html")
+    only_with("tiny", "processes", "steps", "directory")
+    if not tiny:
+        # Before torch: parts of torch.cuda are replaced, which must not happen where there is a GPU to confuse.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
     if tiny:
-        _train_tiny(name, overrides or [], processes=processes, steps=steps, directory=directory)
+        _train_tiny(recipe, name, processes=processes, steps=steps, directory=directory)
         return
-    # Before torch: parts of torch.cuda are replaced, which must not happen where there is a GPU to confuse.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    recipe = configured(name, overrides or [])
     from nemo2.rehearse.job import rehearse as run
     from nemo2.rehearse.text import render
 
-    result = run(recipe, name=name, gpus=gpus, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
+    kind = kind_of(gpus) or DEFAULT
+    result = run(recipe, name=name, gpus=kind, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
     print(json.dumps(result.to_dict(), indent=2) if as_json else render(result))
     if html is not None:
         from nemo2.rehearse.page import write_page
@@ -87,8 +94,7 @@ def _rates(gpu: str) -> Any:
     )
 
 
-def _train_tiny(name: str, overrides: list[str], *, processes: int, steps: int, directory: Optional[Path]) -> None:
-    recipe = configured(name, overrides)
+def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory: Optional[Path]) -> None:
     from nemo2.launch import launch
     from nemo2.rehearse.shrink import shrink
 

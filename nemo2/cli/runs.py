@@ -7,38 +7,20 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.sources import Overrides, RecipeName, changed, finetuned_name, name_of_run, recipe_tree
+from nemo2.cli.commands import only_with
+from nemo2.cli.flags import Performance
+from nemo2.cli.launching import LaunchOptions, TrainingOptions, launched, logged, with_options
+from nemo2.cli.own_data import Data
+from nemo2.cli.run_names import checkpoint_called
+from nemo2.cli.sources import Overrides, RecipeName, method_of, name_of_run, recipe_tree
 
 PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
 FINETUNE_EXAMPLE = "Example: nemo2 finetune llama3_8b --peft dora resume.restore_config.path=hf:///models/Llama-3-8B"
 VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/checkpoints/NAME --devices 2"
 GENERATE_EXAMPLE = "Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40"
 
-Executor = Annotated[str, typer.Option("--executor", help="'local', or a cluster's profile (`nemo2 cluster list`).")]
-Devices = Annotated[Optional[int], typer.Option("--devices", min=1, help="Processes per node; sets trainer.devices.")]
-Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")]
-RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; sets log.name.")]
-Directory = Annotated[Optional[Path], typer.Option("--dir", help="The folder that holds runs; sets log.log_dir.")]
-Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Check everything, print what would run, start nothing.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Return once submitted, on executors that can.")]
-AcceptChanges = Annotated[
-    bool,
-    typer.Option(
-        "--accept-changes", help="Go on from a checkpoint that the recipe no longer fits (resume.accept_changes)."
-    ),
-]
-Chain = Annotated[
-    int, typer.Option("--chain", min=1, help="Slurm: jobs, each after the one before, that share the run.")
-]
-PluginNames = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        "--plugins",
-        help="Plugins by name, 'NsysPlugin(start_step=5,end_step=8)'; several, or the option several times.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Start a run that does not fit its GPUs by formula.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
+_STANDARD = Path("-")
+"""Standard input or output, where a file is named."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,40 +30,28 @@ def register(app: typer.Typer) -> None:
     app.command("generate", epilog=GENERATE_EXAMPLE)(generate)
 
 
+@with_options
 def pretrain(
     name: RecipeName,
     overrides: Overrides = None,
-    executor: Executor = "local",
-    devices: Devices = None,
-    nodes: Nodes = None,
-    run_name: RunName = None,
-    directory: Directory = None,
-    dryrun: Dryrun = False,
-    detach: Detach = False,
-    chain: Chain = 1,
-    accept_changes: AcceptChanges = False,
-    plugins: PluginNames = None,
-    force: Force = False,
-    yes: Yes = False,
+    data: Data = None,
+    performance: Performance = False,
+    *,
+    options: TrainingOptions,
 ) -> None:
     """Pre-train a recipe, with your changes applied."""
-    recipe = _logged(name, overrides or [], own_name=name_of_run(name), name=run_name, directory=directory)
-    if accept_changes:
-        recipe.resume.accept_changes = True
-    _launch(
-        recipe,
-        executor,
-        devices=devices,
-        nodes=nodes,
-        dryrun=dryrun,
-        detach=detach,
-        chain=chain,
-        plugins=plugins,
-        force=force,
-        yes=yes,
+    settings = {"performance": True} if performance else {}
+    recipe = logged(
+        lambda: recipe_tree(name, **settings),
+        overrides or [],
+        own_name=name_of_run(name),
+        options=options,
+        data=data,
     )
+    launched(recipe, name=name, changes=overrides or [], options=options)
 
 
+@with_options
 def finetune(
     name: RecipeName,
     overrides: Overrides = None,
@@ -89,86 +59,63 @@ def finetune(
         Optional[str], typer.Option(help="'lora' (what nothing else means), 'dora', or 'full' for all parameters.")
     ] = None,
     packed: Annotated[bool, typer.Option("--packed", help="Let several samples share a row.")] = False,
-    executor: Executor = "local",
-    devices: Devices = None,
-    nodes: Nodes = None,
-    run_name: RunName = None,
-    directory: Directory = None,
-    dryrun: Dryrun = False,
-    detach: Detach = False,
-    chain: Chain = 1,
-    accept_changes: AcceptChanges = False,
-    plugins: PluginNames = None,
-    force: Force = False,
-    yes: Yes = False,
+    data: Data = None,
+    performance: Performance = False,
+    *,
+    options: TrainingOptions,
 ) -> None:
     """Fine-tune the model of a recipe, with your changes applied: resume.restore_config.path names its weights."""
     name = _with_method(name, peft)
-    settings = {"packed_sequence": True} if packed else {}
-    recipe = _logged(name, overrides or [], own_name=name_of_run(name), name=run_name, directory=directory, **settings)
-    if accept_changes:
-        recipe.resume.accept_changes = True
-    _launch(
-        recipe,
-        executor,
-        devices=devices,
-        nodes=nodes,
-        dryrun=dryrun,
-        detach=detach,
-        chain=chain,
-        plugins=plugins,
-        force=force,
-        yes=yes,
+    settings = ({"packed_sequence": True} if packed else {}) | ({"performance": True} if performance else {})
+    recipe = logged(
+        lambda: recipe_tree(name, **settings),
+        overrides or [],
+        own_name=name_of_run(name),
+        options=options,
+        data=data,
     )
+    launched(recipe, name=name, changes=overrides or [], options=options)
 
 
+@with_options
 def validate(
     name: RecipeName,
     overrides: Overrides = None,
     checkpoint: Annotated[
-        Optional[Path],
-        typer.Option(help="The checkpoint to measure. Without it, what the recipe's resume settings find."),
+        Optional[str],
+        typer.Option(
+            help="The checkpoint, or the run, to measure. Without it, what the recipe's resume settings find."
+        ),
     ] = None,
-    executor: Executor = "local",
-    devices: Devices = None,
-    nodes: Nodes = None,
-    run_name: RunName = None,
-    directory: Directory = None,
-    dryrun: Dryrun = False,
-    detach: Detach = False,
-    plugins: PluginNames = None,
-    force: Force = False,
-    yes: Yes = False,
+    performance: Performance = False,
+    *,
+    options: LaunchOptions,
 ) -> None:
     """Measure the validation loss of a checkpoint."""
     from nemo2.config import Config, Partial
 
-    own = name_of_run(name)
-    recipe = _logged(name, overrides or [], own_name=own and f"{own}_validate", name=run_name, directory=directory)
+    own, settings = name_of_run(name), {"performance": True} if performance else {}
+    own = own and f"{own}_validate"
+    recipe = logged(
+        lambda: recipe_tree(name, **settings),
+        overrides or [],
+        own_name=own,
+        options=options,
+    )
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.llm.api import validate as entry
 
     parts = {field: getattr(recipe, field) for field in ("model", "data", "trainer", "log", "optim")}
     resume = recipe.resume
     if checkpoint is not None:
-        resume = Config(AutoResume, resume_from_path=str(_existing(checkpoint)))
-    _launch(
-        Partial(entry, **parts, resume=resume),
-        executor,
-        devices=devices,
-        nodes=nodes,
-        dryrun=dryrun,
-        detach=detach,
-        plugins=plugins,
-        force=force,
-        yes=yes,
-    )
+        resume = Config(AutoResume, resume_from_path=str(checkpoint_called(checkpoint)))
+    launched(Partial(entry, **parts, resume=resume), name=name, changes=overrides or [], options=options)
 
 
 def generate(
     checkpoints: Annotated[
-        list[Path],
-        typer.Argument(help="A checkpoint folder, or a run directory for its newest one; several with --html."),
+        list[str],
+        typer.Argument(help="A checkpoint's folder, or a run by its folder or name; several with --html."),
     ],
     prompt: Annotated[
         Optional[list[str]],
@@ -183,11 +130,15 @@ def generate(
     ] = 0.0,
     stop: Annotated[Optional[list[str]], typer.Option(help="End before this word; may be given several times.")] = None,
     prompts_file: Annotated[
-        Optional[Path], typer.Option("--prompts", help='A file of JSON lines, {"input": PROMPT} each.')
+        Optional[Path],
+        typer.Option("--prompts", help="A file of JSON lines, {\"input\": PROMPT} each; '-' reads standard input."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are completed together.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
-    output: Annotated[Optional[Path], typer.Option(help="Also write JSON lines there.")] = None,
+    output: Annotated[
+        Optional[Path],
+        typer.Option(help="Also write JSON lines there; '-' writes them to standard output, and nothing else."),
+    ] = None,
     html: Annotated[Optional[Path], typer.Option(help="Write a page with all checkpoints' texts side by side.")] = None,
     trust_remote_code: Annotated[
         bool,
@@ -197,17 +148,23 @@ def generate(
     """Complete prompts with the model of a checkpoint, in this process."""
     from nemo2.errors import ConfigError
 
+    only_with("temperature", "top_k", "top_p", "min_p", "seed")
     if bool(prompt) == bool(prompts_file):
         raise ConfigError("generate needs a prompt, --prompt 'def main(', or a file of them, --prompts FILE.")
     if len(checkpoints) > 1 and (html is None or output is not None):
         raise ConfigError(
             f"{len(checkpoints)} checkpoints: --html FILE writes their texts side by side. --output takes one checkpoint's."
         )
+    if len(checkpoints) > 1 and prompts_file == _STANDARD:
+        raise ConfigError(
+            f"--prompts -: standard input is read once, and there are {len(checkpoints)} checkpoints. Give a file."
+        )
     texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
-    paths = [_existing(checkpoint) for checkpoint in checkpoints]
+    paths = [checkpoint_called(checkpoint) for checkpoint in checkpoints]
     from nemo2.llm.api import generate as entry
 
-    alone = len(texts) == 1 and html is None
+    lines_only = output == _STANDARD
+    alone = len(texts) == 1 and html is None and not lines_only
     if alone:
         print(texts[0], end="", flush=True)
 
@@ -215,7 +172,7 @@ def generate(
         return entry(
             path=str(path),
             prompts=texts or None,
-            input_dataset=prompts_file,
+            input_dataset=Path("/dev/stdin") if prompts_file == _STANDARD else prompts_file,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -224,7 +181,7 @@ def generate(
             stop=stop,
             max_batch_size=batch_size,
             random_seed=seed,
-            output_path=str(output) if output else None,
+            output_path="/dev/stdout" if lines_only else str(output) if output else None,
             trust_remote_code=trust_remote_code,
             on_text=(lambda place, text: print(text, end="", flush=True)) if alone else None,
         )
@@ -232,7 +189,7 @@ def generate(
     if html is not None:
         from nemo2.llm.side_by_side import names_of, side_by_side
 
-        answers = {name: complete(path) for name, path in zip(names_of(checkpoints), paths, strict=True)}
+        answers = {name: complete(path) for name, path in zip(names_of(paths), paths, strict=True)}
         how = f"temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, seed {seed}"
         html.write_text(side_by_side(answers, subtitle=how), "utf-8")
         print(html)
@@ -240,6 +197,7 @@ def generate(
     completions = complete(paths[0])
     if alone:
         print()
+    if alone or lines_only:
         return
     for number, completion in enumerate(completions):
         if number:
@@ -253,7 +211,7 @@ def completion_text(completion: Any) -> str:
 
 
 def _with_method(name: str, peft: Optional[str]) -> str:
-    """``NAME:METHOD``; a recipe in JSON, which says itself how it trains, as it is.
+    """``NAME:METHOD``; a recipe with every setting written down, which says itself how it trains, as it is.
 
     Raises:
         ConfigError: an unknown method, or two.
@@ -262,7 +220,7 @@ def _with_method(name: str, peft: Optional[str]) -> str:
     from nemo2.errors import ConfigError
     from nemo2.names import did_you_mean
 
-    _, named = finetuned_name(name)
+    made_to_order, named = method_of(name)
     if peft is not None and peft not in FINETUNING:
         raise ConfigError(
             f"--peft {peft}{did_you_mean(peft, list(FINETUNING))} It is one of {', '.join(FINETUNING)}; any other method is set "
@@ -270,102 +228,8 @@ def _with_method(name: str, peft: Optional[str]) -> str:
         )
     if named is not None and peft not in (None, named):
         raise ConfigError(f"{name} says {named}, and --peft says {peft}: say one.")
-    if name_of_run(name) is None:
+    if not made_to_order:
         if peft is not None:
             raise ConfigError(f"--peft {peft}: {name} says itself how it trains.")
         return name
     return name if named else f"{name}:{peft or 'lora'}"
-
-
-def _logged(
-    source: str,
-    overrides: list[str],
-    *,
-    own_name: Optional[str],
-    name: Optional[str],
-    directory: Optional[Path],
-    **finetuning: Any,
-) -> Any:
-    """The recipe with its changes. Its run is called ``own_name`` unless a change, or ``--name``, says otherwise.
-
-    Raises:
-        ConfigError: a change and an option name the run, or its folder, differently.
-    """
-    from nemo2.errors import ConfigError
-
-    before: dict[str, Any] = {}
-
-    def make() -> Any:
-        recipe = recipe_tree(source, **finetuning)
-        if own_name is not None:
-            recipe.log.name = own_name
-        before.update(name=recipe.log.name, log_dir=recipe.log.log_dir)
-        return recipe
-
-    log = (recipe := changed(make, overrides)).log
-    for option, field, asked in (
-        ("--name", "name", name),
-        ("--dir", "log_dir", None if directory is None else str(directory)),
-    ):
-        if asked is None:
-            continue
-        now = getattr(log, field)
-        if now not in (before[field], asked):
-            raise ConfigError(f"{option} {asked} contradicts log.{field}={now}: leave one of them out.")
-        setattr(log, field, asked)
-    return recipe
-
-
-def _existing(path: Path) -> Path:
-    from nemo2.errors import CheckpointError
-
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a checkpoint folder or the run directory that holds it.")
-    return path.absolute()
-
-
-def _launch(
-    recipe: Any,
-    executor: str,
-    *,
-    devices: Optional[int],
-    nodes: Optional[int],
-    dryrun: bool,
-    detach: bool,
-    yes: bool,
-    plugins: Optional[list[str]],
-    force: bool,
-    chain: int = 1,
-) -> None:
-    from nemo2.launch import launch
-    from nemo2.launch.plugins import named
-
-    if plugins:
-        import nemo2.plugins  # noqa: F401  (whose names it announces)
-
-    if executor != "local" and not (yes or dryrun) and sys.stdin.isatty():
-        typer.confirm(f"Submit to {executor!r}?", abort=True)
-    result = launch(
-        recipe,
-        executor,
-        devices=devices,
-        nodes=nodes,
-        dryrun=dryrun,
-        detach=detach,
-        chain=chain,
-        plugins=named(plugins or []),
-        force=force,
-    )
-    if result.status == "continued":
-        raise typer.Exit(result.exit_code)
-    if result.jobs and result.status == "submitted":
-        print(
-            f"`nemo2 jobs logs {result.experiment_id}` follows it, `nemo2 jobs cancel {result.experiment_id}` ends it"
-        )
-    elif result.status == "submitted":
-        print(f"submitted as {result.experiment_id}; `nemo experiment status {result.experiment_id}` tells how it is")
-    elif result.run_dir is not None:
-        print(f"run directory: {result.run_dir}")
-        report = result.run_dir / "report.html"
-        if report.is_file():
-            print(f"report: {report}")

@@ -3,10 +3,11 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Literal, Optional
 
 import typer
+
+from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
 SERVE_EXAMPLE = "Example: nemo2 serve runs/first --port 8001 --print"
 
@@ -16,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory for its newest one.")],
+    checkpoint: Checkpoint,
     engine: Annotated[
         Optional[Literal["vllm", "transformers"]],
         typer.Option(help="Whose server. Without it, vLLM's where it is installed, else transformers'."),
@@ -42,10 +43,7 @@ def serve(
     print_only: Annotated[bool, typer.Option("--print", help="Tell the commands; write and start nothing.")] = False,
 ) -> None:
     """Serve the model of a checkpoint over HTTP, as OpenAI's clients ask: exported once, then vLLM or transformers."""
-    from nemo2.errors import CheckpointError
-
-    if not checkpoint.exists():
-        raise CheckpointError(f"{checkpoint}: there is nothing there.")
+    folder = checkpoint_called(checkpoint)
     from nemo2.llm.engines import Asked
     from nemo2.llm.serving import plan_serving
 
@@ -58,7 +56,7 @@ def serve(
         model_name=name,
         further=also or (),
     )
-    serving = plan_serving(str(checkpoint), asked, engine=engine, merge=merge, only_told=print_only)
+    serving = plan_serving(str(folder), asked, engine=engine, merge=merge, only_told=print_only)
     for note in serving.notes:
         print(note, file=sys.stderr)
     if print_only:

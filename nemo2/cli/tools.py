@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from nemo2.cli.run_names import Run, run_folder
 from nemo2.run_dir.terminal import is_terminal
 
 PREPARE_EXAMPLE = "Example: nemo2 prepare-data corpus/*.txt --output data/corpus --train-bpe 8192"
@@ -59,9 +60,9 @@ def prepare_data(
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory: the one with metrics.jsonl in it.")],
+    run: Run,
 ) -> None:
     """Write report.html and the loss curve of a run, finished or not."""
     from nemo2.run_dir.report import write_report
 
-    print(write_report(run_dir))
+    print(write_report(run_folder(run)))

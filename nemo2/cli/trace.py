@@ -7,6 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from nemo2.cli.flags import AsJson
+from nemo2.cli.run_names import run_folder
+
 TRACE_EXAMPLE = "Example: nemo2 trace nemo_experiments/llama_tiny/2026-01-31_12-00-00"
 
 
@@ -15,17 +18,19 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory with traces/, or a folder of rank-N.json files.")],
+    run: Annotated[
+        str, typer.Argument(help="A run with traces/, by its folder or name, or a folder of rank-N.json files.")
+    ],
     output: Annotated[
         Optional[Path], typer.Option("--output", "-o", help="The page to write; else overlap.html beside the traces.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The table as a JSON array; no page unless --output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Draw computation and communication of a profiled run on one timeline per rank."""
+    """Draw computation and communication of a profiled run on one timeline per rank; with --json a table, and no page unless
+    --output says where."""
     from nemo2.trace.report import PAGE, TRACES, render, rows, text, traces_of
 
+    run_dir = run_folder(run)
     traces = traces_of(run_dir)
     if output is None and not as_json:
         output = (run_dir / TRACES if (run_dir / TRACES).is_dir() else run_dir) / PAGE

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, or its run as a recipe, and a list of what needs a hand.
 
-A script is read, never run. Only its import statements are rewritten; everything else stays as it is, line by line. A run's or
-checkpoint's description is `nemo2.cli.nemo_recipe`'s.
+A script is read, never run. Its import statements are rewritten, and what NeMo took without using is taken out; everything else
+stays as it is, line by line. A run's or checkpoint's description is `nemo2.cli.nemo_recipe`'s.
 """
 
 import ast
@@ -23,6 +23,8 @@ class Translation(NamedTuple):
     text: str
     left: list[tuple[int, str]]
     """Lines of the script that need a hand, and why."""
+    taken_out: list[tuple[int, str]]
+    """Lines that lost something without effect in NeMo, and what."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,27 +38,28 @@ def translate(
     ] = None,
 ) -> None:
     """Rewrite a NeMo 2.0 script's imports for nemo2, or write its run as a recipe. Exit code 1 where something is left to do,
-    which is listed."""
-    text, left = _of_run(script, output) if script.is_dir() else _of_script(script)
+    which is listed, as is what was taken out."""
+    text, left, taken_out = _of_run(script, output) if script.is_dir() else _of_script(script)
     if output is None:
         print(text, end="")
     else:
         output.write_text(text, encoding="utf-8")
-    for line in left:
+    for line in (*taken_out, *left):
         print(line, file=sys.stderr)
     if left:
         raise typer.Exit(1)
 
 
-def _of_script(script: Path) -> tuple[str, list[str]]:
+def _of_script(script: Path) -> tuple[str, list[str], list[str]]:
     try:
         done = translated(script.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{script} can't be read as Python: {error}.") from None
-    return done.text, [f"{script}:{line}: {reason}" for line, reason in done.left]
+    left, taken_out = ([f"{script}:{line}: {told}" for line, told in lines] for lines in (done.left, done.taken_out))
+    return done.text, left, taken_out
 
 
-def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str]]:
+def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str], list[str]]:
     from nemo2.cli.nemo_recipe import recipe_of
     from nemo2.config.codegen import function_source
     from nemo2.config.serialize import to_json
@@ -64,9 +67,10 @@ def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str]]:
     done = recipe_of(folder)
     left = [f"{done.source}: {one}" for one in done.left]
     if output is not None and output.suffix == ".json":
-        return to_json(done.recipe, indent=1) + "\n", left
+        return to_json(done.recipe, indent=1) + "\n", left, []
     entry = done.recipe.__fn_or_cls__.__name__
-    return function_source(done.recipe, header="A run of NeMo 2.0, by `nemo2 translate`.", name=f"{entry}_recipe"), left
+    header = "A run of NeMo 2.0, by `nemo2 translate`."
+    return function_source(done.recipe, header=header, name=f"{entry}_recipe"), left, []
 
 
 def translated(text: str) -> Translation:
@@ -75,6 +79,8 @@ def translated(text: str) -> Translation:
     lines = text.splitlines(keepends=True)
     left: list[tuple[int, str]] = []
     aliases: dict[str, str] = {}
+    unused = sorted(_without_effect(tree), key=lambda one: (one.node.lineno, one.node.col_offset), reverse=True)
+    taken_out = [one for one in unused if _take_out(lines, one.node)]
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(imports, key=lambda one: one.lineno, reverse=True):
         written, problems = _rewritten(node)
@@ -83,9 +89,11 @@ def translated(text: str) -> Translation:
         if written is not None:
             indent = " " * node.col_offset
             end = "\n" if lines[(node.end_lineno or node.lineno) - 1].endswith("\n") else ""
-            lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written or ["pass"]) + end]
-    left += [*_unknown_attributes(tree, aliases), *_swallowed(tree)]
-    return Translation("".join(lines), sorted(set(left)))
+            if node.col_offset and all(line.startswith("#") for line in written):
+                written = [*written, "pass"]  # a block isn't empty
+            lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written) + end]
+    left += _unknown_attributes(tree, aliases, without=[one.node for one in taken_out])
+    return Translation("".join(lines), sorted(set(left)), sorted((one.node.lineno, one.told) for one in taken_out))
 
 
 def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
@@ -184,11 +192,13 @@ def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
     return found
 
 
-def _unknown_attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[int, str]]:
+def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """``nl.io``, ``llm.deploy``: attributes of modules that nemo2's don't have."""
     from nemo2.cli.nemo_names import find
 
     for node in ast.walk(tree):
+        if node in without:
+            continue
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             home = aliases[node.value.id]
             if not _has(home, node.attr):
@@ -197,14 +207,57 @@ def _unknown_attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tupl
                 yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {told}"
 
 
-def _swallowed(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Arguments of the strategy that NeMo took and did nothing with."""
+class _Unused(NamedTuple):
+    node: "ast.keyword | ast.expr"
+    told: str
+
+
+UNUSED_BASES = {
+    "ConnectorMixin": "a model's weights come and go by llm.import_ckpt and llm.export_ckpt, which know every family",
+}
+"""Bases of a class whose methods nothing of a run calls, and what is in their place."""
+UNUSED_ARGUMENTS = {
+    "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter",
+}
+"""Arguments of the strategy that NeMo hands to torch's DDP alone."""
+
+
+def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
+    """Arguments of the strategy that NeMo took and did nothing with, and bases that a run of a script doesn't need."""
     from nemo2.strategy import MegatronStrategy
 
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        names = {getattr(one, "attr", getattr(one, "id", "")) for one in (node.func, *node.args[:1])}
-        for keyword in node.keywords if "MegatronStrategy" in names else ():
-            if keyword.arg and (reason := gone(MegatronStrategy, keyword.arg)) is not None:
-                yield keyword.value.lineno, f"MegatronStrategy({keyword.arg}=...): {reason}"
+        if isinstance(node, ast.ClassDef):
+            for base in node.bases if len(node.bases) > 1 else ():
+                if (name := _last(base)) in UNUSED_BASES:
+                    yield _Unused(base, f"{name} is taken out of {node.name}: {UNUSED_BASES[name]}")
+        elif isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
+            for keyword in node.keywords:
+                name = keyword.arg or ""
+                if (reason := UNUSED_ARGUMENTS.get(name) or gone(MegatronStrategy, name)) is not None:
+                    yield _Unused(keyword, f"MegatronStrategy({name}=...) is taken out: {reason}")
+
+
+def _last(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _take_out(lines: list[str], node: "ast.keyword | ast.expr") -> bool:
+    """Remove an argument or a base and its comma: a comment is left of one with a line of its own, so that lines keep their
+    numbers. False, and nothing done, where it stands on several lines."""
+    number = node.lineno - 1
+    if node.end_lineno != node.lineno:
+        return False
+    line = lines[number].encode()  # columns are of UTF-8
+    before, own, after = (
+        line[: node.col_offset],
+        line[node.col_offset : node.end_col_offset],
+        line[node.end_col_offset :],
+    )
+    if not before.strip() and after.strip() in (b"", b","):
+        lines[number] = (before + b"# " + own + after).decode()
+    else:
+        rest = after.removeprefix(b",").lstrip(b" ") if after.startswith(b",") else after
+        kept = before if after.startswith(b",") else before.rstrip(b" ").removesuffix(b",")
+        lines[number] = (kept + rest).decode()
+    return True

@@ -7,6 +7,7 @@ for a path that starts at one (`strategy` of `pretrain` for `trainer.strategy`).
 """
 
 import contextlib
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
@@ -104,11 +105,16 @@ def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
 
 def parameter_names(target: Callable[..., Any]) -> list[str]:
     """The parameters of a class or function that can be given by keyword, in order; empty where it has no signature."""
+    return list(_parameter_names(target))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        return ()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def _key(target: Any) -> str:

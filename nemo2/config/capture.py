@@ -146,6 +146,11 @@ def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
     return wrapped
 
 
+def remembers_arguments(cls: type) -> bool:
+    """Whether instances of ``cls`` keep what they were made with."""
+    return getattr(cls.__init__, _WRAPPED, False)
+
+
 def _refuse_open_signature(target: Any) -> None:
     for parameter in inspect.signature(target).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -244,12 +249,10 @@ def _parameters(target: Any) -> tuple[frozenset[str], bool]:
 def unknown_name(target: Any, name: str) -> UnknownNameError:
     """The error for a name that `target` doesn't have, with what does its work, or the nearest of its parameters and aliases."""
     shown = getattr(target, "__qualname__", str(target))
-    return UnknownNameError(f"{shown} has no parameter {name!r}{_hint(target, name)}")
+    return UnknownNameError(f"{shown} has no parameter {name!r}", hint=functools.partial(_hint, target, name))
 
 
-@functools.lru_cache(maxsize=4096)
 def _hint(target: Any, name: str) -> str:
-    """Remembered, because `hasattr` asks too, and comparing a name with hundreds of others takes a while."""
     if (reason := gone(target, name)) is not None:
         return f": {reason}"
     return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])

@@ -13,6 +13,9 @@ from nemo2.config.tree import Config, Partial, refuse_changed_objects
 from nemo2.config.walk import children, who_set
 from nemo2.errors import ConfigError
 
+_PLAIN = frozenset((bool, int, str, type(None)))
+"""Types whose values are all written as they are."""
+
 
 def check_serialisable(recipe: Any) -> None:
     """Refuse a recipe that could not be sent to another process, naming everything that stands in the way at once.
@@ -31,7 +34,9 @@ def problems(recipe: Any) -> list[str]:
     found: list[str] = []
     seen: set[int] = set()
 
-    def visit(path: str, value: Any, setter: str) -> None:
+    def visit(path: str, value: Any, field: tuple[Any, str] | None) -> None:
+        if type(value) in _PLAIN:
+            return
         steps = children(value)
         if isinstance(value, fdl.Buildable) or steps:
             if id(value) in seen:
@@ -39,14 +44,14 @@ def problems(recipe: Any) -> list[str]:
             seen.add(id(value))
         if isinstance(value, fdl.Buildable):
             if trouble := _trouble_with_node(value):
-                found.append(f"{path or 'the recipe'}: {trouble}{setter}")
+                found.append(f"{path or 'the recipe'}: {trouble}{_setter(field)}")
         elif not steps and (trouble := _trouble_with(value)):
-            found.append(f"{path or 'the recipe'} = {_shorten(value)}: {trouble}{setter}")
+            found.append(f"{path or 'the recipe'} = {_shorten(value)}: {trouble}{_setter(field)}")
         for step, child in steps:
             is_field = isinstance(value, fdl.Buildable) and step.startswith(".")
-            visit(f"{path}{step}".removeprefix("."), child, _setter(value, step[1:]) if is_field else setter)
+            visit(f"{path}{step}".removeprefix("."), child, (value, step[1:]) if is_field else field)
 
-    visit("", recipe, "")
+    visit("", recipe, None)
     return found
 
 
@@ -90,8 +95,8 @@ def _can_be_written(value: Any) -> bool:
     return True
 
 
-def _setter(node: Any, name: str) -> str:
-    setters = who_set(node, name)
+def _setter(field: tuple[Any, str] | None) -> str:
+    setters = who_set(*field) if field is not None else []
     return f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
 
 

@@ -56,7 +56,12 @@ def made_by_name(text: str, classes: tuple[type, ...], *, fit: Callable[..., Any
     if match is None or factory is None:
         raise WrongType(refusal(text, classes))
     arguments = _arguments(factory, match[2] or "", fit)
-    return Config(factory, **arguments) if isinstance(factory, type) else factory(**arguments)
+    if isinstance(factory, type):
+        return Config(factory, **arguments)
+    if missing := [name for name in required(factory) if name not in arguments]:
+        needed = ", ".join(f"{name}=..." for name in missing)
+        raise ConfigError(f"{factory.__name__} needs {needed}: write {match[1]}({needed}).")
+    return factory(**arguments)
 
 
 def refusal(text: str, classes: tuple[type, ...]) -> str:
@@ -94,6 +99,13 @@ def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, 
         for text in (value if isinstance(value, list | tuple) else [value])
         if isinstance(text, str) and (classes := part_classes(hints.get(name, Any)))
     ]
+
+
+def required(factory: Callable[..., Any]) -> list[str]:
+    """The parameters of a function or class that have no default."""
+    empty, listed = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(factory).parameters
+    return [name for name, one in parameters.items() if one.default is empty and one.kind not in listed]
 
 
 def _fitting(classes: Iterable[type]) -> list[Source]:

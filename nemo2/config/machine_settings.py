@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a model that a machine can't honour: written into its configuration, and said once."""
+"""Settings that a machine can't honour: written into the configuration they are of, and said once."""
 
 import logging
 from collections.abc import Mapping
@@ -30,4 +30,4 @@ def announce(changed: Mapping[str, tuple[Any, str]]) -> None:
     _announced.update(changed)
     if by_reason and here().rank == 0:
         changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-        _log.warning("Model settings that this machine decides: %s.", changes)
+        _log.info("Settings that this machine decides: %s.", changes)

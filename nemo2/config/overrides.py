@@ -8,20 +8,23 @@ a factory's name makes it: `log=default_log`, `optim=distributed_fused_adam_with
 
 import operator
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
 import fiddle as fdl
 from fiddle._src import history, signatures
 
-from nemo2.config.aliases import aliases_of
+from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
 from nemo2.config.located import recorded_at
+from nemo2.config.show import format_value, holds_configs
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.values import config_class, describe, typed
-from nemo2.errors import ConfigError
+from nemo2.config.walk import iterate_nodes
+from nemo2.errors import ConfigError, UnknownNameError
 
 COMMAND_LINE = "command line"
 """The file that a field's history names where an override set it; the line is the override's number."""
@@ -30,6 +33,8 @@ _OVERRIDE = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+|\[[^\]]*\])*)\s*(\+=|-=|\*=|/=
 _STEP = re.compile(r"\.?(\w+)|\[([^\]]*)\]")
 _OPERATIONS = {"+=": operator.add, "-=": operator.sub, "*=": operator.mul, "/=": operator.truediv}
 _MISSING = object()
+_PLAIN_WORD = re.compile(r"[A-Za-z_./][\w./:@+-]*")
+"""Text that means itself, without quotes, wherever text can stand."""
 
 
 class _Place(NamedTuple):
@@ -56,13 +61,16 @@ class _Place(NamedTuple):
 
     def hint(self) -> Any:
         """The annotation of what lives here; `Any` where there is none that can be resolved."""
-        if not isinstance(self.owner, fdl.Buildable):
-            return Any
-        target = self.owner.__fn_or_cls__
-        annotation = signatures.get_type_hints(target).get(self.key, Any)
-        parameter = signatures.get_signature(target).parameters.get(self.key)
-        # `x: str = None` is common in other people's signatures.
-        return annotation if parameter is None or parameter.default is not None else Optional[annotation]
+        return hint_of(self.owner, self.key) if isinstance(self.owner, fdl.Buildable) else Any
+
+
+def hint_of(node: fdl.Buildable, name: str) -> Any:
+    """The annotation of a config's field; `Any` where there is none that can be resolved."""
+    target = node.__fn_or_cls__
+    annotation = signatures.get_type_hints(target).get(name, Any)
+    parameter = signatures.get_signature(target).parameters.get(name)
+    # `x: str = None` is common in other people's signatures.
+    return annotation if parameter is None or parameter.default is not None else Optional[annotation]
 
 
 def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
@@ -80,14 +88,101 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
         with recorded_at(COMMAND_LINE, number):
             try:
                 _apply(recipe, override, undo)
-            except (ConfigError, WrongType) as error:
-                failures.append(f"{override}: {error}")
+            except (UnknownNameError, ConfigError, WrongType) as error:
+                failures.append(f"{override}: {_elsewhere(recipe, override, error)}")
     if failures:
         _take_back(undo)
         if len(failures) == 1:
             raise ConfigError(f"Override {failures[0]}")
         raise ConfigError(f"{len(failures)} overrides can't be applied:\n  " + "\n  ".join(failures))
     return recipe
+
+
+def apply_values(recipe: Any, values: Iterable[tuple[str, Any, int]], *, source: str) -> Any:
+    """Set what the lines of a file say, in order, and return the recipe, which is changed in place.
+
+    Args:
+        values: Path, value and line. A value without configs is set as the override that says it.
+        source: The file's name, for errors and for the history.
+
+    Raises:
+        ConfigError: as `apply_overrides`, with the line of each change.
+    """
+    undo: list[tuple[_Place, Any]] = []
+    failures: list[str] = []
+    for path, value, line in values:
+        override = as_override(path, value)
+        with recorded_at(source, line):
+            try:
+                if holds_configs(value):
+                    _put(recipe, path, value, undo)
+                else:
+                    text = value if isinstance(value, str) else format_value(value)
+                    _set(recipe, path, Text(text, value), undo)
+            except (UnknownNameError, ConfigError, WrongType) as error:
+                failures.append(f"{source}:{line}: {override}: {_elsewhere(recipe, override, error)}")
+    if failures:
+        _take_back(undo)
+        raise ConfigError("\n".join(failures))
+    return recipe
+
+
+def takes_fields(recipe: Any, path: str) -> bool:
+    """Whether a mapping at this path sets fields of a config: one that is there, or one that the field's type names."""
+    undo: list[tuple[_Place, Any]] = []
+    try:
+        place = _find(recipe, path, undo)
+        value = place.read()
+        return isinstance(value, fdl.Buildable) or (
+            value in (None, _MISSING) and config_class(place.hint()) is not None
+        )
+    except ConfigError:
+        return True  # what is wrong with the path is told for each field below it
+    finally:
+        _take_back(undo)
+
+
+def carry_over(old: Any, new: Any) -> None:
+    """Give ``new``, the config that takes the place of ``old``, the fields that ``old``'s class lists as ``carried_over`` where
+    ``new`` doesn't set them."""
+    if not (isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable)):
+        return
+    known = new.__signature_info__.valid_param_names
+    for name in getattr(old.__fn_or_cls__, "carried_over", ()):
+        value = getattr(old, name, None)
+        if name in known and name not in new.__arguments__ and value is not None:
+            setattr(new, name, value)
+
+
+def as_override(path: str, value: Any) -> str:
+    """The override that sets ``path`` to ``value``."""
+    plain = isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and Text.parse(value).literal == value
+    return f"{path}={value if plain else format_value(value)}"
+
+
+def in_shell(overrides: Iterable[str]) -> str:
+    """Overrides as they are typed into bash or zsh."""
+    return shlex.join(overrides)
+
+
+def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
+    """The error; of an unknown name, with what to write where a field of this name lies elsewhere in the recipe."""
+    if not isinstance(error, UnknownNameError):
+        return str(error)
+    path, operation, value = split_override(override)
+    *parents, name = path.split(".")
+    if repr(name) not in str(error):  # it is a name within the value that is unknown
+        return str(error)
+    found = [
+        f"{place}.{name}".removeprefix(".")
+        for place, node in iterate_nodes(recipe)
+        if name in (*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)) and name != "name"
+    ]
+    if not found:
+        return str(error)
+    shortest = sorted(found, key=lambda one: one.count("."))[:3]
+    write = " or ".join(f"{one}{operation}{value}" for one in shortest)
+    return f"{error} Write {write}" if parents else f"{str(error).partition(';')[0].rstrip('.')}; write {write}"
 
 
 def split_override(override: str) -> tuple[str, str, str]:
@@ -104,18 +199,26 @@ def split_override(override: str) -> tuple[str, str, str]:
 
 def _apply(recipe: Any, override: str, undo: list[tuple[_Place, Any]]) -> None:
     path, operation, raw = split_override(override)
-    place = _find(recipe, path, undo)
     text = Text.parse(raw)
     if operation == "=":
-        value = _fit(place, path, text.literal, text.raw)
+        _set(recipe, path, text, undo)
     else:
-        value = _changed(place, path, operation, text)
+        place = _find(recipe, path, undo)
+        _put(recipe, path, _changed(place, path, operation, text), undo)
+
+
+def _set(recipe: Any, path: str, text: Text, undo: list[tuple[_Place, Any]]) -> None:
+    value = _fit(_find(recipe, path, undo), path, text.literal, text.raw)
     # The result of a factory may be changes of the whole recipe instead of a config.
-    changes = value.changes(recipe) if hasattr(type(value), "changes") else [(path, value)]
-    for where, new in changes:
-        place = _find(recipe, where, undo)
-        undo.append((place, _stored(place)))
-        place.write(new)
+    for where, new in value.changes(recipe) if hasattr(type(value), "changes") else [(path, value)]:
+        _put(recipe, where, new, undo)
+
+
+def _put(recipe: Any, path: str, value: Any, undo: list[tuple[_Place, Any]]) -> None:
+    place = _find(recipe, path, undo)
+    carry_over(place.read(), value)
+    undo.append((place, _stored(place)))
+    place.write(value)
 
 
 def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:

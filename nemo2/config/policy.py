@@ -205,7 +205,7 @@ class RecipePolicy(serialization.PyrefPolicy):
         """The error for one refused name."""
         return SecurityError(
             f"This recipe names {module}.{symbol}, and {reason}: refused. Where you know that name and trust the file, "
-            f"allow it with from_json(text, allowed_modules=[{f'{module}:{symbol}'!r}])."
+            f"allow it with allowed_modules=[{f'{module}:{symbol}'!r}] of from_json or from_yaml."
         )
 
     def _is_entry_point(self, target: Any) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as JSON that can be read back without trusting it, and as YAML for people.
+"""A recipe as JSON that can be read back without trusting it.
 
 What a file may name, and what of it may be called, is `nemo2.config.policy`. nemo-run's own transport between a launcher and
 its workers doesn't pass through here: there both ends are the user's.
@@ -8,12 +8,10 @@ its workers doesn't pass through here: there both ends are the user's.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import yaml
 from fiddle._src.experimental import serialization
 
 from nemo2.config.checks import check_serialisable
 from nemo2.config.policy import STRUCTURE, VALUES, RecipePolicy
-from nemo2.config.show import plain
 from nemo2.errors import ConfigError, SecurityError
 from nemo2.files import parse_json
 
@@ -64,11 +62,6 @@ def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
     except serialization.DeserializationError as error:
         raise ConfigError(f"This is not a recipe in JSON: {_first_line(error)}") from error
     return recipe
-
-
-def to_yaml(recipe: Any, *, defaults: bool = False) -> str:
-    """The recipe as YAML to read, with `_target_` for the class of each config; `defaults` adds what nobody set."""
-    return yaml.safe_dump(plain(recipe, defaults=defaults), sort_keys=False, allow_unicode=True, width=120)
 
 
 def _references(tree: Any) -> Iterator[dict[str, Any]]:

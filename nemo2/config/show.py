@@ -190,11 +190,12 @@ def _default(node: Any, name: str, fallback: Any) -> Any:
 
 def _fits_on_a_line(value: Any) -> bool:
     """A sequence of plain values is easier to read on one line."""
-    return not _holds_configs(value) and len(format_value(value)) <= 100
+    return not holds_configs(value) and len(format_value(value)) <= 100
 
 
-def _holds_configs(value: Any) -> bool:
-    return isinstance(value, fdl.Buildable) or any(_holds_configs(child) for _, child in children(value))
+def holds_configs(value: Any) -> bool:
+    """Whether it is a config, or a container with one in it."""
+    return isinstance(value, fdl.Buildable) or any(holds_configs(child) for _, child in children(value))
 
 
 def _short_name(target: Any) -> str:

@@ -19,11 +19,10 @@ import dataclasses
 import functools
 import os
 import re
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, Optional, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import fiddle as fdl
 import nemo_run as run
@@ -164,11 +163,8 @@ class _Node:
         # pickle's own way compares the type with __class__, which is the target's.
         return _blank, (type(self),), self.__getstate__()
 
-    def _repr_svg_(self) -> Optional[str]:
-        """The picture for notebooks, or None (they then show the text) where Graphviz isn't installed."""
-        if shutil.which("dot") is None:
-            return None
-        return self.visualize().pipe(format="svg").decode()  # pyright: ignore[reportAttributeAccessIssue]
+    def _repr_svg_(self) -> None:
+        """nemo-run's picture by Graphviz would stand beside the tree of `nemo2.config.html`."""
 
     def _is_default_none(self, name: str) -> bool:
         """Whether a set field says None, as its default does: then it decides no more than an unset one."""

@@ -2,6 +2,7 @@
 from nemo2.data.base import MegatronDataModule as MegatronDataModule
 from nemo2.data.bpe import train_bpe as train_bpe
 from nemo2.data.libraries import get_nmt_tokenizer as get_nmt_tokenizer
+from nemo2.data.libraries import get_tokenizer as get_tokenizer
 from nemo2.data.mock import MockDataModule as MockDataModule
 from nemo2.data.prepare import PreparedData as PreparedData
 from nemo2.data.prepare import prepare_data as prepare_data
@@ -9,6 +10,7 @@ from nemo2.data.pretraining import PreTrainingDataModule as PreTrainingDataModul
 from nemo2.data.sampler import DataSampler as DataSampler
 from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
 from nemo2.data.sampler import WrappedDataLoader as WrappedDataLoader
+from nemo2.data.sentencepiece import SentencePieceTokenizer as SentencePieceTokenizer
 from nemo2.data.stdlib import DemoData as DemoData
 from nemo2.data.stdlib import prepare_demo_data as prepare_demo_data
 from nemo2.data.stdlib import python_stdlib_corpus as python_stdlib_corpus

@@ -3,7 +3,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -32,6 +32,14 @@ class MegatronDataModule(LightningDataModule):
     """
 
     tokenizer: Optional[Tokenizer]
+    carried_over: ClassVar[tuple[str, ...]] = (
+        "seq_length",
+        "micro_batch_size",
+        "global_batch_size",
+        "rampup_batch_size",
+        "tokenizer",
+    )
+    """What a recipe keeps where an override puts other data in the place of these and doesn't say it."""
 
     def __init__(
         self,

@@ -4,6 +4,7 @@
 from typing import Any, Optional
 
 from nemo2.config.capture import configurable
+from nemo2.data.sentencepiece import SentencePieceTokenizer
 from nemo2.data.tokenizer import (
     AutoTokenizer,
     BPETokenizer,
@@ -18,32 +19,51 @@ from nemo2.names import did_you_mean
 
 @configurable
 def get_nmt_tokenizer(
-    library: str = "huggingface",
+    library: str = "sentencepiece",
     model_name: Optional[str] = None,
     tokenizer_model: Optional[str] = None,
     vocab_file: Optional[str] = None,
     merges_file: Optional[str] = None,
-    vocab_size: Optional[int] = None,
+    special_tokens: Optional[dict[str, str]] = None,
     use_fast: bool = True,
+    bpe_dropout: float = 0.0,
+    r2l: bool = False,
+    legacy: bool = False,
+    delimiter: Optional[str] = None,
     trust_remote_code: bool = False,
+    chat_template: Optional[str] = None,
+    vocab_size: Optional[int] = None,
 ) -> Tokenizer:
     """A tokenizer by NeMo 2.0's names of libraries.
 
     Args:
-        library: "huggingface" (``model_name``, a name or a folder), "null" (``vocab_size``, to which the end-of-document id is
-            added), "byte-level", or "megatron" (GPT-2's byte pairs, by ``vocab_file`` and ``merges_file``).
+        library: "sentencepiece" (``tokenizer_model``, a ``.model`` file), "huggingface" (``model_name``, a name or a folder),
+            "null" (``vocab_size``, to which the end-of-document id is added), "byte-level", or "megatron" (GPT-2's byte pairs, by
+            ``vocab_file`` and ``merges_file``, or with ``model_name="GPTSentencePieceTokenizer"`` as "sentencepiece").
         tokenizer_model: A ``tokenizer.json`` for "huggingface", in place of ``model_name``.
-        use_fast, trust_remote_code: As `AutoTokenizer`.
+        special_tokens: ``eos_token``, ``bos_token`` and ``pad_token`` of "huggingface", where its own files say otherwise.
+        use_fast, trust_remote_code, chat_template: As `AutoTokenizer`.
+        bpe_dropout, r2l, legacy, delimiter: Of NeMo's tokenizers for translation; refused.
 
     Raises:
-        ConfigError: another library, or a name that it needs is missing.
+        ConfigError: another library, a name that it needs is missing, or an argument that none here has.
     """
+    _refuse("get_nmt_tokenizer", bpe_dropout=bpe_dropout, r2l=r2l, legacy=legacy, delimiter=delimiter)
     if library == "huggingface" and tokenizer_model is not None:
-        return BPETokenizer(tokenizer_model)
+        return BPETokenizer(tokenizer_model, **_known_tokens(special_tokens))
+    if library == "megatron" and model_name == "GPTSentencePieceTokenizer":
+        library = "sentencepiece"
     makers: dict[str, tuple[tuple[str, ...], Any]] = {
+        "sentencepiece": (("tokenizer_model",), lambda: SentencePieceTokenizer(tokenizer_model)),  # pyright: ignore
         "huggingface": (
             ("model_name",),
-            lambda: AutoTokenizer(model_name, use_fast=use_fast, trust_remote_code=trust_remote_code),  # pyright: ignore
+            lambda: AutoTokenizer(
+                model_name,  # pyright: ignore[reportArgumentType]
+                use_fast=use_fast,
+                trust_remote_code=trust_remote_code,
+                chat_template=chat_template,
+                **_known_tokens(special_tokens),
+            ),
         ),
         "null": (("vocab_size",), lambda: NullTokenizer((vocab_size or 0) + 1)),
         "byte-level": ((), ByteTokenizer),
@@ -54,11 +74,71 @@ def get_nmt_tokenizer(
     }
     if library not in makers:
         raise ConfigError(
-            f"get_nmt_tokenizer(library={library!r}): one of {', '.join(makers)}{did_you_mean(library, makers)} SentencePiece "
-            "models are read by transformers: library='huggingface' with their folder."
+            f"get_nmt_tokenizer(library={library!r}): one of {', '.join(makers)}{did_you_mean(library, makers)}"
         )
+    if library != "huggingface":
+        _refuse(f"library={library!r}", special_tokens=special_tokens, chat_template=chat_template)
     needed, make = makers[library]
-    given = {"model_name": model_name, "vocab_size": vocab_size, "vocab_file": vocab_file, "merges_file": merges_file}
+    given = {
+        "tokenizer_model": tokenizer_model,
+        "model_name": model_name,
+        "vocab_size": vocab_size,
+        "vocab_file": vocab_file,
+        "merges_file": merges_file,
+    }
     if missing := [name for name in needed if given[name] is None]:
         raise ConfigError(f"get_nmt_tokenizer(library={library!r}) needs {' and '.join(missing)}.")
     return make()
+
+
+@configurable
+def get_tokenizer(
+    tokenizer_name: str,
+    tokenizer_model: Optional[str] = None,
+    vocab_file: Optional[str] = None,
+    merges_file: Optional[str] = None,
+    special_tokens: Optional[dict[str, str]] = None,
+    use_fast: bool = True,
+    bpe_dropout: float = 0.0,
+    chat_template: Optional[str] = None,
+) -> Tokenizer:
+    """A tokenizer by the name of a release of Hugging Face's, or "sentencepiece" and its ``tokenizer_model``.
+
+    Args:
+        vocab_file, merges_file: GPT-2's, in place of those that ``tokenizer_name`` has.
+        special_tokens, use_fast, bpe_dropout, chat_template: As `get_nmt_tokenizer`.
+
+    Raises:
+        ConfigError: as `get_nmt_tokenizer`.
+    """
+    if tokenizer_name == "sentencepiece":
+        library = "sentencepiece"
+    else:
+        library = "huggingface" if vocab_file is None and merges_file is None else "megatron"
+    return get_nmt_tokenizer(
+        library,
+        tokenizer_name,
+        tokenizer_model,
+        vocab_file,
+        merges_file,
+        special_tokens,
+        use_fast,
+        bpe_dropout,
+        chat_template=chat_template,
+    )
+
+
+_TOKENS = ("eos_token", "bos_token", "pad_token")
+
+
+def _known_tokens(special_tokens: Optional[dict[str, str]]) -> dict[str, Any]:
+    if unknown := sorted((special_tokens or {}).keys() - set(_TOKENS)):
+        raise ConfigError(
+            f"special_tokens[{unknown[0]!r}]: one of {', '.join(_TOKENS)}. Others are the tokenizer's own."
+        )
+    return dict(special_tokens or {})
+
+
+def _refuse(what: str, **given: Any) -> None:
+    if found := [f"{name}={value!r}" for name, value in given.items() if value]:
+        raise ConfigError(f"{what} with {', '.join(found)}: no tokenizer here does that. Leave it out.")

@@ -271,7 +271,7 @@ class AutoTokenizer(Tokenizer):
         trust_remote_code: Run code that the repository brings. Off unless you have read it.
         revision: Commit, tag or branch on the hub. None: the default branch.
         local_files_only: Never ask the network, only the local cache.
-        eos_token, bos_token, pad_token: Override what the tokenizer says of itself.
+        eos_token, bos_token, pad_token, chat_template: Override what the tokenizer says of itself.
 
     Raises:
         ConfigError: at first use, transformers is not installed.
@@ -288,6 +288,7 @@ class AutoTokenizer(Tokenizer):
         eos_token: Optional[str] = None,
         bos_token: Optional[str] = None,
         pad_token: Optional[str] = None,
+        chat_template: Optional[str] = None,
     ) -> None:
         self.pretrained_model_name = str(pretrained_model_name)
         self.use_fast = use_fast
@@ -297,6 +298,7 @@ class AutoTokenizer(Tokenizer):
         self.eos_token = eos_token
         self.bos_token = bos_token
         self.pad_token = pad_token
+        self.chat_template = chat_template
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -314,6 +316,7 @@ class AutoTokenizer(Tokenizer):
                 ("eos_token", self.eos_token),
                 ("bos_token", self.bos_token),
                 ("pad_token", self.pad_token),
+                ("chat_template", self.chat_template),
             )
             if value is not None
         }

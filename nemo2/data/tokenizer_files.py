@@ -22,7 +22,7 @@ PATTERNS = (
     "generation_config.json",  # whose end tokens are ids of this tokenizer
 )
 """As transformers names them. Python files, which some repositories bring, are none."""
-FIELDS = ("path", "pretrained_model_name", "vocab_file", "merges_file")
+FIELDS = ("path", "pretrained_model_name", "model_path", "vocab_file", "merges_file")
 """Arguments of our tokenizers that may name a file, or a folder of files."""
 
 

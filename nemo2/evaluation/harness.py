@@ -5,6 +5,7 @@ Every rank calls it with the same arguments. Data-parallel replicas share the re
 """
 
 import importlib.util
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from nemo2.models.generate import generate
 from nemo2.models.scoring import score
 from nemo2.names import did_you_mean
 
+_log = logging.getLogger(__name__)
 _MOST_NEW_TOKENS = 256
 """lm-eval's own limit where a task sets none."""
 
@@ -91,9 +93,13 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
     ``task_folder`` isn't trusted.
 
     Raises:
-        ConfigError: lm-eval isn't installed, or there is no such task.
+        ConfigError: lm-eval isn't installed, there is no such task or no such folder, or no task is named.
         SecurityError: a file of ``task_folder`` would have code run.
     """
+    if not tasks:
+        raise ConfigError("There is no task to evaluate: name one, such as arc_easy.")
+    if task_folder is not None and not task_folder.is_dir():
+        raise ConfigError(f"task_folder={str(task_folder)!r}: there is no such folder.")
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError("Tasks need lm-eval: pip install 'nemo2[evaluate]'. Texts are measured without it (--text).")
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
@@ -119,6 +125,19 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
     from lm_eval.models.utils import handle_stop_sequences  # pyright: ignore[reportMissingImports]
 
     class Ours(TemplateLM):
+        told = False
+
+        def _tell(self, lengths: Sequence[int]) -> None:
+            """A task that is too long for the model is measured, as lm-eval does, without the beginning of its questions."""
+            if not self.told and max(lengths, default=0) > most:
+                self.told = True
+                _log.warning(
+                    "A task's question and answer have %d tokens and the model reads %d: it loses its beginning, as others that "
+                    "are too long do.",
+                    max(lengths),
+                    most,
+                )
+
         @property
         def eot_token_id(self) -> int:
             return tokenizer.eos_id
@@ -136,7 +155,8 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
             return list(tokenizer.text_to_ids(string))
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-            pairs = [(given, asked[-most:]) for _, given, asked in requests]
+            pairs = [(given, asked) for _, given, asked in requests]
+            self._tell([len(given) + len(asked) - 1 for given, asked in pairs])
             settings = {
                 "vocab_size": tokenizer.vocab_size,
                 "max_sequence_length": most,
@@ -173,12 +193,13 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
                 raise ConfigError(
                     f"A task asks for {new} new tokens, and the model reads {most}: set max_gen_toks lower."
                 )
-            ids = tokenizer.text_to_ids(context)
+            ids = tokenizer.text_to_ids(context) or [self.prefix_token_id]
+            self._tell([len(ids) + new])
             sampled = settings.get("do_sample") or settings.get("temperature", 0)
             [answer] = generate(
                 model,
                 tokenizer,
-                [context if len(ids) <= most - new else tokenizer.ids_to_text(ids[new - most :])],
+                [ids[new - most :]],
                 max_new_tokens=new,
                 temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
                 top_k=int(settings.get("top_k", 0)),

@@ -15,7 +15,8 @@ from typing import Any, Optional, Union
 import torch
 
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.places import HUGGING_FACE, models_cache, newest_in, resolved
+from nemo2.checkpoint.places import HUGGING_FACE, newest_in, resolved
+from nemo2.data.home import models_home
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
@@ -47,7 +48,7 @@ def import_ckpt(
         model: Whose configuration they are of, or the configuration. None: what the source says of itself.
         source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or Megatron-LM's; an
             adapter of ``peft`` (`nemo2.hugging_face.adapter_import`) too.
-        output_path: The checkpoint's directory. None: ``organisation/name``, or the folder's name, in `models_cache`, where
+        output_path: The checkpoint's directory. None: ``organisation/name``, or the folder's name, in `models_home`, where
             ``nemo://organisation/name`` finds it; one that is there is given back as it is.
         overwrite: Replace what stands there.
         dtype: Of the weights. None: as they are.
@@ -62,7 +63,7 @@ def import_ckpt(
     """
     if not source:
         raise ConfigError("import_ckpt needs a source: hf://organisation/name, or a folder with weights.")
-    target = Path(output_path).expanduser() if output_path is not None else models_cache() / _name_of(source)
+    target = Path(output_path).expanduser() if output_path is not None else models_home() / _name_of(source)
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is in %s already; overwrite=True imports it again.", source, target)
         return target
@@ -172,7 +173,7 @@ def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf")
 
 
 def find_checkpoint(path: str) -> Path:
-    """The checkpoint that ``path`` means: ``nemo://name`` in `models_cache`; of a run's directory its newest.
+    """The checkpoint that ``path`` means: ``nemo://name`` in `models_home`; of a run's directory its newest.
 
     Raises:
         CheckpointError: there is none.

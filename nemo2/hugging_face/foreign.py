@@ -14,6 +14,7 @@ from typing import Any, Optional
 import torch
 
 from nemo2.checkpoint.directory import CONTEXT_PATH
+from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.checkpoint.identify import Identified, identify
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.nemo_context import load_nemo_model
@@ -77,11 +78,13 @@ def open_foreign(folder: Path, config: Optional[Any] = None) -> Foreign:
     found = identify(folder)
     if found.problems:
         raise CheckpointError(f"{found.path} is damaged: {'; '.join(found.problems[:5])}.")
+    if (adapters := nemo_adapters(found.path)) is not None:
+        raise CheckpointError(f"{found.path}: {adapters}")
     described: Any = config if config is not None else _described(found)
     conversion = conversion_of(described)
     stored = StoredTensors(weights_dir(found.path))
     rows = vocabulary_rows(conversion, described, stored)
-    tokenizer = _tokenizer(found)
+    tokenizer = nemo_tokenizer(found.path)
     if described.vocab_size is None and tokenizer is None:
         # Nothing tells which rows are padding.
         described = replace(described, vocab_size=rows)
@@ -101,6 +104,7 @@ def _described(found: Identified) -> Any:
     )
 
 
-def _tokenizer(found: Identified) -> Optional[AutoTokenizer]:
-    folders = (found.path / CONTEXT_PATH / name for name in _TOKENIZERS)
+def nemo_tokenizer(checkpoint: Path) -> Optional[AutoTokenizer]:
+    """The tokenizer of Hugging Face's that NeMo put into a checkpoint; None where there is none."""
+    folders = (checkpoint / CONTEXT_PATH / name for name in _TOKENIZERS)
     return next((tokenizer_in(folder) for folder in folders if folder.is_dir() and tokenizer_files(folder)), None)

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
 from nemo2.checkpoint.reading import locate
@@ -135,7 +136,7 @@ def write_checkpoint(
             weights_only=True,
             part_of=part_of,
             part_of_digest="" if part_of is None else digest_at(part_of),
-            settings={"tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None)},
+            settings=tokenizer_settings(tokenizer),
             versions=versions(),
         )
         publish(temporary, final, manifest, {f"{WEIGHTS_PATH}/{path.name}": value for path, value in hashes.items()})

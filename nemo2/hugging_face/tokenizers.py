@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import give_tokenizer, load_context
+from nemo2.checkpoint.context import give_tokenizer, load_context, refuse_another_tokenizer
 from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
@@ -68,11 +68,16 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
 
     Args:
         source: A tokenizer of ours, or a checkpoint of ours that describes one.
+
+    Raises:
+        CheckpointError: it isn't the tokenizer that the checkpoint was trained with.
     """
     try:
         tokenizer = load_context(source, "tokenizer") if isinstance(source, Path) else source
     except CheckpointError as error:
         return str(error)
+    if isinstance(source, Path):
+        refuse_another_tokenizer(source, tokenizer)
     files = files_of(tokenizer)
     if not files and isinstance(tokenizer, AutoTokenizer):
         try:

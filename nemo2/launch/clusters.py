@@ -148,7 +148,7 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     if kind not in KINDS:
         raise ConfigError(f"{where} kind={kind!r}{did_you_mean(str(kind), KINDS)}")
     made: Any = getattr(nemo_run, KINDS[kind])
-    ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else set()
+    ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
     theirs = {one.name for one in fields(made) if one.init} - set(_SET_BY_US)
     known = {*_OURS, *ours, *theirs}
     for key in profile.values:
@@ -167,6 +167,10 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
         raise ConfigError(f"{where} {error}") from error
     except (TypeError, ValueError, AssertionError, ImportError) as error:
         raise ConfigError(f"{where} {KINDS[kind]} refuses it: {error}") from error
+    except Exception as error:
+        if type(error).__name__ != "ConfigException":  # kubernetes', which few have installed
+            raise
+        raise ConfigError(f"{where} no cluster of Kubernetes is configured: {error} Set KUBECONFIG.") from error
     return executor, settings
 
 

@@ -21,6 +21,7 @@ from nemo2.llm.api import generate as generate
 from nemo2.llm.api import pretrain as pretrain
 from nemo2.llm.api import train as train
 from nemo2.llm.api import validate as validate
+from nemo2.llm.distillation import DistillationCallback as DistillationCallback
 from nemo2.llm.distillation import DistillationConfig as DistillationConfig
 from nemo2.llm.distillation import distill as distill
 from nemo2.llm.evaluation import evaluate as evaluate

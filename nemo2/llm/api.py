@@ -29,6 +29,7 @@ from nemo2.run_dir.logger import NeMoLogger
 from nemo2.run_dir.orphans import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.run_dir.resumed import ResumedRecipe
+from nemo2.run_dir.run_folder import RunFolder
 from nemo2.strategies.checkpoints import Checkpoints
 
 install_fault_hook()
@@ -44,7 +45,7 @@ def pretrain(
     log: Optional[NeMoLogger] = None,
     resume: Optional[AutoResume] = None,
     optim: Optional[OptimizerModule] = None,
-) -> Path:
+) -> RunFolder:
     """Train a model from the beginning, or on from its last checkpoint. The tokenizer is the data's.
 
     Args:
@@ -56,7 +57,7 @@ def pretrain(
         optim: The optimizer and its schedule. None: the model's own.
 
     Returns:
-        The run's directory.
+        The run's directory: a path that also has the run's `metrics`, `best_checkpoint`, `report` and `plot`.
     """
     return train(model=model, data=data, trainer=trainer, log=log, resume=resume, optim=optim, tokenizer="data")
 
@@ -71,7 +72,7 @@ def finetune(
     optim: Optional[OptimizerModule] = None,
     peft: Optional[PEFT] = None,
     tokenizer: Optional[Any] = "model",
-) -> Path:
+) -> RunFolder:
     """Train a model on from weights that ``resume.restore_config`` names, all of it or what a PEFT method adds.
 
     Args:
@@ -105,7 +106,7 @@ def train(
     optim: Optional[OptimizerModule] = None,
     tokenizer: Optional[Any] = None,
     model_transform: Optional[Any] = None,
-) -> Path:
+) -> RunFolder:
     """Train, with the tokenizer that is asked for.
 
     Args:
@@ -131,7 +132,7 @@ def train(
         model_transform=model_transform,
     )
     trainer.fit(model, data, ckpt_path=trainer.ckpt_path)
-    return run_directory
+    return RunFolder(run_directory)
 
 
 @configurable(strategy="trainer.strategy")
@@ -144,7 +145,7 @@ def validate(
     optim: Optional[OptimizerModule] = None,
     tokenizer: Optional[Any] = None,
     model_transform: Optional[Any] = None,
-) -> Path:
+) -> RunFolder:
     """Measure the validation loss of a checkpoint; arguments as `train`. Returns the run's directory.
 
     The weights come from ``resume``: the checkpoint it finds or names, or the weights it restores.
@@ -161,7 +162,7 @@ def validate(
         training=False,
     )
     trainer.validate(model, data, ckpt_path=trainer.ckpt_path)
-    return run_directory
+    return RunFolder(run_directory)
 
 
 @configurable

@@ -137,18 +137,21 @@ def conversation(
         ConfigError: there is no template.
     """
     template = chat_template or _template_of_data(find_checkpoint(Path(path)))
-    with loaded(path, trust_remote_code=trust_remote_code) as model:
+
+    def encoder_of(model: Any) -> ChatEncoder:
         encoder = ChatEncoder(model.tokenizer, chat_template=template)
         try:
             encoder.template  # noqa: B018  # there is one, or there is no conversation
             encoder.end_of_turn  # noqa: B018
         except ConfigError as error:
             raise ConfigError(
-                f"{path} can't be talked with: its tokenizer, {model.tokenizer!r}, has no chat template ({error}) Give the "
-                "template that the model was trained with, --template FILE (Jinja), train on conversations with one "
-                "(ChatDataModule), or complete texts: nemo2 generate."
+                f"{path} can't be talked with: {error} Give the template that the model was trained with, --template FILE "
+                "(Jinja), train on conversations with one (ChatDataModule), or complete texts: nemo2 generate."
             ) from None
-        yield Conversation(model, encoder, model.config.seq_length, how, seed=seed, system=system)
+        return encoder
+
+    with loaded(path, trust_remote_code=trust_remote_code, before=encoder_of) as model:
+        yield Conversation(model, encoder_of(model), model.config.seq_length, how, seed=seed, system=system)
 
 
 def _template_of_data(checkpoint: Path) -> Optional[str]:

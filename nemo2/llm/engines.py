@@ -61,7 +61,7 @@ def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
     """The engine of this name, or the first that is installed.
 
     Args:
-        only_told: It needn't be installed, if it is named.
+        only_told: It needn't be installed; where none is, the first of all.
 
     Raises:
         ConfigError: it isn't one, or isn't installed.
@@ -71,8 +71,10 @@ def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
     for one in ENGINES:
         if engine == one and only_told or engine in (None, one) and _missing(one) is None:
             return one
+    if only_told:
+        return ENGINES[0]
     reasons = "; ".join(f"{_missing(one)}" for one in ENGINES if engine in (None, one))
-    raise ConfigError(f"Nothing can serve here: {reasons}. With --engine and --print the command is only told.")
+    raise ConfigError(f"Nothing can serve here: {reasons}. With --print the command is only told.")
 
 
 def vllm_command(

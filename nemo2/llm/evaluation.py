@@ -17,7 +17,7 @@ from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
 from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
 from nemo2.llm.exported import exports_cache
-from nemo2.llm.inference import find_checkpoint, loaded
+from nemo2.llm.inference import find_checkpoint, loaded, refuse_no_place
 from nemo2.run_dir.records import METRICS_FILE, add_evaluation
 from nemo2.run_dir.report import write_report
 
@@ -64,10 +64,11 @@ def evaluate(
 
     Raises:
         CheckpointError: no checkpoint there, or it doesn't describe its model.
-        ConfigError: lm-eval isn't installed, or there is no such task.
+        ConfigError: lm-eval isn't installed, there is no such task, or ``output_path`` can't be written.
         SecurityError: a file of ``task_folder`` would have code run.
     """
     folder = None if task_folder is None else Path(task_folder)
+    refuse_no_place(output_path)
     refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
     checkpoint = find_checkpoint(Path(path))
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:

@@ -18,6 +18,7 @@ import torch
 
 from nemo2.checkpoint.directory import MANIFEST, read_manifest, temporary_name
 from nemo2.checkpoint.io import weights_dir
+from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.llm.inference import model_of
@@ -72,8 +73,7 @@ class Form:
 
 def exports_cache() -> Path:
     """Where forms are kept: ``$NEMO2_EXPORTS_CACHE``, or ``exports`` in ``$NEMO_HOME``, which is ``~/.cache/nemo2``."""
-    home = os.environ.get("NEMO_HOME") or "~/.cache/nemo2"
-    return Path(os.environ.get("NEMO2_EXPORTS_CACHE") or f"{home}/exports").expanduser().absolute()
+    return Path(os.environ.get("NEMO2_EXPORTS_CACHE") or nemo_home() / "exports").expanduser().absolute()
 
 
 def dtype_of(checkpoint: Path) -> str:

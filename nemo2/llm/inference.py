@@ -12,12 +12,11 @@ from typing import Any, Optional, Self
 import lightning.pytorch as pl
 import torch
 
-from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.directory import LAST_SUFFIX
-from nemo2.checkpoint.places import newest_in
-from nemo2.config.explicit import explicit_fields
-from nemo2.errors import CheckpointError, ConfigError, DataError
-from nemo2.models.generate import Generation, generate
+from nemo2.checkpoint.context import refuse_another_tokenizer
+from nemo2.checkpoint.described import find_checkpoint, model_of
+from nemo2.errors import ConfigError, DataError
+from nemo2.evaluation.perplexity import text_of
+from nemo2.models.generate import Generation, generate, read_prompts
 from nemo2.models.sampling import Sampling
 from nemo2.strategies.set_up import set_up
 from nemo2.strategy import MegatronStrategy
@@ -63,7 +62,7 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
 
     Raises:
         ConfigError: neither or both are given.
-        DataError: a line isn't a JSON object with ``input``.
+        DataError: the file can't be read as text, is empty, or a line isn't a JSON object with ``input``.
     """
     if (prompts is None) == (input_dataset is None):
         raise ConfigError("generate needs prompts, or input_dataset: one of them.")
@@ -73,7 +72,7 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
         return [{"input": prompt} for prompt in prompts]
     file = Path(input_dataset if isinstance(input_dataset, str | Path) else input_dataset.test_path)
     records = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text_of(file).splitlines(), start=1):
         try:
             record = json.loads(line)
             records.append({**record, "input": str(record["input"])})
@@ -100,11 +99,17 @@ def generate_from_checkpoint(
     """See `nemo2.llm.generate`. ``records`` are those of `prompts_of`."""
     trainer = trainer or _trainer(params_dtype)
     _refuse_another_dtype(trainer, params_dtype)
-    with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
+    refuse_no_place(output_path)
+    prompts = [record["input"] for record in records]
+
+    def read(model: Any) -> None:
+        read_prompts(model.tokenizer, prompts, max_sequence_length=model.config.seq_length, add_bos=add_bos)
+
+    with loaded(path, trainer, trust_remote_code=trust_remote_code, before=read) as model:
         results = generate(
             model,
             model.tokenizer,
-            [record["input"] for record in records],
+            prompts,
             **asdict(sampling),
             seed=random_seed,
             max_sequence_length=model.config.seq_length,
@@ -119,14 +124,36 @@ def generate_from_checkpoint(
 
 
 @contextmanager
-def loaded(path: str, trainer: Optional[pl.Trainer] = None, *, trust_remote_code: bool = False) -> Iterator[Any]:
-    """The model of the checkpoint at ``path``, set up without a loop in ``trainer``'s layout. None: in this process, in fp32."""
+def loaded(
+    path: str,
+    trainer: Optional[pl.Trainer] = None,
+    *,
+    trust_remote_code: bool = False,
+    before: Callable[[Any], Any] = lambda model: None,
+) -> Iterator[Any]:
+    """The model of the checkpoint at ``path``, set up without a loop in ``trainer``'s layout. None: in this process, in fp32.
+
+    ``before`` is given the model as it is described, and may refuse it before anything is built.
+    """
     checkpoint = find_checkpoint(Path(path))
     model = model_of(checkpoint, trust_remote_code=trust_remote_code)
+    refuse_another_tokenizer(checkpoint, model.tokenizer)
+    before(model)
     trainer = trainer or _trainer(None)
     _without_sequence_parallelism(trainer.strategy, model)
     with set_up(trainer, model, checkpoint=checkpoint):
         yield model
+
+
+def refuse_no_place(output_path: Optional[str]) -> None:
+    """
+    Raises:
+        ConfigError: no file can be written there; said before the work whose results it would have.
+    """
+    if output_path is not None and (Path(output_path).is_dir() or not Path(output_path).absolute().parent.is_dir()):
+        raise ConfigError(
+            f"output_path={output_path!r} must be a file in a folder that is there: make the folder first."
+        )
 
 
 def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:
@@ -157,40 +184,10 @@ def _refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtyp
 
 
 def _without_sequence_parallelism(strategy: Any, model: Any) -> None:
-    """Single tokens can't be split; the layers of experts, whose dispatchers need it, read everything again for each token."""
+    """Single tokens can't be split: a model is built without, and so without the buffers in which its communication would be
+    overlapped. Experts' dispatchers need it; it is switched off in them while tokens are written."""
     if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
         strategy.sequence_parallel = False
         _log.info(
             "Generation goes on token by token, which strategy.sequence_parallel=True can't split: it is off here."
         )
-
-
-def model_of(checkpoint: Path, *, trust_remote_code: bool = False) -> Any:
-    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built.
-
-    ``trust_remote_code``: the tokenizer may run Python that lies beside its files.
-    """
-    model = load_context(checkpoint, "model")
-    trusted = ["transformers:trust_remote_code"] if trust_remote_code else []
-    model.tokenizer = load_context(checkpoint, "tokenizer", allowed_modules=trusted)
-    if "seq_length" not in explicit_fields(model.config):
-        data = load_context(checkpoint, "data", build=False)
-        if getattr(data, "seq_length", None):
-            model.config.seq_length = data.seq_length
-    # Userbuffers have the size of a training micro-batch, and prompts have any.
-    model.config.tp_comm_overlap = False
-    return model
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at ``path``: itself, or the newest one in a run's directory.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if (found := newest_in(path)) is not None:
-        return found
-    raise CheckpointError(
-        f"{path} is no finished checkpoint, nor a directory with any (their names end in {LAST_SUFFIX} or carry the step). "
-        "Give the path that the run printed when it saved, or the run's directory."
-    )

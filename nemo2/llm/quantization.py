@@ -116,8 +116,8 @@ def ptq(
     settings = quantization_config or QuantizationConfig()
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(
-            "Models are quantised by NVIDIA's ModelOpt, which isn't installed: pip install 'nvidia-modelopt[hf]', on a machine "
-            f"with a GPU. It can also be run by hand on what `nemo2 export {model_path} --output FOLDER` writes."
+            "Models are quantised by NVIDIA's ModelOpt, which isn't installed: pip install 'nemo2[quantize]' "
+            f"('nvidia-modelopt[hf]'). It can also be run by hand on what `nemo2 export {model_path} --output FOLDER` writes."
         )
     if forward_loop is None and settings.calibration_dataset is None:
         raise ConfigError(

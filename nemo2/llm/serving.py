@@ -22,6 +22,7 @@ from nemo2.llm.engines import Adapters, Asked, Engine
 from nemo2.llm.exported import Form, dtype_of, own_dtype, tokenizer_trouble
 from nemo2.llm.inference import find_checkpoint, model_of
 from nemo2.llm.signatures import only_defaults
+from nemo2.models.conversion.families import conversion_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def plan_serving(
         path: A checkpoint directory, or a run's for its newest.
         engine: Of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
         merge: Merge additions of a fine-tuning run into its weights, also where vLLM could load them beside the base.
-        only_told: The engine that is named needn't be installed.
+        only_told: No engine needs to be installed.
 
     Raises:
         CheckpointError: no checkpoint, or none that describes its model.
@@ -209,11 +210,24 @@ def _by_vllm(
     adapters: Optional[Adapters] = None,
 ) -> Serving:
     engines.refuse_uneven_heads(model, asked.tensor_parallel_size)
+    _refuse_too_long(model.config, asked.max_length)
     length, name = asked.max_length or model.config.seq_length, asked.model_name or checkpoint.name
     if asked.max_length is None:
         notes = (*notes, f"At most {length} tokens, the sequence length of the run; --max-length changes it.")
     command = engines.vllm_command(place, asked, dtype=dtype, length=length, name=name, adapters=adapters)
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
+
+
+def _refuse_too_long(config: Any, max_length: Optional[int]) -> None:
+    """
+    Raises:
+        ConfigError: vLLM would refuse the length, once it has loaded the model.
+    """
+    positions = conversion_of(config).hf_config(config).get("max_position_embeddings")
+    if max_length is not None and positions is not None and max_length > positions:
+        raise ConfigError(
+            f"max_length={max_length}: the model reads {positions} tokens, prompt and answer together. Set {positions} at most."
+        )
 
 
 def _part_of(checkpoint: Path) -> Optional[str]:

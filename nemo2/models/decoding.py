@@ -4,7 +4,8 @@
 Every rank of a tensor-, expert- and pipeline-parallel group feeds the same tokens and gets the same logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Optional, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from megatron.core import parallel_state
 from megatron.core.inference.contexts import StaticInferenceContext
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 
 from nemo2.backend import get_backend
@@ -20,6 +22,8 @@ from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 
 # tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
 Forward = Callable[[Tensor, Tensor], Tensor]
+_PRODUCT = "_forward_impl"
+"""The method by which Megatron-Core's linear layers, of either kind and in all versions that we take, multiply."""
 
 
 class Decoder(Protocol):
@@ -37,7 +41,7 @@ class CachedDecoder:
     """Reads each token once; the cost of a token grows with what is before it only by the attention to it.
 
     Args:
-        core: This rank's pipeline stage, in ``eval`` mode, built without sequence and context parallelism.
+        core: This rank's pipeline stage, in ``eval`` mode, `without_sequence_parallelism` and without context parallelism.
         batch_size: Rows that are fed together.
         max_sequence_length: Tokens of a row, prompt and continuation.
     """
@@ -109,7 +113,7 @@ def from_last_stage(value: Optional[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 class RecomputingDecoder:
-    """Reads everything again for each token: right for any function of tokens, and for a model under sequence parallelism."""
+    """Reads everything again for each token: right for any function of tokens, and a check of what caches give."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
@@ -136,7 +140,7 @@ def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cac
     """
     core = core_of(model)
     config = getattr(core, "config", None)
-    cached = use_cache and core is not None and not getattr(config, "sequence_parallel", False)
+    cached = use_cache and core is not None
     refuse_layouts(cached)
     stretching = stretching_of(core)
     if not cached and stretching is not None and getattr(config, "sequence_parallel", False):
@@ -147,6 +151,46 @@ def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cac
         module: Any = model
         return RecomputingDecoder(lambda tokens, positions: module(tokens, positions, None))
     return RecomputingDecoder(model)
+
+
+@contextmanager
+def without_sequence_parallelism(core: Optional[nn.Module]) -> Iterator[None]:
+    """Single tokens can't be split: ``core`` as if it had been built without, while this lasts. Its parameters are the same.
+
+    Experts get each token from every tensor-parallel rank then, and do a step's work once for each. Megatron-Core's own switch
+    (``set_model_to_sequence_parallel``) keeps a list of every model's modules for good, and switches on what was off.
+    """
+    names = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
+    modules = [] if core is None else list(core.modules())
+    holders = {id(one): one for module in modules for one in (module, getattr(module, "config", None))}
+    switched = [(one, name) for one in holders.values() for name in names if getattr(one, name, None) is True]
+    for one, name in switched:
+        setattr(one, name, False)
+    try:
+        yield
+    finally:
+        for one, name in switched:
+            setattr(one, name, True)
+
+
+@contextmanager
+def with_plain_products(core: Optional[nn.Module]) -> Iterator[None]:
+    """Linear layers multiply without the autograd function that Megatron-Core makes of each product, while this lasts: for single
+    tokens and small matrices it takes as long as the product. Sequences have to be whole."""
+    kinds = ColumnParallelLinear, RowParallelLinear
+    layers = [] if core is None else [module for module in core.modules() if isinstance(module, kinds)]
+    for layer in layers:
+        setattr(layer, _PRODUCT, _multiplied)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            delattr(layer, _PRODUCT)
+
+
+def _multiplied(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, **_: Any) -> Tensor:
+    product = torch.matmul(input, weight.t())
+    return product if bias is None else product + bias
 
 
 def agreed(picked: Tensor) -> Tensor:
@@ -172,6 +216,19 @@ def stretching_of(core: Any) -> Optional[Stretching]:
     """How a Megatron-Core model stretches its rotary positions; None where it doesn't."""
     embedding = getattr(core, "rotary_pos_emb", None)
     return embedding.stretching if isinstance(embedding, StretchedRotaryEmbedding) else None
+
+
+def refuse_another_vocabulary(model: Any, num_tokens: int) -> None:
+    """
+    Raises:
+        ConfigError: a tokenizer of ``num_tokens`` has ids for which the model has no row.
+    """
+    rows = getattr(core_of(model), "vocab_size", num_tokens)
+    if num_tokens > rows:
+        raise ConfigError(
+            f"The tokenizer has {num_tokens} tokens and the model {rows} rows: it isn't the tokenizer that the model was trained "
+            "with, whose checkpoint describes it (nemo2.checkpoint.context.load_context)."
+        )
 
 
 def refuse_padding(stretching: Stretching, length: int) -> None:

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.decoding import Decoder, Forward, agreed, decoder_of
+from nemo2.models.decoding import (
+    Decoder,
+    Forward,
+    agreed,
+    core_of,
+    decoder_of,
+    refuse_another_vocabulary,
+    with_plain_products,
+    without_sequence_parallelism,
+)
 from nemo2.models.sampling import Sampling
 from nemo2.overlap.userbuffers import without_userbuffers
 
@@ -107,17 +116,22 @@ def generate(
         end_ids: Tokens that end a text, beside the tokenizer's ``eos_id``.
 
     Raises:
-        ConfigError: a setting is out of range, a prompt is empty or too long, or the model's layout can't generate.
+        ConfigError: as `read_prompts`; a setting is out of range, the tokenizer has more tokens than the model, or the model's
+            layout can't generate.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    begin = [_first_token(tokenizer)] if add_bos else []
-    rows = _rows(tokenizer, prompts, begin, max_new_tokens, max_sequence_length, seed)
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1.")
+    refuse_another_vocabulary(model, tokenizer.vocab_size)
+    ids = read_prompts(tokenizer, prompts, max_sequence_length=max_sequence_length, add_bos=add_bos)
+    rows = _rows(tokenizer, prompts, ids, max_new_tokens, max_sequence_length, seed)
     ends = {getattr(tokenizer, "eos_id", None), *end_ids}
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
     size = len(rows) if max_batch_size is None else max_batch_size
     if size < 1:
         raise ConfigError(f"max_batch_size={max_batch_size} must be at least 1, or None for all prompts at once.")
-    with torch.no_grad(), evaluating(model):
+    cached = core_of(model) if use_cache else None
+    with torch.no_grad(), evaluating(model), without_sequence_parallelism(cached), with_plain_products(cached):
         for start in range(0, len(rows), size):
             places = by_length[start : start + size]
             batch = [rows[place] for place in places]
@@ -129,6 +143,41 @@ def generate(
         Generation(prompt=row.prompt, text=row.text, token_ids=row.new, finished=row.finished, log_probs=row.log_probs)
         for row in rows
     ]
+
+
+def read_prompts(
+    tokenizer: Any,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    max_sequence_length: int | None = None,
+    add_bos: bool = False,
+) -> list[list[int]]:
+    """The tokens of each prompt. Arguments are those of `generate`; no model is needed.
+
+    Raises:
+        ConfigError: there is none, or one that is empty, leaves no room for a token behind it, or has a token that the tokenizer
+            doesn't have.
+    """
+    if isinstance(prompts, str) or not prompts:
+        raise ConfigError("prompts must be a list of at least one text.")
+    begin = [_first_token(tokenizer)] if add_bos else []
+    found = []
+    for place, prompt in enumerate(prompts, start=1):
+        told = "The prompt" if len(prompts) == 1 else f"Prompt {place} of {len(prompts)}"
+        ids = list(tokenizer.text_to_ids(prompt) if isinstance(prompt, str) else prompt)
+        if not begin + ids:
+            raise ConfigError(f"{told} holds no token, and a model goes on from at least one: write a character.")
+        if max_sequence_length is not None and len(begin + ids) >= max_sequence_length:
+            raise ConfigError(
+                f"{told} has {len(begin + ids)} tokens and leaves no room in the model's {max_sequence_length}: shorten it to "
+                f"{max_sequence_length - 1} tokens at most."
+            )
+        if strange := [token for token in ids if not 0 <= token < tokenizer.vocab_size]:
+            raise ConfigError(
+                f"{told} has the token {strange[0]}, and the tokenizer's go from 0 to {tokenizer.vocab_size - 1}."
+            )
+        found.append(begin + ids)
+    return found
 
 
 def _continue(
@@ -185,28 +234,17 @@ def _first_token(tokenizer: Any) -> int:
 def _rows(
     tokenizer: Any,
     prompts: Sequence[str | Sequence[int]],
-    begin: list[int],
+    ids: list[list[int]],
     max_new_tokens: int,
     max_sequence_length: int | None,
     seed: int,
 ) -> list[_Row]:
-    if isinstance(prompts, str) or not prompts:
-        raise ConfigError("prompts must be a list of at least one text.")
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1.")
     rows = []
-    for place, prompt in enumerate(prompts):
+    for place, (prompt, theirs) in enumerate(zip(prompts, ids, strict=True)):
         text = prompt if isinstance(prompt, str) else tokenizer.ids_to_text(list(prompt))
-        ids = begin + list(tokenizer.text_to_ids(prompt) if isinstance(prompt, str) else prompt)
-        if not ids:
-            raise ConfigError(f"The prompt {prompt!r} holds no token: write at least one character.")
-        if max_sequence_length is not None and len(ids) >= max_sequence_length:
-            raise ConfigError(
-                f"A prompt of {len(ids)} tokens leaves no room in the model's {max_sequence_length}: shorten it."
-            )
-        limit = min(len(ids) + max_new_tokens, max_sequence_length or len(ids) + max_new_tokens)
+        limit = min(len(theirs) + max_new_tokens, max_sequence_length or len(theirs) + max_new_tokens)
         generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
-        rows.append(_Row(prompt=text, ids=ids, limit=limit, generator=generator))
+        rows.append(_Row(prompt=text, ids=theirs, limit=limit, generator=generator))
     return rows
 
 

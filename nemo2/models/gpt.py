@@ -17,14 +17,15 @@ import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
-from megatron.core.transformer import ModuleSpec, TransformerConfig, transformer_config
+from megatron.core.transformer import ModuleSpec, TransformerConfig
 from torch import Tensor
 
 from nemo2.backend import get_backend
+from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.adjust import adjust
-from nemo2.config.aliases import NOT_HERE, register_elsewhere
+from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.machine_settings import adjust_to, announce
 from nemo2.errors import ConfigError
@@ -109,7 +110,7 @@ class GPTConfig(TransformerConfig):
                 "as Llama32Config1B."
             )
         spell_as_installed(self)
-        self.activation_func = _as_megatron_knows_it(self.activation_func)
+        self.activation_func = as_megatron_has_it(self.activation_func)
         aside = self._without_kernels()
         # Settling runs this again, with the fields and the machine that the run has.
         again, self._made = getattr(self, "_made", False), True
@@ -261,23 +262,16 @@ class GPTConfig(TransformerConfig):
         return self.transformer_layer_spec(self)
 
 
-def _as_megatron_knows_it(function: Any) -> Any:
-    """Megatron-Core's own activation, whether it was imported as Megatron-Core compiles it or as it is without: configurations
-    are held against the one that stands there now, and the CPU's backend takes compilation back when it is installed."""
-    known: Any = transformer_config.quick_gelu
-    return known if _uncompiled(function) is _uncompiled(known) else function
-
-
-def _uncompiled(function: Any) -> Any:
-    return getattr(function, "_torchdynamo_orig_callable", function)
-
-
 def _of_the_data(data: Any) -> Any:
     """The sequence length, where the data module has it."""
     return data.seq_length if hasattr(data, "seq_length") else NOT_HERE
 
 
 register_elsewhere("nemo2.models.gpt:GPTConfig", "data", seq_length=_of_the_data)
+register_gone(
+    "nemo2.models.gpt:GPTConfig",
+    overlap_param_gather_with_optimizer_step="it is the optimizer's: optim.config.overlap_param_gather_with_optimizer_step.",
+)
 
 
 @configurable

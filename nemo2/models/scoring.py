@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.decoding import core_of, from_last_stage, logits_of_stage, refuse_layouts
+from nemo2.models.decoding import core_of, from_last_stage, logits_of_stage, refuse_another_vocabulary, refuse_layouts
 from nemo2.models.generate import evaluating
 
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -45,7 +45,8 @@ def score(
         max_batch_size: Pairs that are read together, of similar lengths.
 
     Raises:
-        ConfigError: a pair without given tokens, or asking for more than the model reads, or a layout that isn't carried.
+        ConfigError: a pair without given tokens, or asking for more than the model reads; more tokens than the model has rows; a
+            layout that isn't carried.
     """
     core = core_of(model)
     if core is None:
@@ -53,6 +54,7 @@ def score(
             f"{type(model).__name__} is none of Megatron-Core's language models, whose texts can be scored."
         )
     refuse_layouts(True)
+    refuse_another_vocabulary(core, vocab_size)
     for given, asked in pairs:
         if not given or not asked or len(asked) > max_sequence_length:
             raise ConfigError(

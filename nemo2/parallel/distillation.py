@@ -25,6 +25,11 @@ class TeacherLogits:
     ids: Optional[Tensor] = None
     """Of the ``k`` likeliest tokens, in the whole vocabulary. None: all tokens of this rank's share."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of both."""
+        return sum(one.numel() * one.element_size() for one in (self.values, self.ids) if one is not None)
+
     @classmethod
     def of(cls, logits: Tensor, top_k: Optional[int]) -> "TeacherLogits":
         """From this rank's share ``[batch, sequence, vocabulary / tp]``; ``top_k`` keeps the likeliest. None: all."""

@@ -13,11 +13,16 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from torch.distributed.device_mesh import DeviceMesh
 
+from nemo2.errors import ConfigError
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
+
+_made: Optional[tuple[Any, dict[str, Any]]] = None
+"""A group of those that were made here, and Megatron-Core's arguments for them. None: there are none."""
 
 
 def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = None, **options: Any) -> None:
-    """Cut the world into Megatron-Core's groups. Does nothing if that has been done.
+    """Cut the world into Megatron-Core's groups. Groups that were made here with the same arguments stay; those made with others
+    are taken down before. Groups that somebody else has made are used.
 
     Args:
         layout: Checked against the world before any group is made.
@@ -25,24 +30,67 @@ def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = 
         options: Further arguments of Megatron-Core's ``initialize_model_parallel``.
 
     Raises:
-        ConfigError: the layout can't be laid over the world.
+        ConfigError: the layout can't be laid over the world; groups that somebody else has made are of another layout.
     """
-    if parallel_state.model_parallel_is_initialized():
-        return
+    global _made
     layout.data_parallel_size(torch.distributed.get_world_size())
-    whole = {} if layout.pp > 1 else {"vp": None}  # one stage has no virtual ones
     if timeout is not None:
         options["distributed_timeout_minutes"] = max(1, round(timeout.total_seconds() / 60))
-    parallel_state.initialize_model_parallel(
-        **{name: getattr(replace(layout, **whole), short) for short, name in SIZE_FIELDS.items()},
-        **options,
-    )
+    arguments = _sizes(layout) | options
+    if parallel_state.model_parallel_is_initialized():
+        if _made is None or _made[0] is not parallel_state.get_tensor_model_parallel_group():
+            use_given_groups(layout)
+            return
+        if _made[1] == arguments:
+            return
+        destroy_model_parallel()
+    parallel_state.initialize_model_parallel(**arguments)
+    _made = parallel_state.get_tensor_model_parallel_group(), arguments
+
+
+def use_given_groups(layout: Layout) -> None:
+    """Accept groups that somebody else has made.
+
+    Raises:
+        ConfigError: there are none, or they are of another layout.
+    """
+    if not parallel_state.model_parallel_is_initialized():
+        raise ConfigError(
+            "strategy.init_model_parallel=False: nobody has made Megatron-Core's groups. Call "
+            "megatron.core.parallel_state.initialize_model_parallel before the trainer runs, or leave init_model_parallel True."
+        )
+    there = {
+        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+        "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
+    }
+    asked = _sizes(layout) | {"expert_tensor_parallel_size": layout.expert_tensor_size}
+    if problems := [
+        f"strategy.{name}={asked[name]}, and Megatron-Core's groups, which are there already, have {name}={size}"
+        for name, size in there.items()
+        if (asked[name] or 1) != (size or 1)
+    ]:
+        raise ConfigError(
+            f"{'; '.join(problems)}. Give the strategy the layout of the groups, or take them down with "
+            "megatron.core.parallel_state.destroy_model_parallel."
+        )
+
+
+def _sizes(layout: Layout) -> dict[str, Any]:
+    """Under Megatron-Core's names, as it takes them: a single stage has no virtual ones."""
+    whole = {} if layout.pp > 1 else {"vp": None}
+    return {name: getattr(replace(layout, **whole), short) for short, name in SIZE_FIELDS.items()}
 
 
 def destroy_model_parallel() -> None:
     """Take the groups down, so that another layout can be laid in the same processes."""
     from megatron.core.num_microbatches_calculator import unset_num_microbatches_calculator
 
+    global _made
+    _made = None
     if parallel_state.model_parallel_is_initialized():
         groups = parallel_state._global_process_group_list or []
         parallel_state.destroy_model_parallel()

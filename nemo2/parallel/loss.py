@@ -8,12 +8,16 @@ Megatron-Core's schedules call the loss function once per micro-batch, on the la
 """
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Report = dict[str, Tensor]
+DataT = TypeVar("DataT", bound=Any)
+"""NeMo's name for a batch, which own reductions annotate with."""
+ReductionT = TypeVar("ReductionT", bound=Any)
+"""NeMo's name for what a reduction reports of a micro-batch."""
 
 
 class MegatronLossReduction(nn.Module):
@@ -51,7 +55,7 @@ class MaskedTokenLossReduction(MegatronLossReduction):
     ``per_token`` of the whole global batch.
 
     Args:
-        validation_step: The reduction of a validation step.
+        validation_step: The reduction of a validation step; NeMo's signature has it, and steps are reduced alike.
         val_drop_last: In validation and tests, leave out the samples after the last whole global batch. False: they count like
             all others, in a batch that is filled with samples whose mask is empty.
         per_token: The model's ``calculate_per_token_loss``: Megatron-Core divides once, at the end of the step.
@@ -86,7 +90,8 @@ class MaskedTokenLossReduction(MegatronLossReduction):
 
 class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
     """The `MaskedTokenLossReduction` of models that decide which tokens count: the forward step returns the loss per token
-    and the mask, which takes the place of the batch's."""
+    and the mask, which takes the place of the batch's. With ``val_drop_last=False`` samples whose mask is empty in the batch
+    stay left out, as those are that fill the last global batch."""
 
     def forward(
         self,
@@ -97,6 +102,8 @@ class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
         from megatron.core import parallel_state
 
         loss_per_token, loss_mask = forward_out
+        if not self.val_drop_last:
+            loss_mask = loss_mask * _of_the_dataset(batch["loss_mask"])
         batch["loss_mask"] = loss_mask
         if parallel_state.get_context_parallel_world_size() > 1:
             kept = loss_mask.sum()
@@ -173,6 +180,16 @@ def _weight_of_share(num_tokens: Tensor, of_whole: Tensor) -> Tensor:
     from megatron.core import parallel_state
 
     return num_tokens * parallel_state.get_context_parallel_world_size() / of_whole.clamp(min=1)
+
+
+def _of_the_dataset(loss_mask: Tensor) -> Tensor:
+    """[batch, 1]: 0 for samples of whose tokens the data keeps none, as of those that fill the last global batch."""
+    from megatron.core import parallel_state
+
+    kept = (loss_mask != 0).sum(dim=-1, keepdim=True)
+    if parallel_state.get_context_parallel_world_size() > 1:
+        torch.distributed.all_reduce(kept, group=parallel_state.get_context_parallel_group())
+    return (kept > 0).to(loss_mask.dtype)
 
 
 def _all_reduce_over_data_and_context(value: Tensor) -> None:

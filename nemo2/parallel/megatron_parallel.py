@@ -294,7 +294,7 @@ class MegatronParallel(nn.ModuleList):
         outputs = step()
         self.callbacks.event("on_megatron_microbatches_end", step=step, microbatch_outputs=outputs)
         self.callbacks.event("on_megatron_reduce_microbatches_start", step=step, microbatch_outputs=outputs)
-        reduced = self._reduce(loss_reduction, outputs)
+        reduced = self._reduce(loss_reduction, outputs, predicting=stage == "predict")
         self.callbacks.event(
             "on_megatron_reduce_microbatches_end",
             step=step,
@@ -357,9 +357,11 @@ class MegatronParallel(nn.ModuleList):
             return OutputCollection()
         return ScalarLossReduction(optional=stage != "training")
 
-    def _reduce(self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]]) -> Any:
-        if isinstance(loss_reduction, OutputCollection):
-            return loss_reduction.reduce(outputs)
+    def _reduce(
+        self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]], *, predicting: bool
+    ) -> Any:
+        if predicting or isinstance(loss_reduction, OutputCollection):
+            return loss_reduction.reduce(outputs) if outputs else None  # of any kind, on the stage that has them
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             reduced = loss_reduction.reduce(outputs)
             self.__dict__["weight"] = loss_reduction.weight
@@ -382,9 +384,24 @@ class MegatronParallel(nn.ModuleList):
         return self._twins[0]
 
     @property
-    def module(self) -> nn.Module:
-        """The first chunk, wrapped."""
-        return self[0]
+    def module(self) -> pl.LightningModule:
+        """The LightningModule, which calls the first chunk."""
+        return self._twins[0]
+
+    @property
+    def pipeline(self) -> "pl.LightningModule | list[pl.LightningModule]":
+        """The LightningModule; with virtual stages one for each chunk."""
+        return self._twins[0] if len(self) == 1 else list(self._twins)
+
+    def __getattr__(self, name: str) -> Any:
+        """What isn't of this class is the LightningModule's: ``trainer.model.optim``, ``.tokenizer``, ``.walk``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            twins = self.__dict__.get("_twins")
+            if name.startswith("_") or not twins:
+                raise
+            return getattr(twins[0], name)
 
     @property
     def unwrapped(self) -> list[nn.Module]:

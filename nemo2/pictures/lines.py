@@ -7,30 +7,46 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from nemo2.pictures.svg import nice_ticks, tick_text
+from nemo2.pictures.svg import nice_ticks, text_width, tick_text
 
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 92, 30, 44
 _MAX_POINTS = 800
 _MAX_TARGETS = 240
 _SMOOTH_FROM = 60
+_COLOURS = (("#1a7f37", "#56d364"), ("#8250df", "#d2a8ff"), ("#bf3989", "#ff9bce"), ("#0a7b83", "#56d4dd"),
+            ("#7d6608", "#e3c341"), ("#57606a", "#b1bac4"))  # fmt: skip
+"""Of the third line and those after it, on light and on dark; the first two are in every page's style."""
+
+
+def _rules(theme: int) -> str:
+    return "".join(
+        f".chart .s{index}{{stroke:{pair[theme]}}}.chart text.s{index}{{fill:{pair[theme]};stroke:none}}"
+        f".chart circle.s{index}{{fill:{pair[theme]}}}"
+        for index, pair in enumerate(_COLOURS, start=2)
+    )
+
+
+_MORE_COLOURS = f"<style>{_rules(0)}@media(prefers-color-scheme:dark){{{_rules(1)}}}</style>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """One line: ``points`` are ``(step, value)`` by step; values that are not finite leave a gap.
 
-    ``markers`` draws the points as well, for the few of a validation; ``smooth`` adds a running median.
+    ``markers`` draws the points as well, for the few of a validation; ``smooth`` adds a running median, which without ``raw``
+    stands alone.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     markers: bool = False
     smooth: bool = False
+    raw: bool = True
 
 
 def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: str = "step", width: int = WIDTH) -> str:
-    """The chart as an ``<svg class="chart">`` element; at most two series are told apart by colour.
+    """The chart as an ``<svg class="chart">`` element; up to eight series are told apart by colour.
 
     ``width`` is in the units of the height (340) and the text (12): a narrower chart has relatively larger text. An
     empty chart says that there is nothing to show rather than drawing axes without meaning.
@@ -45,14 +61,19 @@ def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: s
         return f"{head}{nothing}</svg>"
     x_low, x_high = min(x for x, _ in finite), max(x for x, _ in finite)
     y_ticks = nice_ticks(*_visible_range([y for _, y in finite]))
-    scale = _Scale(x_low, max(x_high, x_low + 1), y_ticks[0], y_ticks[-1], width=width)
-    parts = [head, *_axes(scale, nice_ticks(x_low, scale.x_high, whole=True), y_ticks, x_label, y_label)]
+    room = max(RIGHT, 16 + max(text_width(f"{one.name} 0.00000") for one in series))
+    scale = _Scale(x_low, max(x_high, x_low + 1), y_ticks[0], y_ticks[-1], right=width - room)
+    parts = [
+        head,
+        _MORE_COLOURS if len(series) > 2 else "",
+        *_axes(scale, nice_ticks(x_low, scale.x_high, whole=True), y_ticks, x_label, y_label),
+    ]
     labels = []
     for index, one in enumerate(series):
         if not any(math.isfinite(y) for _, y in one.points):
             continue
         smooth = one.smooth and len(one.points) >= _SMOOTH_FROM
-        if smooth:
+        if smooth and one.raw:
             parts.append(f'<path class="line raw s{index}" d="{_path(thin_out(one.points), scale)}"/>')
         drawn = running_median(one.points) if smooth else one.points
         parts.append(f'<path class="line s{index}" d="{_path(thin_out(drawn), scale)}"/>')
@@ -100,9 +121,9 @@ def thin_out(points: Sequence[tuple[float, float]], *, limit: int = _MAX_POINTS)
 
 
 class _Scale:
-    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, *, width: int) -> None:
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, *, right: float) -> None:
         self.x_low, self.x_high, self.y_low, self.y_high = x_low, x_high, y_low, y_high
-        self.right = width - RIGHT
+        self.right = right
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (self.right - LEFT)

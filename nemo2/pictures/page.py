@@ -40,8 +40,8 @@ pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.
 .passages p{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 8px;font:13px/1.5 ui-monospace,monospace}
 .passages i{font-style:normal;color:var(--soft)}.passages small{color:var(--soft)}
 @media(max-width:520px){.charts{grid-template-columns:1fr}}
-/* Pictures of a wide screen scroll on a narrow one: scaled down, nobody could read them. */
-@media(max-width:700px){figure{overflow-x:auto}figure>svg{min-width:700px}}
+/* Pictures and tables of a wide screen scroll on a narrow one: scaled down or cut off, nobody could read them. */
+@media(max-width:700px){figure{overflow-x:auto}figure>svg{min-width:700px}table{display:block;overflow-x:auto}}
 """
 
 

@@ -59,15 +59,28 @@ class MemoryEstimate:
 
 
 def predict_memory(
-    shape: ModelShape, job: Job, c: MemoryConstants = GUESSED, *, stage: Optional[int] = None
+    shape: ModelShape,
+    job: Job,
+    c: MemoryConstants = GUESSED,
+    *,
+    stage: Optional[int] = None,
+    teacher: Optional[ModelShape] = None,
 ) -> MemoryEstimate:
-    """A rank of ``stage``. None: the fullest; the first holds most micro-batches, the last the logits."""
+    """A rank of ``stage``, with ``teacher`` beside it. None: the fullest; the first holds most micro-batches, the last the
+    logits."""
     stages = sorted({0, job.pp - 1}) if stage is None else [stage]
-    return max((_stage(shape, job, c, one) for one in stages), key=lambda memory: memory.allocated)
+    return max((_stage(shape, job, c, one, teacher) for one in stages), key=lambda memory: memory.allocated)
 
 
-def _stage(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> MemoryEstimate:
+def _stage(
+    shape: ModelShape, job: Job, c: MemoryConstants, stage: int, teacher: Optional[ModelShape]
+) -> MemoryEstimate:
     state = _state(shape, job, stage)
+    if teacher is not None:
+        dense, routed = _weights(teacher, job, stage)
+        waiting = job.micro_batches if job.pp > 1 else 1
+        logits = waiting * job.tokens * teacher.vocab / job.tp if stage == job.pp - 1 else 0.0
+        state["teacher"] = (4 if job.precision == "fp32" else 2) * (dense + routed + logits)
     passing = _activations(shape, job, c, stage)
     # The output layer's tensors are gone when its gradients reach the layers below: one of the two is at its fullest.
     logits, working = passing.pop("logits", 0.0), passing.pop("working")
@@ -83,9 +96,7 @@ def _stage(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> Memor
 def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
     """Weights, gradients and the optimizer's part, of dense layers and experts, each shared by as many ranks as hold it."""
     layers = _layers(shape, job)
-    share = layers / len(shape.layers)
-    dense = shape.dense_parameters * share / job.tp + _outside(shape, job, stage)
-    routed = shape.routed_parameters * share / (job.ep * job.etp)
+    dense, routed = _weights(shape, job, stage)
     ranks = job.dp * job.cp
     copies = max(1, job.gpus // job.pp // (job.ep * job.etp))
     trained = trained_weights(shape, job, embeddings=0) if job.lora else None
@@ -104,6 +115,13 @@ def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
         # Two layers are whole at a time, one in use and the next on its way, with the gradients of one.
         parts["gathered weights"] = (2 * weight + job.grad_bytes) * (dense + routed) / max(1, layers)
     return parts
+
+
+def _weights(shape: ModelShape, job: Job, stage: int) -> tuple[float, float]:
+    """Of dense layers, embeddings and norms, and of routed experts."""
+    share = _layers(shape, job) / len(shape.layers)
+    dense = shape.dense_parameters * share / job.tp + _outside(shape, job, stage)
+    return dense, shape.routed_parameters * share / (job.ep * job.etp)
 
 
 def _layers(shape: ModelShape, job: Job) -> float:

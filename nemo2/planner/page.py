@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+from nemo2.config.overrides import in_shell
 from nemo2.pictures import Point, page, scatter_chart
 from nemo2.pictures.page import cards, figure, paragraph, section, table
 from nemo2.planner.search import Candidate, SearchResult
@@ -33,7 +34,7 @@ def render_page(found: SearchResult, *, title: str) -> str:
             "Memory and speed", figure(scatter(found).render(), "What fits: lower is faster, further left is smaller")
         ),
         section("The best", _table(found)),
-        *(paragraph(f"{one.layout.describe(one.job.gpus)}: {' '.join(one.overrides)}") for one in found.best),
+        *(paragraph(f"{one.layout.describe(one.job.gpus)}: {in_shell(one.overrides)}") for one in found.best),
     )
 
 

@@ -12,7 +12,7 @@ from nemo2.planner.goodput import Failures, Goodput, goodput
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject, notes_of, read_recipe
-from nemo2.planner.step_time import StepTime, predict
+from nemo2.planner.step_time import StepTime, predict, teaching_time
 from nemo2.settle import Machine, on
 
 HOUR = 3600.0
@@ -156,6 +156,8 @@ def plan(
         check_recipe(recipe)
     subject = read_recipe(recipe, chip)
     step = predict(subject.shape, subject.job)
+    if subject.teacher is not None:
+        step = dataclasses.replace(step, parts=step.parts | {"teacher": teaching_time(subject.teacher, subject.job)})
     # A rehearsal moves nothing to the host.
     counted = rehearsed and not subject.sharded and not subject.job.offloaded_layers
     memory = _rehearsed(recipe) if counted else _by_formula(subject)
@@ -206,7 +208,10 @@ def _rehearsed(recipe: Any) -> tuple[StageMemory, ...]:
 def _by_formula(subject: Subject) -> tuple[StageMemory, ...]:
     stages = sorted({0, subject.job.pp - 1})
     names = {0: "first stage", subject.job.pp - 1: "last stage"} if len(stages) > 1 else {0: "only stage"}
-    found = [(names[stage], predict_memory(subject.shape, subject.job, stage=stage)) for stage in stages]
+    found = [
+        (names[stage], predict_memory(subject.shape, subject.job, stage=stage, teacher=subject.teacher))
+        for stage in stages
+    ]
     return tuple(
         StageMemory(kind=kind, parts={**memory.parts, "outside of torch and holes": memory.beside})
         for kind, memory in found

@@ -8,7 +8,7 @@ as shipped the answer is the rehearsal's own, and a change counts by what it cha
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.errors import CheckpointError, ConfigError
 from nemo2.gpus import DEFAULT, GIB, HEADROOM, OUTSIDE_TORCH, gpu
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.peaks import rehearsed
@@ -74,8 +74,8 @@ def quick_verdict(recipe: Any, machine: Machine, *, name: str = "") -> Optional[
     chip = machine.gpu or gpu(DEFAULT)
     try:
         subject = read_recipe(on(recipe, machine), chip)
-        needed = predict_memory(subject.shape, subject.job).allocated + OUTSIDE_TORCH
-    except (ConfigError, AttributeError, TypeError, ZeroDivisionError):
+        needed = predict_memory(subject.shape, subject.job, teacher=subject.teacher).allocated + OUTSIDE_TORCH
+    except (ConfigError, CheckpointError, AttributeError, TypeError, ZeroDivisionError):
         return None  # broken rules and models of the user's own are for others to tell
     margin, known = MARGIN, rehearsed().get(name)
     if known is not None:

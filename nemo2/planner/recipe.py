@@ -19,6 +19,7 @@ from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.peft import DoRA, LoRA
 from nemo2.planner.job import Adapters, Job
 from nemo2.settle.machine import Machine
+from nemo2.strategies.teaching import teachers_recipe
 
 _FUSED = ("silu", "gelu", "quick_gelu")
 """Gates for which Megatron-Core's feed-forward block has one kernel (``megatron/core/transformer/mlp.py``)."""
@@ -31,12 +32,14 @@ class Subject:
     Attributes:
         facts: the recipe's, for rules that judge other layouts of it.
         sharded: its strategy shards everything over all data-parallel ranks (FSDP).
+        teacher: the shape of the teacher that it learns from. None: there is none.
     """
 
     facts: Facts
     shape: ModelShape
     job: Job
     sharded: bool
+    teacher: Optional[ModelShape] = None
 
 
 def read_recipe(recipe: Any, chip: GPU) -> Subject:
@@ -54,7 +57,10 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
         raise ConfigError(f"nemo2 plan needs data.{', data.'.join(missing)} as whole numbers.")
     shape = shape_of(facts)
     sharded = _is_sharded(facts)
-    return Subject(facts=facts, shape=shape, job=_job_of(facts, chip, sharded=sharded), sharded=sharded)
+    alone = teachers_recipe(recipe)
+    teacher = None if alone is None else shape_of(read_facts(alone, machine=Machine.named(chip.name)))
+    job = _job_of(facts, chip, sharded=sharded)
+    return Subject(facts=facts, shape=shape, job=job, sharded=sharded, teacher=teacher)
 
 
 def shape_of(facts: Facts) -> ModelShape:

@@ -60,6 +60,14 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
     )
 
 
+def teaching_time(teacher: ModelShape, job: Job, c: Optional[Constants] = None) -> float:
+    """Seconds of a step that a teacher's forward pass takes: a third of both passes, of every micro-batch; the pipeline fills
+    once."""
+    c, alone = c or calibrated(), dataclasses.replace(job, recompute="none", lora=False, adapters=None)
+    micro = sum(layers_time(teacher, alone, c).values()) + Kernels(teacher, alone, c).output_layer()
+    return (job.micro_batches + job.pp - 1) * micro / 3
+
+
 def _around(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], kernels: float) -> tuple[float, float]:
     """Seconds that the launch of kernels, and then ZeRO-3's collectives, add to a stage's kernels."""
     launching = _launching(shape, job, c, stage, kernels)

@@ -2,6 +2,7 @@
 """A plan as text for a terminal."""
 
 from nemo2.columns import columns
+from nemo2.config.overrides import in_shell
 from nemo2.planner.goodput import Goodput
 from nemo2.planner.plan import Plan
 from nemo2.planner.search import Candidate, SearchResult
@@ -116,7 +117,7 @@ def render_search(found: SearchResult, *, title: str) -> str:
         *_row("as it stands", found.asked),
     ]
     for rank, one in enumerate(found.best, 1):
-        lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {' '.join(one.overrides) or 'no override'}"]
+        lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {in_shell(one.overrides) or 'no override'}"]
     return "\n".join([*lines, "", "memory is by formula: `nemo2 plan` with these overrides has a rehearsal count it"])
 
 

@@ -34,10 +34,13 @@ class MemoryCount:
     """Everything else alive at that moment: results on their way, gradients of activations."""
     saved_peak: int
     """The most that autograd kept at any moment, logits included; not part of the sum."""
+    teacher: int = 0
+    """Parameters and buffers of the teacher of a distillation."""
 
     @property
     def state(self) -> int:
-        return self.parameters + self.gradients + self.main_parameters + self.optimizer_states + self.buffers
+        own = self.parameters + self.gradients + self.main_parameters + self.optimizer_states + self.buffers
+        return own + self.teacher
 
     @property
     def total(self) -> int:
@@ -55,6 +58,7 @@ class MemoryCount:
             "logits": self.logits,
             "messages": self.messages,
             "working memory": self.working,
+            **({"teacher": self.teacher} if self.teacher else {}),
         }
         return dict(sorted(terms.items(), key=lambda item: -item[1]))
 

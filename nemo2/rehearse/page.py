@@ -69,6 +69,7 @@ def _parts(memory: MemoryCount) -> dict[str, int]:
     """The terms in one order for all bars; the small ones together, so that no two share a colour."""
     terms = memory.terms()
     large = ("parameters", "gradients", "main parameters", "optimizer states", "activations", "logits")
+    large += ("teacher",) if memory.teacher else ()
     return {name: terms.pop(name) for name in large} | {"messages, buffers, working memory": sum(terms.values())}
 
 

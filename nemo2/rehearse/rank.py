@@ -29,6 +29,7 @@ from nemo2.rehearse.meta_backend import META, rehearsing
 from nemo2.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.rehearse.tracker import WORK, Sums, Tracker
 from nemo2.strategies.set_up import set_up
+from nemo2.strategies.teaching import DistillationCallback
 
 
 @dataclass
@@ -108,14 +109,19 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
             batch = _batch(strategy, count=count, **shape)
             inputs = tracker.own([tensor for tensor in batch.values() if tensor is not None])
             state["buffers"] += inputs * whole // count
+            teachers = [one for one in trainer.callbacks if isinstance(one, DistillationCallback)]
+            state["teacher"] = tracker.own(tensor for one in teachers for tensor in _tensors_of(one, tracker))
             tracker.start_peak()
-            tracker.phase = "schedule"
+            # A teacher reads before the schedule begins, and forward only.
+            tracker.phase = "forward" if teachers else "schedule"
             parallel.config.finalize_model_grads_func = _entering(
                 "finalize", tracker, parallel.config.finalize_model_grads_func
             )
             parallel.zero_grad_buffer()
             parallel.training_step(batch, step_i=0, num_microbatches=count, **shape)
             peak, at_peak, saved_peak = tracker.peak, tracker.at_peak, tracker.saved_peak
+            if waiting := sum(one.kept_bytes for one in teachers) * (whole - count):
+                at_peak[WORK, "logits"] = at_peak.get((WORK, "logits"), 0) + waiting
             tracker.phase = "optimizer"
             tracker.start_peak()
             for optimizer in strategy.optimizers:
@@ -156,6 +162,13 @@ def _set_up(
     strategy._use_gloo_process_groups = strategy._groups["create_gloo_process_groups"] = False
     heard = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
     return set_up(trainer, model, data, stage="fit", callbacks=heard, device=META)
+
+
+def _tensors_of(teaching: DistillationCallback, tracker: Tracker) -> list[Tensor]:
+    """Parameters and buffers of a teacher, whose logits are booked as such."""
+    if hasattr(teaching.core, "output_layer"):
+        tracker.name(teaching.core.output_layer, "logits")
+    return [*(parameter.data for parameter in teaching.core.parameters()), *teaching.core.buffers()]
 
 
 def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:

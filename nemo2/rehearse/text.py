@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 from nemo2.columns import columns
+from nemo2.config.overrides import in_shell
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 
 GIB = 2**30
@@ -82,7 +83,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         return [f"FITS on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
     lines = [f"DOES NOT FIT on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
     if v.change is not None and v.change_needs is not None:
-        lines.append(f"smallest change found: {' '.join(v.change)} ({v.change_needs / GIB:.1f} GiB)")
+        lines.append(f"smallest change found: {in_shell(v.change)} ({v.change_needs / GIB:.1f} GiB)")
     return lines
 
 

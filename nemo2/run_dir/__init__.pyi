@@ -10,3 +10,4 @@ from nemo2.run_dir.progress import ProgressPrinter as ProgressPrinter
 from nemo2.run_dir.progress import make_progress as make_progress
 from nemo2.run_dir.records import read_metrics as read_metrics
 from nemo2.run_dir.report import write_report as write_report
+from nemo2.run_dir.run_folder import RunFolder as RunFolder

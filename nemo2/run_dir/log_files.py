@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.files import open_to_write
+from nemo2.noise import send_to, verbose
 from nemo2.run_dir.environment import redact_text
 
 _NAMES = ("", "lightning.pytorch", "lightning.fabric", "py.warnings")
@@ -47,7 +48,9 @@ _console = _Console(logging.WARNING)
 
 
 def warn_on_console() -> None:
-    """Show the warnings of nemo2 on this process' stderr, unless the script has a console handler of its own. Idempotent."""
+    """Show the warnings of nemo2 on this process' stderr, with ``nemo2 -v`` all that it logs, unless the script has a console
+    handler of its own. Idempotent."""
+    _console.setLevel(logging.INFO if verbose() else logging.WARNING)
     logging.getLogger("nemo2").addHandler(_console)
 
 
@@ -67,6 +70,7 @@ def add_log_file(path: Path) -> None:
         target = logging.getLogger(name)
         if name == "" or not target.propagate:
             target.addHandler(_handler)
+    send_to(_handler)
     ours = logging.getLogger("nemo2")
     if ours.level == logging.NOTSET:
         ours.setLevel(logging.INFO)
@@ -77,6 +81,7 @@ def remove_log_file() -> None:
     global _handler
     if _handler is None:
         return
+    send_to(None)
     for name in _NAMES:
         logging.getLogger(name).removeHandler(_handler)
     _handler.close()

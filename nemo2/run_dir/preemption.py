@@ -47,6 +47,7 @@ class PreemptionCallback(pl.Callback):
     """
 
     def __init__(self, sig: Optional[Union[int, str, list[Union[int, str]]]] = None) -> None:
+        self.sig = sig
         given = [] if sig is None else sig if isinstance(sig, list) else [sig]
         self.signals = [_signal(item) for item in given]
         """Those that were asked for; none: the default ones."""

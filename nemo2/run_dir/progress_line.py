@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 ORDER = (
     "lr",
@@ -45,13 +46,24 @@ class ProgressLine:
     metrics: dict[str, float]
 
 
+def format_record(record: Mapping[str, Any], planned_steps: int | None) -> str:
+    """A record of ``metrics.jsonl`` as a line: ``step 3 of 12 | lr: 1e-4 | reduced_train_loss: 7.6``."""
+    of = "" if planned_steps is None else f" of {planned_steps:,}"
+    where = f"step {record['step'] + 1:,}{of}" if isinstance(record.get("step"), int) else "no step"
+    numbers = {k: v for k, v in record.items() if k != "step" and isinstance(v, int | float)}
+    return " | ".join([where, *_in_order(numbers)])
+
+
 def format_line(stage: str, *, epoch: int, step: int, last_step: int | None, metrics: Mapping[str, float]) -> str:
     """The line for ``metrics``; ``stage`` is "Training", "Validation" or "Test"."""
     last = "?" if last_step is None else last_step
+    return " | ".join([f"{stage} epoch {epoch}, iteration {step}/{last}", *_in_order(metrics)])
+
+
+def _in_order(metrics: Mapping[str, float]) -> list[str]:
     known = [name for name in ORDER if name in metrics]
     names = known + sorted(name for name in metrics if name not in ORDER)
-    parts = [f"{stage} epoch {epoch}, iteration {step}/{last}"]
-    return " | ".join(parts + [f"{name}: {format_number(metrics[name])}" for name in names])
+    return [f"{name}: {format_number(metrics[name])}" for name in names]
 
 
 def parse_line(line: str) -> ProgressLine | None:

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.backend.te_version import megatron_finds
@@ -74,6 +75,32 @@ def write_parallelism(
             config.__post_init__()
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"Megatron-Core refuses this model and layout ({layout.describe()}): {error}") from error
+
+
+def send_what_stages_hold(model: TransformerConfig, parallelism: ParallelismConfig) -> None:
+    """Activations travel between stages as they are, and their receiver makes room by ``pipeline_dtype``: it is their dtype.
+
+    Raises:
+        ConfigError: it was set to another one.
+    """
+    held, asked = _dtype_between_layers(model), parallelism.pipeline_dtype
+    why = "the precision" if held == model.params_dtype else "model.config.fp32_residual_connection"
+    if asked is None or (asked == model.params_dtype and "pipeline_dtype" not in explicit_fields(parallelism)):
+        adjust(parallelism, "pipeline_dtype", held, why=f"the dtype of activations between layers, by {why}")
+    elif asked != held and parallelism.pipeline_model_parallel_size > 1:
+        raise ConfigError(
+            f"strategy.pipeline_dtype={asked}: activations between layers are {held}, by {why}, and a stage would read what "
+            f"another one sends as {asked}. Set strategy.pipeline_dtype={held}, or leave it unset.",
+            rule="stages-send-what-they-hold",
+        )
+
+
+def _dtype_between_layers(model: TransformerConfig) -> torch.dtype:
+    """What comes out where Megatron-Core adds a layer's output to an fp32 residual: its newer versions keep fp32."""
+    if not model.fp32_residual_connection:
+        return model.params_dtype
+    output, residual = (torch.zeros(1, dtype=dtype, device="cpu") for dtype in (model.params_dtype, torch.float32))
+    return _bias_dropout_add_func((output, None), residual, 0.0, True).dtype
 
 
 def follow_the_data(config: Any, data: Any) -> None:
@@ -189,6 +216,22 @@ def prepare_graphs(
                 "('transformer_engine')."
             )
         adjust(ddp_config, "check_for_nan_in_grad", False, why="a graph of the whole step can't wait for its gradients")
+
+
+def keep_no_history_beside_pieces(precision: Any, ddp_config: DistributedDataParallelConfig) -> None:
+    """Delayed scaling computes by the maxima of the last steps, and the checkpoints of Megatron-FSDP hold parameters only.
+
+    Raises:
+        ConfigError: both were asked for.
+    """
+    dtypes = getattr(precision, "dtype_config", None)
+    if dtypes is not None and dtypes.fp8 and dtypes.fp8_recipe == "delayed" and ddp_config.use_megatron_fsdp:
+        raise ConfigError(
+            f"trainer.plugins.fp8={dtypes.fp8!r} with fp8_recipe='delayed' and strategy.fsdp='megatron': the scales of the last "
+            "steps aren't in its checkpoints, and a resumed run would compute otherwise. Use 'tensorwise', which has no "
+            "history, or shard the optimizer only (strategy.fsdp=None).",
+            rule="scales-go-into-the-checkpoint",
+        )
 
 
 def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, precision: MegatronMixedPrecision) -> None:

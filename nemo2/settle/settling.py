@@ -32,9 +32,11 @@ from nemo2.settle.agreement import (
     align_distributed_optimizer,
     follow_the_data,
     keep_gradients_in_fp32,
+    keep_no_history_beside_pieces,
     keep_states_in_the_only_memory,
     leave_overflows_to_the_scaler,
     prepare_graphs,
+    send_what_stages_hold,
     sum_gradients_where_tokens_count,
     write_parallelism,
 )
@@ -205,6 +207,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
     if model is not None:
         sum_gradients_where_tokens_count(model, run.ddp_config)
     in_agreement = done.attempt("one-precision", lambda: _apply_precision(run) or True)
+    done.attempt("scales-go-into-the-checkpoint", lambda: keep_no_history_beside_pieces(run.precision, run.ddp_config))
     if in_agreement:
         done.attempt(
             "graphs-go-with-the-rest",
@@ -260,9 +263,7 @@ def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -
 
 def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> None:
     """Sizes, what Megatron-Core derives from them, and what it says of the layers of every chunk."""
-    if run.parallelism.pipeline_dtype is None:
-        # The dtype of a layer's output.
-        run.parallelism.pipeline_dtype = model.params_dtype
+    send_what_stages_hold(model, run.parallelism)
     write_parallelism(model, run.parallelism, run.layout, machine)
     keep_gradients_in_fp32(model)
     if run.ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model):

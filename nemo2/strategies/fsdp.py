@@ -17,11 +17,12 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.flat import FlatForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
+from nemo2.config.machine_settings import announce
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
-from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy, shared_arguments
+from nemo2.strategies.torch_sharded import NO_SECOND_MEMORY, STEPS, TorchShardedStrategy, shared_arguments
 
 _SHARDING = {name: ShardingStrategy[name] for name in ("FULL_SHARD", "SHARD_GRAD_OP")}
 
@@ -36,7 +37,7 @@ class FSDPStrategy(TorchShardedStrategy):
         state_dict_type: "sharded": every rank writes its own part. There is no other way.
         sharding_strategy: "FULL_SHARD": parameters, gradients and optimizer state are sharded; "SHARD_GRAD_OP": parameters stay
             whole between forward and backward.
-        cpu_offload: Keep shards on the CPU between steps.
+        cpu_offload: Keep shards on the CPU between steps; on CPU ranks they are there anyway.
         mixed_precision: torch's; None: what the precision plugin says.
         data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
             ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As
@@ -97,7 +98,7 @@ class FSDPStrategy(TorchShardedStrategy):
             model,
             auto_wrap_policy=self._policy(model),
             sharding_strategy=_SHARDING[self.sharding_strategy],
-            cpu_offload=CPUOffload(self.cpu_offload) if isinstance(self.cpu_offload, bool) else self.cpu_offload,
+            cpu_offload=self._offloading(),
             mixed_precision=self.mixed_precision or self._dtypes(),
             device_id=self.root_device,
             use_orig_params=True,
@@ -106,6 +107,13 @@ class FSDPStrategy(TorchShardedStrategy):
         if not isinstance(model, MegatronModule):
             _lead_steps_through(wrapped, model)
         return wrapped
+
+    def _offloading(self) -> CPUOffload:
+        asked = CPUOffload(self.cpu_offload) if isinstance(self.cpu_offload, bool) else self.cpu_offload
+        if not asked.offload_params or self.root_device.type != "cpu":
+            return asked
+        announce({"strategy.cpu_offload": (False, NO_SECOND_MEMORY)})
+        return CPUOffload(offload_params=False)
 
     def _policy(self, model: nn.Module) -> Any:
         if isinstance(self.auto_wrap_policy, (set, frozenset, list, tuple)):

@@ -10,16 +10,23 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
+from nemo2.config.machine_settings import announce
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.parallel.tensor_plan import parallel_styles, plan_of
-from nemo2.strategies.torch_sharded import STEPS, TorchShardedStrategy, shared_arguments
+from nemo2.strategies.torch_sharded import NO_SECOND_MEMORY, STEPS, TorchShardedStrategy, shared_arguments
 
 
 def fsdp2_strategy_parallelize(
@@ -69,7 +76,7 @@ class FSDP2Strategy(TorchShardedStrategy):
         tensor_parallel_size: Ranks that share each weight matrix. "auto": 1. Above 1 the model must have a plan.
         context_parallel_size: Ranks that share each sequence; nemo2's GPT models only. Parameters are sharded over these too.
         sequence_parallel: Must be False: put torch's ``SequenceParallel`` into ``custom_tp_plan``.
-        offload_policy: torch's; None: shards stay on the device.
+        offload_policy: torch's; None: shards stay on the device, as they do on CPU ranks.
         mp_policy: torch's; None: what the precision plugin says.
         parallelize_fn: ``(model, device_mesh, mp_policy, offload_policy, tp_shard_plan)`` shards the model. Default:
             `fsdp2_strategy_parallelize`.
@@ -137,6 +144,21 @@ class FSDP2Strategy(TorchShardedStrategy):
         self.custom_tp_plan = custom_tp_plan
         self.device_mesh: Optional[DeviceMesh] = None
 
+    @property
+    def tensor_parallel_size(self) -> int:
+        """As it was given; 1 of "auto". It is read when the strategy is made."""
+        return self.layout.tp
+
+    @property
+    def context_parallel_size(self) -> int:
+        """As it was given. It is read when the strategy is made."""
+        return self.layout.cp
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """False: DTensor plans split the sequence module by module."""
+        return False
+
     def _check_world(self, world_size: int) -> None:
         super()._check_world(world_size)
         size = self.layout.data_parallel_size(world_size)
@@ -177,7 +199,7 @@ class FSDP2Strategy(TorchShardedStrategy):
             model,
             device_mesh=self.device_mesh,
             mp_policy=self.mp_policy or self.forward_dtypes(),
-            offload_policy=self.offload_policy,
+            offload_policy=self._offloading(),
             tp_shard_plan=plan,
         )
         if not isinstance(model, MegatronModule):
@@ -186,3 +208,9 @@ class FSDP2Strategy(TorchShardedStrategy):
                 if callable(getattr(type(model), name, None)):
                     register_fsdp_forward_method(cut, name)
         return cut
+
+    def _offloading(self) -> Optional[OffloadPolicy]:
+        if not isinstance(self.offload_policy, CPUOffloadPolicy) or self.root_device.type != "cpu":
+            return self.offload_policy
+        announce({"strategy.offload_policy": (None, NO_SECOND_MEMORY)})
+        return None

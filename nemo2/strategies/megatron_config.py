@@ -89,6 +89,20 @@ def one_number_of_instances(
     return instances
 
 
+def refuse_out_of_range(**arguments: Any) -> None:
+    """An error for each argument whose value is none of those that Megatron-Core knows."""
+    known: dict[str, tuple[Any, ...]] = {
+        "pipeline_model_parallel_comm_backend": (None, "nccl", "ucc"),
+        "megatron_log_level": (0, 1, 2),
+    }
+    if problems := [
+        f"strategy.{name}={value!r}: must be {', '.join(map(repr, known[name][:-1]))} or {known[name][-1]!r}."
+        for name, value in arguments.items()
+        if value not in known[name]
+    ]:
+        raise ConfigError(" ".join(problems))
+
+
 def refuse_what_is_gone(**arguments: Any) -> None:
     """An error for each argument whose meaning Megatron-Core has dropped, or that nemo2 has another way for."""
     why = {

@@ -22,6 +22,7 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.run_dir.progress import ProgressPrinter, make_progress
 from nemo2.strategies.not_finite import not_finite_in_our_words
+from nemo2.strategies.timers import tell_timers
 from nemo2.strategies.world import WorldStrategy, data_parallel_size
 
 _log = logging.getLogger(__name__)
@@ -94,6 +95,12 @@ class SteppingStrategy(WorldStrategy):
             loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **shape)
         self._tracked_microbatches += shape.get("num_microbatches", 1)
         self._last_loss = loss
+        if not self.optimizers:
+            self._log_step(None)
+            # Lightning counts updates of the optimizers that it knows, and would never come to max_steps.
+            progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            progress.increment_ready()
+            progress.increment_completed()
         return loss
 
     def optimizer_step(
@@ -126,8 +133,8 @@ class SteppingStrategy(WorldStrategy):
         """Leave the update of the step that runs out. Called on every rank, before the optimizer steps."""
         self._skip_update = True
 
-    def _log_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Metrics under NeMo's names, on the steps that Lightning logs; the others cost nothing."""
+    def _log_step(self, optimizer: Optional[torch.optim.Optimizer]) -> None:
+        """Metrics under NeMo's names, on the steps that Lightning logs; the others cost nothing. None: there is no optimizer."""
         trainer, module = self.trainer, self.lightning_module
         step = trainer.global_step + 1
         if module is None or (
@@ -139,8 +146,9 @@ class SteppingStrategy(WorldStrategy):
             "reduced_train_loss": self._last_loss.float(),
             "global_step": float(trainer.global_step),
             "step": float(trainer.global_step),
-            "lr": float(optimizer.param_groups[0]["lr"]),
         }
+        if optimizer is not None:
+            metrics["lr"] = float(optimizer.param_groups[0]["lr"])
         if isinstance(optimizer, (MegatronOptimizer, ShardedOptimizer)) and optimizer.grad_norm is not None:
             metrics["grad_norm"] = float(optimizer.grad_norm)
         if isinstance(optimizer, ShardedOptimizer) and optimizer.loss_scale is not None:
@@ -154,6 +162,7 @@ class SteppingStrategy(WorldStrategy):
             tracked = report_tracked_losses(self.megatron_parallel.config, microbatches=self._tracked_microbatches)
             self._tracked_microbatches = 0
             metrics |= tracked
+            tell_timers(self.megatron_parallel.config.timers, step)
         if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
             size = self.data_sampler.current_global_batch_size
             metrics |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}

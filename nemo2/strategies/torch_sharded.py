@@ -45,6 +45,7 @@ from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.world import collective_timeout
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
+NO_SECOND_MEMORY = "shards of CPU ranks are on the CPU: there is no second memory to keep them in"
 """Methods of a user's module that may use its layers outside of its ``forward``."""
 
 
@@ -101,6 +102,24 @@ class TorchShardedStrategy(Checkpoints):
             self, load_optimizer=ckpt_load_optimizer, save_optimizer=ckpt_save_optimizer, part=ckpt_save_part
         )
         self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+
+    @property
+    def ckpt_load_optimizer(self) -> bool:
+        """Whether the optimizer's state is loaded; may be set until it is."""
+        return self.form.load_optimizer
+
+    @ckpt_load_optimizer.setter
+    def ckpt_load_optimizer(self, value: bool) -> None:
+        self.form.load_optimizer = value
+
+    @property
+    def ckpt_save_optimizer(self) -> bool:
+        """Whether the optimizer's state is saved; may be set at any time."""
+        return self.form.save_optimizer
+
+    @ckpt_save_optimizer.setter
+    def ckpt_save_optimizer(self, value: bool) -> None:
+        self.form.save_optimizer = value
 
     form: DTensorForm
     form_of_checkpoints: ClassVar[type[DTensorForm]] = DTensorForm

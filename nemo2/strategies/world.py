@@ -18,9 +18,11 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from nemo2.backend import get_backend
 from nemo2.backend.attention_variables import attention_chosen_anew
+from nemo2.backend.base import Backend
+from nemo2.config.machine_settings import announce
 from nemo2.errors import ConfigError
 from nemo2.parallel.forms import reduction_of
-from nemo2.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
+from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams, use_given_groups
 from nemo2.parallel.layout import Layout
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
@@ -61,12 +63,17 @@ class WorldStrategy(DDPStrategy):
         backend.set_device(self.local_rank)
         super().setup_environment()
         if self._init_model_parallel:
-            if getattr(self, "_grouped", self.layout) != self.layout:
-                destroy_model_parallel()
-            initialize_model_parallel(self.layout, timeout=self._timeout, **self._groups)
-            self._grouped = self.layout
+            initialize_model_parallel(self.layout, timeout=self._timeout, **self._options_of_groups(backend))
+        else:
+            use_given_groups(self.layout)
         self._connect_data_sampler()
         seed_random_streams(_seed(), te_rng_tracker=self.use_te_rng_tracker, for_graphs=self._captures)
+
+    def _options_of_groups(self, backend: Backend) -> dict[str, Any]:
+        """Of `_groups`, without what this machine's process groups don't have, which is said once."""
+        without = {name: one for name, one in backend.group_overrides().items() if self._groups.get(name)}
+        announce({f"strategy.{name}": one for name, one in without.items()})
+        return self._groups | {name: value for name, (value, _) in without.items()}
 
     def setup_distributed(self) -> None:
         """A process alone meets nobody, and needs no port: one that was free may be taken by now, and one that it inherited may

@@ -3,9 +3,10 @@
 
 import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from nemo2.callbacks import TimingCallback, timing
 from nemo2.errors import ConfigError
@@ -43,7 +44,11 @@ def test_tokens_and_flops_follow_from_batch_model_and_time(monkeypatch: pytest.M
     (_, metrics), _ = logged(monkeypatch, callback, sampler=sampler, config=SHAPE)
     assert metrics["tokens_per_second"] == pytest.approx(8 * 64 / 2.0)
     assert metrics["tokens_per_sec_per_gpu"] == pytest.approx(8 * 64 / 2.0)
-    assert metrics["tflops_per_gpu"] == pytest.approx(model_flops_per_step(SHAPE, 64, 8) / 2.0 / 1e12)
+    assert "tflops_per_gpu" not in metrics, "nobody knows what a CPU could do"
+    gpu = SimpleNamespace(root_device=torch.device("cuda"), data_sampler=sampler)
+    trainer: Any = SimpleNamespace(strategy=gpu, world_size=2)
+    rates = callback._rates(trainer, cast(Any, SimpleNamespace(config=SHAPE)), 2.0)
+    assert rates["tflops_per_gpu"] == pytest.approx(model_flops_per_step(SHAPE, 64, 8) / 2.0 / 2 / 1e12)
 
 
 def test_a_model_without_a_gpts_shape_gets_no_flops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,9 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return not self.note.startswith("skip,") and (self.language in ("python", "bash") or self.note == "prints")
+        if self.note == "prints" or self.note.startswith("file "):
+            return True
+        return not self.note.startswith("skip,") and self.language in ("python", "bash")
 
 
 def blocks_of(page: Path) -> list[Block]:

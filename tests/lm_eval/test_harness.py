@@ -42,6 +42,10 @@ metric_list:
   - metric: chrf
 """,
 }
+TASKS |= {  # longer than the model reads
+    "own_long_choice": TASKS["own_choice"].replace("{{q}}", "{{text * 4}}{{q}}"),
+    "own_long_texts": TASKS["own_texts"].replace("{{q}}", "{{text * 4}}{{q}}"),
+}
 LENGTH = 96
 LAYOUTS: dict[str, dict[str, Any]] = {"1": {}, "TP 2": {"tensor_model_parallel_size": 2}, "DP 2": {}}
 
@@ -165,3 +169,85 @@ def test_prompts_of_a_folder_reach_nothing_of_pythons(tmp_path: Path) -> None:
     with pytest.raises(SecurityError):
         utils.apply_template(f"{{{{ cycler.__init__.__globals__.os.mkdir('{tmp_path}/mark') }}}}", {})
     assert not (tmp_path / "mark").exists()
+
+
+# Of a run of ours
+
+
+def interrupted(root: str) -> dict[str, Any]:
+    """The results of a run's checkpoint; those of an evaluation that was interrupted and went on, and what both asked for."""
+    from nemo2 import llm
+    from nemo2.evaluation import answers, harness
+    from support import answering_runs, small_runs
+
+    os.environ |= {"HF_HUB_OFFLINE": "1", "NEMO2_EXPORTS_CACHE": f"{root}/cache/exports"}
+    run = answering_runs.save(f"{root}/run")
+    answers._CHUNK = 2
+    generate, asked, last = harness.generate, [], len(TASKS) * 100
+
+    def counted(*arguments: Any, **settings: Any) -> Any:
+        if len(asked) == last:
+            raise KeyboardInterrupt
+        asked.append(arguments[2])
+        return generate(*arguments, **settings)
+
+    def evaluated() -> dict[str, Any]:
+        small_runs.release()
+        asked.clear()
+        return llm.evaluate(run, ["own_texts", "own_choice"], task_folder=f"{root}/tasks")["results"]
+
+    harness.generate = counted
+    found: dict[str, Any] = {"whole": evaluated(), "questions": len(asked)}
+    last = 3
+    try:
+        evaluated()
+    except KeyboardInterrupt:
+        found["kept"] = [file.read_text().count("\n") for file in Path(f"{root}/cache/evaluations").iterdir()]
+    last = 100
+    found |= {"on": evaluated(), "asked": len(asked), "left": list(Path(f"{root}/cache/evaluations").iterdir())}
+    return found
+
+
+def test_an_interrupted_evaluation_goes_on_with_its_answers(run_on_ranks: Any, expected: Any) -> None:
+    (found,) = run_on_ranks(interrupted, 1, expected[0], timeout=280)
+    assert found["kept"] and found["kept"][0] >= 2
+    assert found["asked"] == found["questions"] - 2, "the two that were written down aren't asked again"
+    assert found["on"] == found["whole"]
+    assert found["left"] == []
+
+
+def trained(root: str) -> dict[str, Any]:
+    """Figures of tasks after the last step of a run, and those of its checkpoint."""
+    from nemo2 import llm
+    from nemo2.callbacks import EvaluationCallback
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.evaluation import figures
+    from nemo2.run_dir.logger import NeMoLogger
+    from support import small_runs
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    small_runs.quiet()
+    data = MockDataModule(
+        seq_length=LENGTH, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=4, num_workers=0
+    )
+    model = small_runs.build_llama(vocab_size=None, seq_length=LENGTH)
+    model.tokenizer = data.tokenizer
+    tasks = {"tasks": list(TASKS), "task_folder": f"{root}/tasks", "limit": 4}
+    trainer = small_runs.build_trainer(max_steps=2, trainer={"limit_val_batches": 0})
+    trainer.callbacks.append(EvaluationCallback(**tasks))
+    keep = ModelCheckpoint(filename="{step}", verbose=False)
+    log = NeMoLogger(name="trained", log_dir=root, ckpt=keep, use_datetime_version=False)
+    place = llm.pretrain(model=model, data=data, trainer=trainer, log=log)
+    told = {name: float(value) for name, value in trainer.callback_metrics.items() if "evaluation/" in name}
+    small_runs.release()
+    after = small_runs.build_trainer(max_steps=1)
+    return {"told": told, "after": figures.of_tasks(llm.evaluate(str(place), **tasks, trainer=after))}
+
+
+def test_tasks_are_measured_during_training(run_on_ranks: Any, expected: Any, tmp_path: Path) -> None:
+    (tmp_path / "tasks").symlink_to(Path(expected[0]) / "tasks")
+    for found in run_on_ranks(trained, 1, str(tmp_path), timeout=280):
+        assert len(found["told"]) >= len(TASKS)
+        assert found["told"] == pytest.approx(found["after"], rel=1e-5)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import chat, convert, list_show, preview, prune, runs, serve, tools
+from nemo2.cli import chat, convert, distill, list_show, preview, prune, runs, serve, tools
 from nemo2.cli.app import main
 from nemo2.cli.list_show import layout_text, matches, short_count
 from nemo2.errors import ConfigError, RuntimeFault
@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": runs.GENERATE_EXAMPLE,
     "chat": chat.CHAT_EXAMPLE,
     "prune": prune.PRUNE_EXAMPLE,
+    "distill": distill.DISTILL_EXAMPLE,
     "serve": serve.SERVE_EXAMPLE,
     "import": convert.IMPORT_EXAMPLE,
     "export": convert.EXPORT_EXAMPLE,
@@ -59,7 +60,7 @@ def test_recipes_of_fine_tuning_are_listed_by_the_names_that_commands_take(capsy
     assert {name: row["gpus"] for name, row in rows.items()} == {"llama31_70b:lora": 8, "llama31_70b:full": 32}
     assert main(["show", "llama31_70b:full", "--flat"]) == 0
     shown = capsys.readouterr().out
-    assert "trainer.num_nodes=4\n" in shown and "_target_='nemo2.llm.api.finetune'\n" in shown
+    assert "trainer.num_nodes=4\n" in shown and "_target_=nemo2.llm.api.finetune\n" in shown
     assert main(["check", "llama31_70b:dora", "--gpus", "H100"]) == 0
 
 
@@ -88,11 +89,20 @@ def test_show_prints_the_recipe_with_the_changes(capsys):
 def test_what_show_prints_as_json_is_the_recipe(capsys):
     from nemo2.config import from_json
 
-    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
+    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--recipe-json"]) == 0
     loaded = from_json(capsys.readouterr().out)
     recipe = recipes.get("llama_tiny").pretrain_recipe()
     recipe.trainer.max_steps = 7
     assert loaded == recipe
+
+
+def test_json_of_show_is_plain_values(capsys):
+    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["trainer"]["max_steps"] == 7 and shown["trainer"]["strategy"]["tensor_model_parallel_size"] == 2
+    assert "fast_dev_run" not in shown["trainer"]
+    assert main(["show", "llama_tiny", "--json", "--defaults"]) == 0
+    assert json.loads(capsys.readouterr().out)["trainer"]["fast_dev_run"] is False
 
 
 @pytest.mark.parametrize(
@@ -105,13 +115,14 @@ def test_what_show_prints_as_json_is_the_recipe(capsys):
         (["generate", "."], "needs a prompt"),
         (["generate", "/no/such", "--prompt", "a"], "/no/such does not exist"),
         (["prepare-data", "x", "--output", "y"], "one of --tokenizer PATH and --train-bpe N"),
-        (["report", "/no/such"], "give the run directory"),
+        (["report", "/no/such"], "give a run's folder, or its name where it lies"),
         (["pretrain", "llama_tiny", "--devices", "0"], "--devices"),
         (["nothing"], "No such command"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # runs of other commands, whose names an error would list, lie in the repository
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert words in " ".join(captured.err.split()) and "Traceback" not in captured.err and captured.out == ""
@@ -138,7 +149,12 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path
     assert (recipe.trainer.max_steps, recipe.optim.config.lr) == (50, 1e-3)
     assert (recipe.log.name, recipe.log.log_dir) == ("mine", str(tmp_path))
     assert (seen["executor"], seen["devices"], seen["nodes"], seen["dryrun"]) == ("local", 2, 1, True)
-    assert f"run directory: {tmp_path}" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert f"run directory: {tmp_path}" in told.out
+    block = dict(line.split(maxsplit=1) for line in told.err.splitlines() if line.startswith("  "))
+    assert block["machine"].startswith("2 processes") and block["layout"] == "TP 2 (SP) · DP 1"
+    assert block["parameters"] == "3.67M" and block["writes"] == f"to   {tmp_path}/mine"
+    assert block["changed"] == "trainer.max_steps=50 optim.config.lr=1e-3"
 
 
 def test_a_run_has_the_name_that_a_change_or_an_option_gives_it_and_two_are_refused(monkeypatch, tmp_path, capsys):
@@ -221,7 +237,7 @@ def test_the_exit_code_tells_a_failed_run_from_bad_input(monkeypatch, capsys, er
 
     monkeypatch.setattr("nemo2.launch.launch", launch)
     assert main(["pretrain", "llama_tiny"]) == code
-    assert capsys.readouterr().err == f"error: {error}\n"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {error}"
 
 
 def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, capsys):

@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_the_help_has_an_example(capsys):
     assert main(["show-layout", "--help"]) == 0
-    assert "show-layout llama3_70b --world-size 1152" in " ".join(capsys.readouterr().out.split())
+    assert "show-layout llama3_70b --gpus 1152" in " ".join(capsys.readouterr().out.split())
     assert LAYOUT_EXAMPLE.startswith("Example: nemo2 show-layout ")
 
 
@@ -87,7 +87,7 @@ def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["llama3_70b", "--gpus", "36"], "does not divide the world of 36 ranks; run on 64 ranks"),
+        (["llama3_70b", "--world-size", "36"], "does not divide the world of 36 ranks; run on 64 ranks"),
         (["llama3_8b", "--output", "layout.png"], "must end in .html for a page or .svg"),
         (["llama3_70b", "--microbatches", "6"], "use 4 or 8"),
     ],

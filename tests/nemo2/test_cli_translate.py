@@ -5,6 +5,7 @@ import ast
 import inspect
 import json
 from importlib import import_module
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -62,21 +63,61 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
     file = tmp_path / "script.py"
     file.write_text(
         "import nemo_run as run\nfrom nemo import lightning as nl\nfrom nemo.collections.llm import HyenaModel, pretrain\n"
-        "s = nl.MegatronStrategy(store_optimizer_states=False)\nc = run.Config(nl.MegatronStrategy, precision=1)\n"
-        "f = nl.teardown\nimport nemo.core\n"
+        "f = nl.teardown\nimport nemo.core\ntry:\n    from nemo.collections.llm import T5Model\nexcept ImportError:\n    pass\n"
     )
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
     assert done.exit_code == 1
     for words in (
         ":3: HyenaModel: no text model",
-        ":4: MegatronStrategy(store_optimizer_states=...): NeMo 2.0 takes it",
-        ":5: MegatronStrategy(precision=...): dtypes are the precision's",
-        ":6: nl.teardown: nemo2 has no teardown; a part of the strategy",
-        ":7: import nemo.core: nemo2 has no such module",
+        ":4: nl.teardown: nemo2 has no teardown; a part of the strategy",
+        ":5: import nemo.core: nemo2 has no such module",
+        ":7: T5Model: no text model",
     ):
         assert f"script.py{words}" in done.stderr, done.stderr
     text = (tmp_path / "new.py").read_text()
     assert "# from nemo.collections.llm import HyenaModel\nfrom nemo2.llm import pretrain" in text and ast.parse(text)
+
+
+WITHOUT_EFFECT = """\
+import nemo_run as run
+from nemo import lightning as nl
+from nemo.lightning import io
+s = nl.MegatronStrategy(tensor_model_parallel_size=1, store_optimizer_states=False)
+c = run.Config(nl.MegatronStrategy, precision=1, sequence_parallel=False)
+e = nl.MegatronStrategy(enable_nemo_ckpt_io=True)
+d = nl.MegatronStrategy(
+    pipeline_model_parallel_size=1,
+    # \u00e4
+    find_unused_parameters=True,
+    params_dtype="bf16"
+)
+class Own(object, io.ConnectorMixin):
+    pass
+class Other(io.IOMixin, io.ConnectorMixin, object): pass
+"""
+
+
+def test_what_nemo_took_without_using_it_is_taken_out_and_told(tmp_path) -> None:
+    file, new = tmp_path / "script.py", tmp_path / "new.py"
+    file.write_text(WITHOUT_EFFECT)
+    done = CliRunner().invoke(app, ["translate", str(file), "--output", str(new)])
+    assert done.exit_code == 0, "nothing is left to do"
+    for words in (
+        ":4: MegatronStrategy(store_optimizer_states=...) is taken out: NeMo 2.0 takes it",
+        ":5: MegatronStrategy(precision=...) is taken out: dtypes are the precision's",
+        ":10: MegatronStrategy(find_unused_parameters=...) is taken out",
+        ":13: ConnectorMixin is taken out of Own: a model's weights come and go by llm.import_ckpt",
+    ):
+        assert f"script.py{words}" in done.stderr, done.stderr
+    text = new.read_text()
+    assert len(text.splitlines()) == len(WITHOUT_EFFECT.splitlines()), "lines keep their numbers"
+    assert "nl.MegatronStrategy(tensor_model_parallel_size=1)\n" in text and "nl.MegatronStrategy()\n" in text
+    assert "run.Config(nl.MegatronStrategy, sequence_parallel=False)" in text
+    assert "    # find_unused_parameters=True,\n    # params_dtype" in text
+    namespace: dict = {}
+    exec(compile(text, "script", "exec"), namespace)
+    assert [one.__name__ for one in namespace["Own"].__bases__] == ["object"]
+    assert [one.__name__ for one in namespace["Other"].__bases__] == ["IOMixin", "object"]
 
 
 def test_a_file_that_is_no_python_is_refused(tmp_path) -> None:
@@ -160,3 +201,97 @@ def test_positional_calls_mean_the_same() -> None:
     for name, missing in LEFT_OUT.items():
         ours = nemo_names.find(name)
         assert not missing.keys() & inspect.signature(getattr(import_module(ours.home), ours.name)).parameters.keys()
+
+
+BASES = json.loads((nemo_page.ROOT / "tools" / "nemo_bases.json").read_text())
+"""NeMo's classes of the signatures above, and what ``isinstance`` says there: names of NeMo's, or "module:name" of libraries."""
+NOT_OF = {
+    "ConnectorMixin": "llm.import_ckpt and llm.export_ckpt",
+    "ModuleMatcher": "a part of PEFT itself",
+    "AsyncCompatibleCheckpointIO": "every checkpoint IO saves in the background",
+    "lightning.pytorch.callbacks:ModelCheckpoint": "Lightning's Checkpoint: names, links and removals are of whole directories",
+    "lightning.pytorch.strategies:FSDPStrategy": "parameters are sharded below Megatron-Core's data-parallel wrapper",
+    "lightning.pytorch.strategies:ModelParallelStrategy": "parameters are sharded below Megatron-Core's data-parallel wrapper",
+}
+"""Bases that aren't ours, with the reason."""
+NO_CALLBACKS = {"LoRA": ("ModelTransform", "lightning.pytorch:Callback")}
+"""PEFT is an argument of llm.finetune, or a model's transform; it needs no callback."""
+
+
+def named_class(name: str) -> type:
+    home, _, own = name.rpartition(":")
+    found = nemo_names.find(name)
+    return getattr(import_module(home or found.home), own if home else found.name)
+
+
+def test_isinstance_says_what_it_says_of_nemos_objects() -> None:
+    assert len(BASES) >= 50
+    for name, theirs in BASES.items():
+        ours = named_class(name)
+        for base in theirs:
+            if base in NOT_OF or base in NO_CALLBACKS.get(name, ()):
+                continue
+            assert issubclass(ours, named_class(base)), f"{name} is no {base}"
+    assert not issubclass(dict, named_class("IOMixin")), "only what remembers its arguments"
+
+
+LIVE: dict[str, tuple[Any, ...]] = {
+    "MegatronStrategy": (),
+    "MegatronMixedPrecision": ("bf16-mixed",),
+    "ModelCheckpoint": (),
+    "NeMoLogger": (),
+    "AutoResume": (),
+    "MockDataModule": (16,),
+    "PreTrainingDataModule": (["x"],),
+    "FineTuningDataModule": ("x",),
+    "SquadDataModule": (),
+    "DollyDataModule": (),
+    "AlpacaDataModule": (),
+    "ChatDataModule": ("x",),
+    "PackedSequenceSpecs": (),
+    "LoRA": (),
+    "MegatronDataSampler": (16,),
+    "CosineAnnealingScheduler": (),
+    "WarmupPolicyScheduler": (),
+    "WarmupAnnealingScheduler": (),
+    "WarmupHoldPolicyScheduler": (),
+    "SquareAnnealingScheduler": (),
+    "GarbageCollectionCallback": (1, 1),
+    "NsysCallback": (1, 2),
+    "MegatronCommOverlapCallback": (),
+    "MegatronTokenDropCallback": (),
+    "ParameterDebugger": (),
+    "PreemptionCallback": (),
+    "MemoryMonitor": (),
+    "MemoryProfileCallback": (),
+    "SpeedMonitor": (),
+    "RuntimeEstimator": (),
+    "OptimizerMonitor": (),
+    "TimingCallback": (),
+    "FSDP2Strategy": (),
+    "FSDPStrategy": (),
+    "ModelTrainingStateCallback": (),
+    "DdpParityChecker": (),
+}
+
+
+NOT_KEPT = {
+    "MegatronMixedPrecision": "dtype_config has what it made of them",
+    "MockDataModule": "vocab_file and merges_file are its tokenizer's",
+}
+"""Classes of NeMo's that don't keep all of their arguments either."""
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_arguments_are_attributes_of_the_live_object_and_a_name_that_means_nothing_is_refused(name: str) -> None:
+    live = named_class(name)(*LIVE[name])
+    shared = inspect.signature(type(live)).parameters.keys() & set(SIGNATURES.get(name, ()))
+    unreadable = [argument for argument in shared if not hasattr(live, argument)]
+    assert unreadable == [] or name in NOT_KEPT, f"arguments of {name} that can't be read"
+    argument = next(iter(sorted(shared)), None)
+    if argument is not None:
+        with pytest.raises(AttributeError, match=f"did you mean .*{argument}|no parameter '{argument}_'"):
+            setattr(live, f"{argument}_", 1)
+    else:
+        with pytest.raises(AttributeError, match="has no parameter 'no_such_thing'"):
+            live.no_such_thing = 1

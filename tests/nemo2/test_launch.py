@@ -18,9 +18,11 @@ import pytest
 from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
+from nemo2.launch.experiment import prepare_executor
 from nemo2.launch.failure import explain_failure, last_traceback, reported_deaths
-from nemo2.launch.launcher import _own_signals, _raise_on_signals, apply_shape, prepare_executor
+from nemo2.launch.launcher import apply_shape
 from nemo2.launch.local import rank_variables, split_secrets, stop_processes
+from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import Follower, RunDisplay, without_rank
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults, record_fault
 from nemo2.run_dir.progress_line import format_line
@@ -369,7 +371,7 @@ def test_a_run_of_two_ranks_succeeds_in_this_interpreter_and_leaves_no_secret(ta
     ("task", "message"),
     [("fail", "rank 1 failed first: OSError: the disk of rank 1 is full"), ("die", "rank 1 was killed by SIGKILL")],
 )
-def test_a_failing_rank_ends_the_others_at_once_and_is_raised_here(tasks, tmp_path, task, message):
+def test_a_failing_rank_ends_the_others_at_once_and_is_raised_here(tasks, tmp_path, warm_interpreter, task, message):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     started = time.monotonic()
     with pytest.raises(RankFailure, match=message) as caught:
@@ -384,8 +386,8 @@ def test_a_failing_rank_ends_the_others_at_once_and_is_raised_here(tasks, tmp_pa
 def test_signals_end_the_wait_and_the_handlers_are_put_back(number):
     error = KeyboardInterrupt if number == signal.SIGINT else SystemExit
     before = [signal.getsignal(each) for each in signal.Signals]
-    with pytest.raises(error) as caught, _own_signals():
-        _raise_on_signals()
+    with pytest.raises(error) as caught, own_signals():
+        raise_on_signals()
         os.kill(os.getpid(), number)
         time.sleep(5)
     assert number == signal.SIGINT or caught.value.code == 128 + number

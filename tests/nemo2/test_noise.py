@@ -4,7 +4,9 @@
 import logging
 import warnings
 
-from nemo2.noise import quiet_known_warnings
+import pytest
+
+from nemo2.noise import VERBOSE_VARIABLE, quiet_known_warnings, send_to
 
 
 def test_only_the_named_warnings_are_silent():
@@ -16,11 +18,33 @@ def test_only_the_named_warnings_are_silent():
     assert [str(item.message) for item in shown] == ["Apex is installed, and something is wrong with it"]
 
 
-def test_advertisements_are_dropped_and_messages_kept(caplog):
+@pytest.mark.parametrize("asked", [False, True])
+def test_advertisements_are_dropped_set_up_goes_to_the_log_and_messages_are_shown(asked, caplog, monkeypatch):
+    monkeypatch.setenv(VERBOSE_VARIABLE, "1" if asked else "")
     quiet_known_warnings()
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log = Kept()
+    send_to(Kept())  # what was said before this test
+    send_to(None)
+    set_up = ["GPU available: False, used: False", "-" * 100 + "\ndistributed_backend=gloo", "TPU available: False"]
     with caplog.at_level(logging.INFO, logger=logger.name):
         logger.propagate = True
         logger.info("💡 Tip: install something")
-        logger.info("`Trainer.fit` stopped: `max_steps=8` reached.")
-    assert [record.message for record in caplog.records] == ["`Trainer.fit` stopped: `max_steps=8` reached."]
+        for message in set_up[:2]:
+            logger.info(message)
+        send_to(log)
+        logger.info(set_up[2])
+        logger.info("Resuming from step-8 (step 8); looked in checkpoints.")
+        send_to(None)
+    shown = [record.message for record in caplog.records]
+    assert shown == [*(set_up if asked else []), "Resuming from step-8 (step 8); looked in checkpoints."]
+    assert log.messages == ([] if asked else set_up)
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())

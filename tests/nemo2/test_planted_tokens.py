@@ -33,6 +33,7 @@ SETTINGS = [
         "strategy.tensor_model_parallel_size=1",
         "strategy.sequence_parallel=False",
         "data.seq_length=64",
+        "data.max_bytes=100000",
         "model.config.num_layers=1",
     ),
 ]
@@ -127,7 +128,7 @@ class Task:
         return lambda *args, **kwargs: self
 
 
-@pytest.mark.parametrize("kind", ["docker", "dgxcloud", "lepton", "kubeflow", "skypilot", "skypilot_jobs"])
+@pytest.mark.parametrize("kind", ["docker", "dgxcloud", "lepton", "skypilot", "skypilot_jobs"])
 def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, monkeypatch, capsys):
     """nemo-run passes variables of a job through its files: said, in a folder that nobody else reads, and a dry run, which shows
     these files, has a placeholder in the place of each."""
@@ -143,13 +144,10 @@ def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, mo
             pvcs=[{"path": "/p"}],
         ),
         "lepton": lambda: nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/p"),
-        "kubeflow": lambda: nemo_run.KubeflowExecutor(image="i"),
         "skypilot": lambda: nemo_run.SkypilotExecutor(container_image="i", cloud="c"),
         "skypilot_jobs": lambda: nemo_run.SkypilotJobsExecutor(container_image="i", cloud="c"),
     }
-    # A dry run asks neither for more than to be there.
-    monkeypatch.setattr("nemo_run.core.execution.kubeflow._KUBERNETES_AVAILABLE", True)
-    monkeypatch.setattr("nemo_run.KubeflowExecutor._load_kube_clients", lambda self: None)
+    # A dry run asks for no more than that it is there.
     monkeypatch.setattr("nemo_run.core.execution.skypilot._SKYPILOT_AVAILABLE", True)
     monkeypatch.setattr("nemo_run.core.execution.skypilot_jobs._SKYPILOT_AVAILABLE", True)
     for name in ("sky", "sky.data", "sky.resources", "sky.task", "sky.utils"):
@@ -165,6 +163,21 @@ def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, mo
     assert leaks(tmp_path) == [], "a dry run needs no secrets"
     (settings,) = tmp_path.glob("home/experiments/*")
     assert stat.S_IMODE(settings.stat().st_mode) == 0o700, "where a launch writes them"
+
+
+def test_a_manifest_of_kubernetes_has_none(monkeypatch, capsys):
+    from nemo2.launch import launch
+
+    # A dry run asks for no more than that the client is there.
+    monkeypatch.setattr("nemo_run.core.execution.kubeflow._KUBERNETES_AVAILABLE", True)
+    monkeypatch.setattr("nemo_run.KubeflowExecutor._load_kube_clients", lambda self: None)
+    recipe = llama_tiny.pretrain_recipe(dir="/data/runs")
+    executor = nemo_run.KubeflowExecutor(image="i", volume_mounts=[{"name": "data", "mountPath": "/data"}])
+    launch(recipe, executor, devices=1, dryrun=True, check=False, env={"HF_TOKEN": PLANTED, "PLAIN": "kept"})
+    out, err = capsys.readouterr()
+    assert "warning: HF_TOKEN would stand in the manifest" in err
+    assert PLANTED not in out + err
+    assert "name: PLAIN\n      value: kept" in out
 
 
 def test_faults_and_log_files_lose_the_token_that_an_error_quotes(tmp_path, monkeypatch):

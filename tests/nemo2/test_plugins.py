@@ -36,6 +36,16 @@ def recipe() -> Any:
     return llama_tiny.pretrain_recipe()
 
 
+def shortened(recipe: Any, *, steps: int, folder: Path) -> Any:
+    """The recipe as a run of one rank whose steps take no time worth speaking of; what is run is its start and end."""
+    recipe.trainer.max_steps, recipe.trainer.limit_val_batches, recipe.trainer.log_every_n_steps = steps, 0, 1
+    recipe.strategy.tensor_model_parallel_size, recipe.strategy.sequence_parallel = 1, False
+    recipe.model.config.num_layers, recipe.data.seq_length, recipe.data.max_bytes = 1, 32, 100_000
+    recipe.data.global_batch_size, recipe.data.micro_batch_size = 2, 2
+    recipe.log.log_dir = str(folder)
+    return recipe
+
+
 def local(**arguments: Any) -> Any:
     return nemo_run.LocalExecutor(launcher="torchrun", ntasks_per_node=2, **arguments)
 
@@ -153,9 +163,7 @@ def test_nsys_runs_the_ranks_of_this_machine(recipe, tmp_path, monkeypatch) -> N
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    recipe.trainer.max_steps, recipe.trainer.limit_val_batches = 1, 0
-    recipe.trainer.strategy.tensor_model_parallel_size, recipe.trainer.strategy.sequence_parallel = 1, False
-    recipe.log.log_dir = str(tmp_path / "runs")
+    shortened(recipe, steps=1, folder=tmp_path / "runs")
     result = launch(recipe, "local", devices=1, plugins=[plugins.NsysPlugin(start_step=0, end_step=1)])
     assert result.status == "succeeded"
     asked = (tool.parent / "asked").read_text()
@@ -243,7 +251,7 @@ class Deadly(pl.Callback):
 
 
 @pytest.fixture
-def deadly(tmp_path, monkeypatch):
+def deadly(tmp_path, monkeypatch, warm_interpreter):
     """A callback that the ranks can import, and a home for nemo-run."""
     (tmp_path / "deadly_callback.py").write_text(DEADLY)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -252,11 +260,9 @@ def deadly(tmp_path, monkeypatch):
     import deadly_callback  # pyright: ignore[reportMissingImports]
 
     def recipe(how: str) -> Any:
-        made = llama_tiny.pretrain_recipe()
-        made.trainer.max_steps, made.trainer.limit_val_batches, made.trainer.log_every_n_steps = 3, 0, 1
-        made.strategy.tensor_model_parallel_size, made.strategy.sequence_parallel = 1, False  # one rank
+        made = shortened(llama_tiny.pretrain_recipe(), steps=3, folder=tmp_path / "runs")
         made.trainer.strategy.progress_interval = 1
-        made.log.log_dir, made.log.ckpt.every_n_train_steps = str(tmp_path / "runs"), 1
+        made.log.ckpt.every_n_train_steps = 1
         made.trainer.callbacks = [Config(deadly_callback.Deadly, folder=str(tmp_path), how=how)]
         return made
 
@@ -267,7 +273,7 @@ def deadly(tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", ["dies", "hangs"])
 def test_ranks_are_started_again_within_the_job_and_go_on(deadly, tmp_path, how) -> None:
     plugin = plugins.FaultTolerancePlugin(
-        num_in_job_restarts=1, rank_heartbeat_timeout=10, initial_rank_heartbeat_timeout=200
+        num_in_job_restarts=1, rank_heartbeat_timeout=5 if how == "hangs" else 120, initial_rank_heartbeat_timeout=200
     )
     result = launch(deadly(how), "local", devices=1, plugins=[plugin])
     assert result.status == "succeeded" and (tmp_path / "met").read_text() == "xx"

@@ -310,7 +310,9 @@ def test_a_job_runs_to_its_end_with_the_shipped_code_and_no_secret_in_anybodys_s
     assert capsys.readouterr().out.count("rank speaks") == 1
 
 
-def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(program, tmp_path, monkeypatch, slurm):
+def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(
+    program, tmp_path, monkeypatch, slurm, warm_interpreter
+):
     # What the recipe of a real run has; a function that trains nothing has no such field.
     monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
     task = Partial(program.stops_twice, place=str(tmp_path / "done"))
@@ -319,7 +321,9 @@ def test_a_run_that_is_asked_to_stop_comes_back_by_itself_until_it_is_done(progr
     assert (slurm / "scontrol.asked").read_text().count("requeue 7") == 2
 
 
-def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(program, tmp_path, monkeypatch, slurm):
+def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(
+    program, tmp_path, monkeypatch, slurm, warm_interpreter
+):
     monkeypatch.setattr("nemo2.launch.slurm.start._resumes", lambda recipe: True)
     with pytest.raises(
         RankFailure, match="rank 0 failed first: ConfigError: a=1 is not 2. Logs of all ranks: "
@@ -345,7 +349,7 @@ def test_a_dry_run_prints_a_script_that_can_be_pasted(program, tmp_path, capsys,
 
 
 def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_isnt_needed(
-    program, tmp_path, slurm, monkeypatch
+    program, tmp_path, slurm, monkeypatch, warm_interpreter
 ):
     monkeypatch.setenv("HELD", "1")
     task = Partial(program.stops_twice, place=str(tmp_path / "done"))
@@ -545,7 +549,7 @@ def test_a_cluster_without_fault_has_no_findings_and_a_silent_node_is_said():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, number, code):
+def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, warm_interpreter, number, code):
     (slurm / "pid").write_text(str(os.getpid()))  # the job runs as long as this process
     (tmp_path / "program.py").write_text(
         textwrap.dedent("""

@@ -33,6 +33,14 @@ def test_an_interval_of_validation_in_steps_may_exceed_an_epoch_and_a_share_coun
     assert made().check_val_every_n_epoch == 1
 
 
+def test_a_run_shorter_than_its_logging_interval_logs_its_last_step():
+    assert made(max_steps=3, log_every_n_steps=10).log_every_n_steps == 3
+    assert made(max_steps=3).log_every_n_steps == 3
+    assert made(max_steps=30, log_every_n_steps=10).log_every_n_steps == 10
+    assert made(log_every_n_steps=10).log_every_n_steps == 10
+    assert made(max_steps=3, log_every_n_steps=0).log_every_n_steps == 0
+
+
 def test_precision_by_name_is_the_megatron_plugin():
     trainer = made(precision="bf16")
     assert isinstance(trainer.precision_plugin, MegatronMixedPrecision)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from nemo2.parallel.loss import MegatronLossReduction
 from support import small_runs
 
 STEPS, BATCH, FEATURES, CLASSES = 4, 8, 6, 3
@@ -272,13 +273,34 @@ class OnlyForward(pl.LightningModule):
         return self.net(batch[0]).argmax(-1)
 
 
+class OwnPrediction(OnlyForward):
+    """With a reduction of its own, whose result is no tensor, as in scripts for NeMo."""
+
+    def predict_loss_reduction(self) -> Any:
+        class Collected(MegatronLossReduction):
+            def forward(self, batch: Any, forward_out: Any) -> Any:
+                return torch.zeros(1), {"classes": forward_out}
+
+            def reduce(self, reports: Any) -> Any:
+                return {"classes": torch.cat([report["classes"] for report in reports])}
+
+        return Collected()
+
+
 def predict_by_forward() -> dict[str, Any]:
     small_runs.quiet()
-    model = OnlyForward()
+    model, own = OnlyForward(), OwnPrediction()
     predicted = small_runs.build_trainer(max_steps=1).predict(model, loader(), return_predictions=True)
-    return {"predicted": torch.cat(predicted).tolist(), "direct": model(examples()[:]).tolist()}
+    reduced = small_runs.build_trainer(max_steps=1).predict(own, loader(), return_predictions=True)
+    return {
+        "predicted": torch.cat(predicted).tolist(),
+        "direct": model(examples()[:]).tolist(),
+        "reduced": torch.cat([one["classes"] for one in reduced]).tolist(),
+        "own": own(examples()[:]).tolist(),
+    }
 
 
 def test_a_module_without_steps_is_called_with_the_batch(run_on_ranks):
     [found] = run_on_ranks(predict_by_forward, 1)
     assert found["predicted"] == found["direct"] and len(found["direct"]) == STEPS * BATCH
+    assert found["reduced"] == found["own"], "a module's own predict_loss_reduction may give anything"

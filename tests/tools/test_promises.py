@@ -21,9 +21,13 @@ def test_the_page_is_written_from_the_rows() -> None:
     assert promises.PAGE.read_text() == promises.page(), "run make fmt"
 
 
-@pytest.mark.parametrize("section", promises.SECTIONS, ids=lambda section: section.title)
-def test_every_option_of_the_code_has_a_row_and_no_other(section: promises.Section) -> None:
-    assert set(section.options) == set(promises.signature_of(section.call))
+CALLS = [(call, tests) for section in promises.SECTIONS for call, tests in section.calls.items()]
+each_call = pytest.mark.parametrize(("call", "tests"), CALLS, ids=[call for call, _ in CALLS])
+
+
+@each_call
+def test_every_option_of_the_code_has_a_row_and_no_other(call: str, tests: dict[str, str]) -> None:
+    assert set(tests) == set(promises.signature_of(call))
 
 
 def test_every_row_names_a_test_that_exists() -> None:
@@ -33,9 +37,9 @@ def test_every_row_names_a_test_that_exists() -> None:
     assert missing == [] and len(ROWS) > 100
 
 
-@pytest.mark.parametrize("section", promises.SECTIONS, ids=lambda section: section.title)
-def test_the_file_of_an_options_test_knows_the_option(section: promises.Section) -> None:
-    for option, test in section.options.items():
+@each_call
+def test_the_file_of_an_options_test_knows_the_option(call: str, tests: dict[str, str]) -> None:
+    for option, test in tests.items():
         assert option in (promises.ROOT / "tests" / test.split("::")[0]).read_text(), option
 
 

@@ -328,10 +328,10 @@ def disk_full(directory: Path, reference: dict[int, str]) -> str:
                 faults.before(dist_checkpointing, "save", fill, call=2)
 
         first = run(fault)
-        require(not first.done and "CheckpointError" in first.said, f"no named error: {first.said[-500:]}")
+        require(not first.done and "SaveFailed" in first.said, f"no named error: {first.said[-500:]}")
         require(sorted(command.checkpoints(run)) == [3], f"left were {sorted(command.checkpoints(run))}")
         again = run()
-        require(not again.done and "CheckpointError" in again.said, "it is still full, and nobody said so")
+        require(not again.done and "SaveFailed" in again.said, "it is still full, and nobody said so")
         ballast.unlink()
         return rerun(run, reference, first)
     finally:

@@ -21,7 +21,7 @@ class DTensorForm(PieceForm):
     """How the chunk is stored; asked before it was sharded."""
 
     def model_state(self) -> dict[str, Held]:
-        state = unwrap(self.parallel.module).state_dict(keep_vars=True)
+        state = unwrap(self.parallel[0]).state_dict(keep_vars=True)
         return {name: self._held(name, state[name]) for name in self.chunk.stored}
 
     def optimizer_states(self) -> dict[str, Held]:
@@ -42,7 +42,7 @@ class DTensorForm(PieceForm):
 
     @property
     def core(self) -> nn.Module:
-        return unwrap(self.parallel.module)
+        return unwrap(self.parallel[0])
 
     def tell_of_what_was_loaded(self, keys: set[str]) -> None:
         stored = self.chunk.stored

@@ -45,7 +45,7 @@ class FlatForm(DTensorForm):
 
     @property
     def _wrapped(self) -> nn.Module:
-        inside: Any = self.parallel.module.module
+        inside: Any = self.parallel[0].module
         return inside.module if isinstance(inside, PlainChunk) else inside
 
     def _named(self, state: Any) -> dict[str, Held]:

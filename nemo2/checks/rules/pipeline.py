@@ -208,6 +208,19 @@ def _stage_layout(facts: Facts) -> Iterator[str]:
 
 
 @PIPELINE.rule(
+    "stages-send-what-they-hold",
+    says="`pipeline_dtype` is the dtype of activations between layers: the parameters', or float32 where Megatron-Core keeps "
+    "an fp32 residual (`fp32_residual_connection`).",
+    otherwise="The first message has another size than its receiver expects, which ends or stops the ranks; or the bits of one "
+    "format are read as another's.",
+    broken=f"{PP}=2 strategy.pipeline_dtype=torch.float32",
+    mended=f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
+)
+def _messages(facts: Facts) -> Iterator[str]:
+    yield from facts.settled.refused("stages-send-what-they-hold")
+
+
+@PIPELINE.rule(
     "two-interleaved-stages-overlap-messages",
     says="Two interleaved stages overlap their messages.",
     otherwise="Both stages post two sends to the same peer in another order than it expects, and train on the wrong activations "

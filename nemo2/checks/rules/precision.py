@@ -154,18 +154,7 @@ def _first_last(facts: Facts) -> Iterator[str]:
     mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
 )
 def _scales(facts: Facts) -> Iterator[str]:
-    config, ddp_config = facts.precision, facts.settled.objects.get("trainer.strategy.ddp")
-    if (
-        config is not None
-        and config.fp8
-        and config.fp8_recipe == "delayed"
-        and getattr(ddp_config, "use_megatron_fsdp", 0)
-    ):
-        yield (
-            f"trainer.plugins.fp8={config.fp8!r} with fp8_recipe='delayed' and strategy.fsdp='megatron': the scales of "
-            "the last steps aren't in its checkpoints. Use 'tensorwise', which has no history, or shard the optimizer "
-            "only (strategy.fsdp=None)."
-        )
+    yield from facts.settled.refused("scales-go-into-the-checkpoint")
 
 
 @PRECISION.rule(

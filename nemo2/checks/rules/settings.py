@@ -9,7 +9,7 @@ from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
-from nemo2.config.factories import misplaced_text
+from nemo2.config.factories import misplaced_text, required
 from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.data.blend import parse_split
 from nemo2.run_dir.environment import holds_secret, is_secret_field
@@ -149,6 +149,27 @@ def _splits(facts: Facts) -> Iterator[str]:
             f"data.split={split!r} leaves nothing to validate on: make its second number larger than 0, or set "
             "trainer.limit_val_batches=0 to never validate."
         )
+
+
+@SETTINGS.rule(
+    "callbacks-have-their-arguments",
+    says="Each callback has the arguments that its class has no defaults for.",
+    otherwise="The callback can't be made on any rank.",
+    broken="trainer.callbacks=GarbageCollectionCallback",
+    mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
+)
+def _callbacks(facts: Facts) -> Iterator[str]:
+    asked = getattr(facts.trainer, "callbacks", None) or []
+    several = isinstance(asked, list | tuple)
+    for index, node in enumerate(asked if several else [asked]):
+        given = node.__arguments__ if hasattr(node, "__fn_or_cls__") else None
+        if given is not None and (missing := [one for one in required(class_of(node)) if one not in given]):
+            path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
+            name = getattr(class_of(node), "__name__", str(class_of(node)))
+            yield (
+                f"{path}: {name} has no default for {' and '.join(missing)}. Set "
+                f"{', '.join(f'{path}.{one}' for one in missing)}, or leave the callback out."
+            )
 
 
 @SETTINGS.rule(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from megatron.core.transformer.enums import AttnBackend
 
+from nemo2.backend import attention_variables
 from nemo2.backend.attention_variables import VARIABLES, attention_chosen_anew, left_by_a_model
 from support import small_runs
 
@@ -28,8 +29,10 @@ def test_runs_of_one_process_choose_anew(run_on_ranks: Any) -> None:
 
 
 def test_a_users_variable_stays_and_a_model_that_is_there_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_variables, "_set_for_the_last_model", {})
     for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # deleting what isn't there would not be undone
+        monkeypatch.delenv(name)
     monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
     with attention_chosen_anew():  # as Megatron-Core does
         os.environ |= {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"}

@@ -151,6 +151,34 @@ def test_a_finished_run_goes_on_with_more_steps_or_its_first_error_says_how(tmp_
         resume.setup(trainer(tmp_path, max_steps=10))
 
 
+def test_a_launch_of_a_finished_run_is_one_error_before_processes_start(tmp_path, monkeypatch):
+    from nemo2.launch import launch, launcher
+    from nemo2.recipes import llama_tiny
+
+    class Started(Exception):
+        pass
+
+    def start(*_, **__):
+        raise Started
+
+    monkeypatch.setattr(launcher, "on_experiment", start)
+    run = tmp_path / "first" / "2026-01-01_00-00-00"
+    saved(run / "checkpoints" / "step=10-last", 10, weights_only=True)
+
+    def launched(**settings):
+        recipe = llama_tiny.pretrain_recipe(dir=str(tmp_path), name="first")
+        recipe.trainer.max_steps = settings.get("max_steps", 10)
+        recipe.log.name = settings.get("name", "first")
+        recipe.resume.resume_past_end = settings.get("past_end", False)
+        return launch(recipe, devices=2)
+
+    with pytest.raises(CheckpointError, match=r"this run is done\. It holds weights only.*can't go on from it"):
+        launched()
+    for settings in ({"name": "second"}, {"past_end": True}):
+        with pytest.raises(Started):
+            launched(**settings)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_weights_without_an_optimizer_cannot_be_resumed_but_validated(tmp_path, named):
     path = saved(tmp_path / "step=10", 10, weights_only=True)

@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_context import load_nemo_model
+from nemo2.checkpoint.places import missing
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
 from nemo2.cli.nemo_recipe import recipe_of
 from nemo2.errors import CheckpointError, SecurityError
+from nemo2.hugging_face.foreign import open_foreign
 from support import small_runs
 
 NAME = "llama--val_loss=2.53-step=20-consumed_samples=160-last"
@@ -86,6 +88,20 @@ def test_a_nemo_checkpoint_is_known_by_its_folders_and_its_model_by_name(tmp_pat
     # The folder that holds several stands for the newest.
     nemo(tmp_path / NAME.replace("step=20", "step=30"))
     assert identify(tmp_path).step == 30
+
+
+def test_additions_of_nemos_alone_are_told_with_the_way_to_a_whole_model(tmp_path):
+    folder = nemo(tmp_path / NAME)
+    (folder / "weights" / "adapter_metadata.json").write_text('{"model_ckpt_path": "/models/base"}')
+    found = identify(folder)
+    told = "additions of fine-tuning alone (PEFT) over the weights of /models/base"
+    assert any(told in note for note in found.notes), found.notes
+    assert [line.split()[1] for line in found.commands] == ["translate"], "nothing reads its weights"
+    assert told in str(missing(str(folder)))
+    with pytest.raises(CheckpointError, match="additions of fine-tuning alone .*llm.peft.merge_lora"):
+        open_foreign(folder)
+    translated = recipe_of(folder)
+    assert translated.recipe.resume is None and told in str(translated.left[-1]), "the recipe doesn't start from them"
 
 
 def test_a_nemo_model_is_rebuilt_from_plain_values_and_runs_no_name_of_the_file(tmp_path):

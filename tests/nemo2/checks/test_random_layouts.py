@@ -4,11 +4,14 @@ it builds wrongly. `make sweep` looks at thousands of them."""
 
 from typing import Any
 
+import pytest
+
 from tools.rules.sweep import cases, compare
 
 CASES = 90
 
 
+@pytest.mark.slow
 def test_the_rules_refuse_what_megatron_core_refuses_and_nothing_it_builds_right(run_on_ranks: Any) -> None:
     (found,) = run_on_ranks(compare, 1, cases(CASES), init_process_group=False, timeout=280)
     assert not found.disagreements, "\n".join(found.disagreements)

@@ -105,6 +105,10 @@ def test_a_factory_registered_with_nemo_run_is_found() -> None:
         ("data=mok", "did you mean 'mock'"),
         ("data=mock(seq_len=4)", "mock has no parameter 'seq_len'; did you mean 'seq_length'"),
         ("data=mock(seq_length=x)", "seq_length of mock takes an int, not 'x'"),
+        (
+            "log.tensorboard=tensorboard_logger",
+            r"tensorboard_logger needs name=\.\.\.: write tensorboard_logger\(name=",
+        ),
         ("data=mock(4096)", "'4096' is not of the form name=value: name the argument of mock"),
         ("log=nemo2.optim.base.OptimizerModule", "takes a NeMoLogger"),
     ],

@@ -9,10 +9,9 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 import torch
-import yaml
 from fiddle._src.experimental import serialization
 
-from nemo2.config import Config, from_json, to_json, to_yaml
+from nemo2.config import Config, from_json, to_json
 from nemo2.errors import ConfigError, SecurityError
 from support.config_samples import Callback, Options, Plain, recipe
 
@@ -163,15 +162,3 @@ def test_writing_names_what_cannot_be_written():
     r.options = Plain()
     with pytest.raises(ConfigError, match="options = "):
         to_json(r)
-
-
-def test_yaml_is_readable_and_safe():
-    r = recipe()
-    r.model.dtype = torch.bfloat16
-    r.strategy.root = pathlib.Path("/x")
-    shown = yaml.safe_load(to_yaml(r))
-    assert shown["_target_"] == "support.config_samples.train" and shown["_partial_"] is True
-    assert shown["model"] == {"_target_": "support.config_samples.BigModel", "dtype": "torch.bfloat16"}
-    assert shown["trainer"]["strategy"]["root"] == "/x"
-    assert shown["trainer"]["callbacks"] == [{"_target_": "support.config_samples.Callback", "every": 3}]
-    assert yaml.safe_load(to_yaml(r, defaults=True))["trainer"]["max_steps"] == 10

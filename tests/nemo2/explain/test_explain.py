@@ -102,11 +102,12 @@ def test_the_dtype_of_the_pipeline_is_the_strategys_and_the_plugins() -> None:
     recipe = llama3_70b.pretrain_recipe()
     recipe.strategy.pipeline_dtype = torch.float32
     effective = settle(recipe, Machine.named("h100"))
-    assert effective.messages == []
     for path in ("model.config", "trainer.plugins"):
         assert effective.value(path, "pipeline_dtype") == (True, torch.float32)
+    [refusal] = effective.messages
+    assert "strategy.pipeline_dtype=torch.float32: activations between layers are torch.bfloat16" in refusal
     recipe.trainer.plugins.pipeline_dtype = torch.bfloat16
-    [refusal] = settle(recipe, Machine.named("h100")).messages
+    refusal, *_ = settle(recipe, Machine.named("h100")).messages
     assert "strategy.pipeline_dtype=torch.float32 contradicts trainer.plugins.pipeline_dtype" in refusal
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import nemo2 as nl
 from nemo2 import llm
 from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.described import model_of
 from nemo2.checkpoint.identify import identify
 from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
@@ -206,6 +208,30 @@ def test_a_nemo_checkpoint_is_imported_and_exported(released: Path, imported: Pa
         run("export", source, "--output", tmp_path / f"out{number}")
         assert torch.equal(logits(tmp_path / f"out{number}"), logits(released))
         assert bytes_of(tmp_path / f"out{number}") == bytes_of(released)
+
+
+def test_what_was_imported_into_a_model_that_names_no_length_can_be_used(released: Path, tmp_path: Path) -> None:
+    names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
+    config = model_of(llm.import_ckpt(None, f"hf://{released}", tmp_path / "by-itself")).config
+    sizes = {name: getattr(config, name) for name in names}
+    model = llm.LlamaModel(llm.LlamaConfig(**sizes, share_embeddings_and_output_weights=False))
+    target = llm.import_ckpt(model, f"hf://{released}", tmp_path / "named")
+    assert not (target / "context" / "data.json").exists(), "an import has none"
+    assert model_of(target).config.hidden_size == config.hidden_size
+
+
+def test_a_nemo_checkpoint_tells_of_its_model_by_nemos_own_call(imported: Path, tmp_path: Path) -> None:
+    nemo = of_nemo(imported, tmp_path / "run" / "nemo--step=3")
+    for place in (nemo, nemo / "context", nemo.parent):
+        model = nl.io.load_context(place, subpath="model")
+        assert isinstance(model, llm.LlamaModel) and model.config.num_layers == 2
+        assert model.tokenizer.vocab_size == nl.io.load_context(place, "model.tokenizer").vocab_size
+    whole = nl.io.load_context(nemo)
+    assert whole.model.config.hidden_size == nl.io.load_context(nemo, "model.config").hidden_size and whole.extra == {}
+    with pytest.raises(CheckpointError, match="and not 'optim': `nemo2 translate"):
+        nl.io.load_context(nemo, "optim")
+    with pytest.raises(ConfigError, match="build=False.*nemo2 translate"):
+        nl.io.load_context(nemo, "model", build=False)
 
 
 def test_a_nemo_checkpoint_that_names_code_is_refused(imported: Path, tmp_path: Path) -> None:

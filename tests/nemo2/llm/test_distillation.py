@@ -10,6 +10,7 @@ import torch
 
 from nemo2.errors import ConfigError
 from support import small_runs
+from support.described_models import described
 
 TEACHER = {"num_layers": 4, "hidden_size": 64, "ffn_hidden_size": 96, "num_attention_heads": 8, "num_query_groups": 4}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -77,10 +78,10 @@ class Beside(pl.Callback):
         self.apart: list[tuple[float, float]] = []
 
     def on_megatron_step_end(self, step: Any, reduced: Any) -> None:
-        from nemo2.llm.distillation import _Teaching
+        from nemo2.llm.distillation import DistillationCallback
         from nemo2.models.decoding import core_of
 
-        teacher = next(one.core for one in step.trainer.callbacks if isinstance(one, _Teaching))
+        teacher = next(one.core for one in step.trainer.callbacks if isinstance(one, DistillationCallback))
         student: Any = core_of(step.pl_module)
         losses, sums, counts = [], [], []
         for batch in step.microbatches():
@@ -171,3 +172,129 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> N
         distill(config=str(file))
     with pytest.raises(ConfigError, match="logit_kl_topk=0 must be at least 1"):
         llm.DistillationConfig(logit_kl_topk=0)
+
+
+# As a recipe
+
+
+def tree(places: dict[str, str], tmp_path: Path, *arguments: str) -> Any:
+    """What `nemo2 distill` would launch, read back from what it writes."""
+    from nemo2.cli import main
+    from nemo2.cli.sources import recipe_tree
+
+    file = tmp_path / "distil.json"
+    command = ["distill", places["student"], "--teacher", places["teacher"], "--recipe", "llama_tiny"]
+    options = ["--write", str(file), "--name", "taught", "--dir", str(tmp_path / "runs")]
+    data = [f"data.seq_length={small_runs.SEQ}", "data.micro_batch_size=2", "data.global_batch_size=8"]
+    assert main([*command, "data=MockDataModule", *data, *options, *arguments]) == 0
+    return recipe_tree(str(file))
+
+
+def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nemo2.checks import find
+    from nemo2.cli import main
+    from nemo2.data.tokenizer import ByteTokenizer
+
+    sizes = {"student": {"seq_length": 2 * small_runs.SEQ}, "teacher": TEACHER}  # both follow the data
+    models = {name: str(described(tmp_path / name, ByteTokenizer(), **size)) for name, size in sizes.items()}
+    recipe = tree(models, tmp_path, "--top-k", "5", "--temperature", "2")
+    [teaching] = [one for one in recipe.trainer.callbacks if "Distillation" in str(one.__fn_or_cls__)]
+    assert teaching.teacher_model_path == models["teacher"]
+    assert (teaching.distillation_config.logit_kl_topk, teaching.distillation_config.logit_kl_temperature) == (5, 2.0)
+    assert recipe.resume.restore_config.path == models["student"]
+    assert (recipe.model.config.num_layers, recipe.log.name) == (2, "taught")
+    assert find(recipe) == []
+    recipe.trainer.devices, recipe.trainer.strategy.tensor_model_parallel_size = 3, 3
+    told = [problem.message for problem in find(recipe)]
+    assert any(one.startswith("The teacher: ") and "8" in one for one in told), told
+    recipe.trainer.devices, recipe.trainer.strategy.tensor_model_parallel_size = 2, 1
+    recipe.trainer.strategy.pipeline_model_parallel_size = 2
+    recipe.trainer.strategy.virtual_pipeline_model_parallel_size = 1
+    teaching.teacher_model_path = str(tmp_path / "none")
+    assert any("is no finished checkpoint" in problem.message for problem in find(recipe))
+    capsys.readouterr()
+    for arguments, words in (
+        ([], "Missing option '--teacher'"),
+        (["--teacher", str(tmp_path / "none")], "none does not exist"),
+        (["--teacher", models["teacher"]], "name a recipe whose trainer, data and optimizer"),
+        (
+            ["--teacher", models["teacher"], "--recipe", "llama_tiny", "--top-k", "0"],
+            "logit_kl_topk=0 must be at least 1",
+        ),
+    ):
+        assert main(["distill", models["student"], *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+class Weighed(pl.Callback):
+    """What a teacher really takes on a rank."""
+
+    found: dict[str, int]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        teaching: Any = next(one for one in trainer.callbacks if hasattr(one, "kept_bytes"))  # pyright: ignore
+        tensors = [*teaching.core.parameters(), *teaching.core.buffers()]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        self.found = {"teacher": sum(storages.values()), "kept": teaching.kept_bytes}
+
+
+def weighed(directory: str, places: dict[str, str], name: str, **strategy: Any) -> dict[str, int]:
+    from nemo2 import llm
+
+    run, weigh = parts(directory, name, max_steps=1, **strategy), Weighed()
+    run["trainer"].callbacks.append(weigh)
+    llm.distill(places["student"], places["teacher"], **run)
+    return weigh.found
+
+
+def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
+    """The same for each rank of a world that isn't there."""
+    from nemo2.llm.distillation import DistillationCallback
+    from nemo2.llm.inference import model_of
+    from nemo2.rehearse.kernels import plain_kernels
+    from nemo2.rehearse.rank import run_rank
+
+    small_runs.quiet()
+    found = []
+
+    def made() -> tuple[Any, Any, Any]:
+        run = parts("unused", "unused", max_steps=1, **strategy)
+        run["trainer"].callbacks.append(DistillationCallback(places["teacher"]))
+        student = model_of(Path(places["student"]))
+        return student, run["data"], run["trainer"]
+
+    def inspected(ran: Any) -> dict[str, int]:
+        from nemo2.rehearse.summary import memory_of
+
+        teaching = next(one for one in ran.strategy.trainer.callbacks if hasattr(one, "kept_bytes"))
+        memory = memory_of(ran)
+        assert memory.terms()["teacher"] == memory.teacher and memory.total > memory.teacher
+        waiting = teaching.kept_bytes * ran.num_microbatches_of_step
+        assert memory.logits >= waiting
+        return {"teacher": memory.teacher, "kept": teaching.kept_bytes}
+
+    for rank in range(2):
+        found.append(
+            run_rank(
+                made,
+                rank=rank,
+                world_size=2,
+                as_on_gpu=False,
+                patches=plain_kernels(),
+                microbatches=2,
+                inspect=inspected,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("layout", ["TP 2 with SP", "PP 2"])
+def test_a_rehearsal_counts_the_teacher_to_the_byte(run_on_ranks: Any, places: Any, layout: str) -> None:
+    ranks, strategy = LAYOUTS[layout]
+    real = run_on_ranks(weighed, ranks, *places, f"weighed-{layout[:2]}", **strategy, timeout=180)
+    (dry,) = run_on_ranks(rehearsed, 1, places[1], **strategy, init_process_group=False, timeout=180)
+    assert dry == real
+    assert all(one["teacher"] > 0 for one in real)
+    assert [one["kept"] > 0 for one in real] == [False, layout == "PP 2"]

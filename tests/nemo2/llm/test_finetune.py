@@ -97,34 +97,26 @@ def one_process(directory: str) -> dict[str, Any]:
         ]
         texts = {}
         for name, path in (("adapter", last), ("merged", merged), ("base", base)):
-            small_runs.release()
-            texts[name] = [
-                one.text for one in api.generate(str(path), prompts=PROMPTS, max_new_tokens=12, temperature=0.0)
-            ]
-        found[kind]["texts"] = texts
+            texts[name] = answers(str(path))
+        found[kind]["answers"] = texts
     # Stopped after two steps and resumed from adapters and base.
     found["stopped"] = run(f"{directory}/again", max_steps=2, base=base)["losses"]
     found["resumed"] = run(f"{directory}/again", max_steps=STEPS, base=base)["losses"]
     return found
 
 
-def two_ranks(directory: str, base: str) -> dict[str, Any]:
-    import shutil
+def answers(path: str, **layout: Any) -> list[tuple[list[int], list[float]]]:
+    from nemo2.llm import api
 
-    import torch.distributed as dist
+    small_runs.release()
+    small_runs.quiet()
+    trainer = small_runs.build_trainer(max_steps=1, **layout) if layout else None
+    found = api.generate(path, trainer, prompts=[*PROMPTS, "a"], max_new_tokens=12, temperature=0.0)
+    return [(one.token_ids, one.log_probs) for one in found]
 
-    found: dict[str, Any] = {}
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        for name in ("tp2", "fsdp2"):
-            shutil.copytree(f"{directory}/again", f"{directory}/{name}")
-    found["tp2"] = run(
-        f"{directory}/tp2",
-        max_steps=STEPS + 2,
-        base=base,
-        tensor_model_parallel_size=2,
-        sequence_parallel=True,
-    )["losses"]
-    return found
+
+def in_two_ranks(paths: dict[str, str]) -> dict[str, Any]:
+    return {kind: answers(path, tensor_model_parallel_size=2) for kind, path in paths.items()}
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +138,23 @@ def test_a_run_goes_on_from_its_adapters_bit_by_bit(runs):
     assert [*runs["stopped"], *runs["resumed"]] == runs["LoRA"]["losses"]
 
 
+def assert_same(found: list[tuple[list[int], list[float]]], expected: list[tuple[list[int], list[float]]]) -> None:
+    for (tokens, log_probs), (others, theirs) in zip(found, expected, strict=True):
+        assert tokens == others
+        assert log_probs == pytest.approx(theirs, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 def test_merged_weights_say_what_the_base_says_with_its_adapters(runs, kind):
-    texts = runs[kind]["texts"]
-    assert texts["merged"] == texts["adapter"]
-    assert texts["adapter"] != texts["base"]
+    found = runs[kind]["answers"]
+    assert_same(found["adapter"], found["merged"])
+    assert found["adapter"][0] != found["base"][0]
+
+
+def test_adapters_over_their_base_say_it_on_two_ranks_too(run_on_ranks, runs):
+    for found in run_on_ranks(in_two_ranks, 2, {kind: runs[kind]["checkpoint"] for kind in ("LoRA", "DoRA")}):
+        for kind, told in found.items():
+            assert_same(told, runs[kind]["answers"]["merged"])
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])

@@ -110,6 +110,45 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
         assert words in told
 
 
+def through_pipes(path: str, folder: str) -> dict[str, Any]:
+    """Prompts of standard input, completed to standard output by the command."""
+    import os
+
+    from nemo2.cli import main
+
+    def piped(text: str, *arguments: str) -> tuple[int, list[str]]:
+        given, made = Path(folder) / "given", Path(folder) / "made"
+        given.write_text(text)
+        kept = [(place, os.dup(place)) for place in (0, 1)]
+        for place, file in enumerate((given.open(), made.open("w"))):
+            os.dup2(file.fileno(), place)
+        try:
+            code = main(["generate", path, "--max-new-tokens", "4", *arguments])
+        finally:
+            for place, before in kept:
+                os.dup2(before, place)
+        small_runs.release()
+        return code, made.read_text().splitlines()
+
+    small_runs.quiet()
+    lines = "".join(json.dumps({"input": one, "id": 7}) + "\n" for one in PROMPTS)
+    return {
+        "lines": piped(lines, "--prompts", "-", "--output", "-"),
+        "twice": piped(lines, path, "--prompts", "-", "--html", f"{folder}/page.html"),
+        "empty": piped("", "--prompts", "-", "--output", "-"),
+    }
+
+
+def test_the_command_reads_lines_from_a_pipe_and_writes_nothing_else_into_the_next(run_on_ranks, run, tmp_path):
+    [alone] = run_on_ranks(complete, 1, str(run))
+    [found] = run_on_ranks(through_pipes, 1, str(run), str(tmp_path))
+    code, lines = found["lines"]
+    assert code == 0
+    records = [json.loads(line) for line in lines]
+    assert [(record["input"], record["prediction"], record["id"]) for record in records] == [(*one, 7) for one in alone]
+    assert found["twice"][0] == found["empty"][0] == 2
+
+
 def test_sampling_follows_the_seed(run_on_ranks, run):
     drawn = [
         run_on_ranks(complete, 1, str(run), temperature=1.0, random_seed=seed, max_new_tokens=8)[0]

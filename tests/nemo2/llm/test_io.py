@@ -60,6 +60,9 @@ def test_a_checkpoint_tells_of_its_run(run_on_ranks: Any, tmp_path: Any) -> None
     for place in (tmp_path, checkpoint, checkpoint / "context"):
         assert nl.io.load_context(place, subpath="model.config").hidden_size == 32
     assert nl.io.load_context(checkpoint, subpath="model", build=False).config.num_layers == 2
-    assert type(nl.io.load_context(checkpoint)).__name__ == "LlamaModel"
+    whole = nl.io.load_context(checkpoint)
+    assert isinstance(whole, nl.io.TrainerContext) and type(whole.model).__name__ == "LlamaModel"
+    with pytest.raises(ConfigError, match="doesn't keep its trainer"):
+        _ = whole.trainer
     with pytest.raises(CheckpointError, match="doesn't describe the modle"):
         nl.io.load_context(checkpoint, subpath="modle")

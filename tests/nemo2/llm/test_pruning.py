@@ -14,6 +14,16 @@ from support import answering_runs, small_runs
 SIZES = {"num_layers": 3, "num_query_groups": 2}
 PROMPTS = ["It returns", "Name three colours of the sky"]
 IDLE_NEURONS, IDLE_LAYER = [3, 4, 40], 1
+TO: dict[str, dict[str, Any]] = {
+    "same": {
+        "target_num_attention_heads": 2,
+        "target_num_query_groups": 1,
+        "target_ffn_hidden_size": 61,
+        "target_num_layers": 2,
+    },
+    "dropped": {"drop_layers": [IDLE_LAYER + 1]},
+    "narrow": {"target_hidden_size": 24, "target_num_query_groups": 1, "target_num_attention_heads": 2},
+}
 
 
 def silenced(path: str, target: str) -> None:
@@ -44,34 +54,23 @@ def pruned(directory: str) -> dict[str, Any]:
     run = answering_runs.save(f"{directory}/whole", config=SIZES)
     silenced(run, f"{directory}/silenced")
     found: dict[str, Any] = {"answers": {"silenced": answers(f"{directory}/silenced")}}
-    for name, source, to in (
-        (
-            "same",
-            f"{directory}/silenced",
-            {
-                "target_num_attention_heads": 2,
-                "target_num_query_groups": 1,
-                "target_ffn_hidden_size": 61,
-                "target_num_layers": 2,
-            },
-        ),
-        ("dropped", f"{directory}/silenced", {"drop_layers": [IDLE_LAYER + 1]}),
-        ("narrow", run, {"target_hidden_size": 24, "target_num_query_groups": 1, "target_num_attention_heads": 2}),
-    ):
+    for name, to in TO.items():
+        source = run if name == "narrow" else f"{directory}/silenced"
         place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=4)
         small_runs.release()
         config = model_of(place).config
         found[name] = (config.num_layers, config.hidden_size, config.ffn_hidden_size, config.num_attention_heads)
         found["answers"][name] = answers(str(place))
+    found["run"], found["directory"] = run, directory
     found["on"] = trained_on(directory)
     found["exported"] = exported(find_checkpoint(Path(f"{directory}/on")), directory)
     return found
 
 
-def answers(path: str) -> list[tuple[list[int], list[float]]]:
+def answers(path: str, trainer: Any = None) -> list[tuple[list[int], list[float]]]:
     from nemo2 import llm
 
-    made = llm.generate(path, prompts=PROMPTS, max_new_tokens=8, temperature=0.0)
+    made = llm.generate(path, trainer, PROMPTS, max_new_tokens=8, temperature=0.0)
     small_runs.release()
     return [(answer.token_ids, answer.log_probs) for answer in made]
 
@@ -142,6 +141,39 @@ def test_a_pruned_model_trains_on_and_is_exported(models: dict[str, Any]) -> Non
     assert models["exported"]["theirs"] == models["exported"]["ours"]
 
 
+def pruned_on_two_ranks(run: str, directory: str) -> dict[str, Any]:
+    """Answers of what was pruned in several layouts, as if Transformer Engine were there."""
+    from nemo2 import llm
+    from nemo2.models.layers import spec
+
+    small_runs.quiet()
+    found = {}
+    for layout, name, sizes in (
+        ("PP 2", "same", {"pp_size": 2, "num_layers_in_last_pipeline_stage": 1}),
+        ("PP 2", "narrow", {"pp_size": 2, "num_layers_in_first_pipeline_stage": 1}),
+        ("DP 2", "narrow", {}),
+        ("TP 2", "dropped", {"tp_size": 2}),
+    ):
+        source = run if name == "narrow" else f"{directory}/silenced"
+        target, to = f"{directory}/{name}, {layout}", llm.PruningConfig(**TO[name])
+        without, spec.have_te = spec.have_te, lambda: True
+        try:
+            llm.prune(source, target, to, devices=2, num_train_samples=4, **sizes)
+        finally:
+            spec.have_te = without
+        small_runs.release()
+        found[layout, name] = answers(target, small_runs.build_trainer(max_steps=1))
+    return found
+
+
+def test_every_layout_keeps_the_same_parts(run_on_ranks: Any, models: dict[str, Any]) -> None:
+    for found in run_on_ranks(pruned_on_two_ranks, 2, models["run"], models["directory"], timeout=280):
+        for (layout, name), made in found.items():
+            for (tokens, log_probs), (expected, theirs) in zip(made, models["answers"][name], strict=True):
+                assert tokens == expected, (layout, name)
+                assert log_probs == pytest.approx(theirs, abs=1e-5), (layout, name)
+
+
 @pytest.mark.parametrize(
     ("to", "words"),
     [
@@ -154,17 +186,31 @@ def test_a_pruned_model_trains_on_and_is_exported(models: dict[str, Any]) -> Non
     ],
 )
 def test_sizes_that_cannot_be_are_refused(to: dict[str, Any], words: str) -> None:
-    from nemo2.llm.pruning import PruningConfig, _Sizes
+    from nemo2.llm.pruned import PruningConfig, Sizes
 
     model = small_runs.build_llama()
     with pytest.raises(ConfigError, match=words):
-        _Sizes.of(model, PruningConfig(**to))
+        Sizes.of(model, PruningConfig(**to))
 
 
 def test_what_is_not_pruned_is_refused(tmp_path: Path) -> None:
     from nemo2 import llm
 
-    with pytest.raises(ConfigError, match="tp_size=2: models are pruned in one process"):
-        llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), tp_size=2)
+    with pytest.raises(ConfigError, match="legacy_ckpt=True: models are pruned with their own tokenizer"):
+        llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), legacy_ckpt=True)
     with pytest.raises(ConfigError, match="is there already"):
         llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))
+
+
+@pytest.mark.parametrize(
+    ("to", "layout", "words"),
+    [
+        ({"target_ffn_hidden_size": 8}, {"tp_size": 2, "pp_size": 2}, "tp_size=2 splits each layer.*set pp_size=4 and tp_size=1"),
+        ({"drop_layers": [1]}, {"tp_size": 1, "pp_size": 2}, "pp_size=2 is more than the 1 layers that stay: set pp_size=1"),
+    ],
+)  # fmt: skip
+def test_layouts_without_whole_layers_are_refused(to: dict[str, Any], layout: dict[str, int], words: str) -> None:
+    from nemo2.llm.pruned import PruningConfig, Sizes
+
+    with pytest.raises(ConfigError, match=words):
+        Sizes.of(small_runs.build_llama(), PruningConfig(**to)).refuse_layout(**layout)

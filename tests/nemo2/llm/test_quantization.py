@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantisation is ModelOpt's: what is told where it isn't installed, and which settings can't be. ModelOpt itself needs a GPU."""
+"""Quantisation is ModelOpt's: what is told where it isn't installed, and which settings can't be. `tests/quantized` runs it."""
 
 import importlib.util
 from typing import Any

@@ -210,3 +210,13 @@ def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypat
     path, given, engine = asked[0]
     assert (path, engine, asked[1]) == ("run", None, "prepared")
     assert (given.tensor_parallel_size, given.dtype, given.max_length, given.port) == (2, "bf16", 120, 8080)
+
+
+def test_a_command_that_is_only_told_needs_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nemo2.llm import engines
+
+    monkeypatch.setattr(engines, "_missing", lambda engine: f"there is no {engine}")
+    assert engines.chosen(None, only_told=True) == "vllm"
+    assert engines.chosen("transformers", only_told=True) == "transformers"
+    with pytest.raises(ConfigError, match="there is no vllm; there is no transformers. With --print"):
+        engines.chosen(None)

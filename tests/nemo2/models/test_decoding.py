@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.backend.extras import has
 from support import hf_parity as parity
 from support.hf_models import ROWS, VOCABULARY
 
@@ -14,6 +15,12 @@ LENGTHS, NEW, FEWER = (3, 7, 7, 17), 64, 12
 LAYOUTS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_model_parallel_size": 2},
     "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},
+    "TP 2, EP 2": {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+        "sequence_parallel": True,
+    },
     "PP 2": {"pipeline_model_parallel_size": 2},
     "EP 2": {"expert_model_parallel_size": 2},
 }
@@ -27,7 +34,9 @@ SPREAD = (
     "Nemotron-H, Nemotron Nano v2",
 )
 """The families that write ``NEW`` tokens at other layouts too, and without a cache; the others write ``FEWER`` there."""
-BY_LENGTH = ("Llama, dynamic scaling", "Phi-3 mini and medium, 128k")
+
+ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
+"""Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
 
 
 class Numbers:
@@ -75,10 +84,33 @@ def one_process(root: str) -> dict[str, Any]:
         chunk = released.chunk(released.config())
         cached = answers(chunk, row)
         found[row.name] = {
+            "family": released.conversion.architectures,
             "answers": cached,
             "without": answers(chunk, row, new=NEW if row.name in SPREAD else FEWER, use_cache=False),
+            "written": written(row, released, chunk, model, folder / "exported"),
             "apart": [beside(model, *pair) for pair in zip(prompts(), cached, strict=True)],
         }
+    return found
+
+
+def written(row: Any, released: Any, chunk: Any, stand_in: Any, folder: Path) -> list[list[int]]:
+    """What transformers' own ``generate`` writes behind the prompts with the model that we export, all four at once."""
+    import transformers
+
+    parity.export(released, chunk, folder)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = parity.plain(auto.from_pretrained(folder)) if row.readable else stand_in
+    how = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    # Keys that it has stored are turned as they were when the sequence was shorter.
+    model.generation_config = transformers.GenerationConfig(**how, use_cache=row.name != "Llama, dynamic scaling")
+    asked = [Numbers().text_to_ids(prompt) for prompt in prompts()]
+    found = []
+    for batch in [[one] for one in asked] if row.name in ONE_BY_ONE else [asked]:
+        width = max(map(len, batch))
+        rows = torch.tensor([[-1] * (width - len(ids)) + ids for ids in batch])
+        new = min(NEW, row.fields.get("n_positions", width + NEW) - width)
+        made = model.generate(rows.clamp(min=0), attention_mask=(rows >= 0).long(), max_new_tokens=new)
+        found += made[:, width:].tolist()
     return found
 
 
@@ -116,13 +148,13 @@ def runs_at(config: Any, row: Any, layout: dict[str, Any]) -> bool:
         return True
     if layout == LAYOUTS["EP 2"]:
         return bool(config.num_moe_experts) and row.name in SPREAD
+    if layout == LAYOUTS["TP 2, EP 2"]:  # experts with biases
+        return "expert_model_parallel_size" in row.with_tp
     if layout == LAYOUTS["TP 2"]:  # experts and latent attention need sequence parallelism
         one_group = row.name == "Mamba 2"
         return not (config.num_moe_experts or getattr(config, "multi_latent_attention", False) or one_group)
-    # Sequence parallelism pads the length, by which some turn their positions: these are refused.
     # Experts with biases can't be split over tensor-parallel ranks.
-    experts = config.num_moe_experts and not config.add_bias_linear
-    return row.name not in BY_LENGTH and bool(experts or row.name in SPREAD)
+    return bool(config.num_moe_experts and not config.add_bias_linear or row.name in SPREAD)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +172,8 @@ def test_every_family_takes_the_tokens_that_transformers_takes(alone: dict[str, 
     for same, apart in alone[name]["apart"]:
         assert same
         assert apart <= 1e-5
+    for theirs, (ours, _) in zip(alone[name]["written"], alone[name]["answers"], strict=True):
+        assert len(theirs) >= NEW - max(LENGTHS) and theirs == ours[: len(theirs)]
 
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS])
@@ -164,8 +198,97 @@ def assert_same(found: list[tuple[list[int], list[float]]], expected: list[tuple
         assert log_probs == pytest.approx(all_log_probs[: len(tokens)], abs=1e-5)
 
 
+def test_no_family_is_left_out(alone: dict[str, Any]) -> None:
+    from nemo2.models.conversion.families import FAMILIES
+
+    assert {found["family"] for found in alone.values()} == {family.architectures for family in FAMILIES}
+
+
+def asked_of_the_dynamic_cache() -> str:
+    """What Megatron-Core's attention lacks here to read a token over its cache of requests that come and go."""
+    from megatron.core.inference.contexts.dynamic_context import DynamicInferenceContext
+    from megatron.core.inference.inference_request import DynamicInferenceRequest
+    from megatron.core.inference.sampling_params import SamplingParams
+
+    from nemo2.models.llama import LlamaConfig
+
+    parity.start()
+    config = LlamaConfig(num_layers=1, hidden_size=64, num_attention_heads=2, ffn_hidden_size=32, vocab_size=32)
+    chunk: Any = config.configure_model(None).eval()
+    sizes: dict[str, Any] = {"max_sequence_length": 64, "buffer_size_gb": 0.01, "block_size_tokens": 16}
+    try:
+        from megatron.core.inference.config import InferenceConfig  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        shape = {"num_layers": 1, "kv_channels": 32, "num_attention_heads": 2, "params_dtype": torch.float32}
+        context: Any = DynamicInferenceContext(**shape, **sizes)
+    else:
+        context = DynamicInferenceContext(config, InferenceConfig(**sizes))  # pyright: ignore
+        context.initialize_all_tensors()
+    asked = SamplingParams(num_tokens_to_generate=4)
+    context.add_request(DynamicInferenceRequest(request_id=0, prompt_tokens=torch.arange(5), sampling_params=asked))
+    context.initialize_attention_state()
+    tokens, positions = context.current_input_and_position_ids()
+    try:
+        with torch.no_grad():
+            chunk(tokens, positions, None, inference_context=context)
+    except ImportError as error:
+        return str(error.name)
+    return "nothing"
+
+
+@pytest.mark.skipif(has("flash_attn"), reason="Megatron-Core's dynamic cache has its kernels")
+def test_megatron_cores_dynamic_cache_has_no_attention_but_flash_attns(run_on_ranks: Any) -> None:
+    assert run_on_ranks(asked_of_the_dynamic_cache, 1) == ["flash_attn"], "docs/use.md says so"
+
+
 def test_several_tokens_over_a_cache_are_refused(run_on_ranks: Any) -> None:
     assert run_on_ranks(fed_twice, 1) == ["Megatron-Core lets several tokens of a later call see each other: feed one."]
+
+
+def switched(sequence_parallel: bool) -> tuple[list[bool], list[bool], bool]:
+    """Whether a small model's modules split sequences, while it generates and afterwards, and whether its cache was used."""
+    from nemo2.models import decoding
+    from nemo2.models.generate import generate
+    from nemo2.models.llama import LlamaConfig
+
+    parity.start(tensor_model_parallel_size=2, sequence_parallel=sequence_parallel)
+    config = LlamaConfig(
+        num_layers=1, hidden_size=16, num_attention_heads=2, ffn_hidden_size=32, vocab_size=VOCABULARY,
+        tensor_model_parallel_size=2, sequence_parallel=sequence_parallel,
+    )  # fmt: skip
+    model: Any = config.configure_model(None)
+    inside: list[bool] = []
+    cached = decoding.CachedDecoder.feed
+
+    def watched(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+        inside.append(splits(model) or model.config.sequence_parallel)
+        assert multiplies_plainly(model)
+        return cached(self, tokens)
+
+    decoding.CachedDecoder.feed = watched
+    before = splits(model)
+    generate(model, Numbers(), ["1 2 3"], max_new_tokens=2, temperature=0)
+    assert not multiplies_plainly(model)
+    return inside, [before, splits(model)], model.config.sequence_parallel
+
+
+def splits(model: Any) -> bool:
+    names = ("sequence_parallel", "reduce_scatter_embeddings")
+    return any(getattr(module, name, False) is True for module in model.modules() for name in names)
+
+
+def multiplies_plainly(model: Any) -> bool:
+    """Whether linear layers of the model make no autograd function of a product."""
+    return any("_forward_impl" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_sequences_are_whole_over_a_cache_and_split_again_afterwards(
+    run_on_ranks: Any, sequence_parallel: bool
+) -> None:
+    for inside, outside, config in run_on_ranks(switched, 2, sequence_parallel):
+        assert len(inside) >= 2 and not any(inside)
+        assert outside == [sequence_parallel, sequence_parallel] and config == sequence_parallel
 
 
 def fed_twice() -> str:

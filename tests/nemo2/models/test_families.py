@@ -67,6 +67,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
     import bench.bare_megatron as bare
+    from nemo2.parallel.groups import destroy_model_parallel
 
     # Experts and latent attention need sequence parallelism with tensor parallelism; to the others it must not matter.
     settings = bare.Settings(
@@ -80,7 +81,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
             layout |= WHOLE_EXPERTS
 
         def start_parallel(settings: Any, layout: dict[str, Any] = layout) -> None:
-            parallel_state.destroy_model_parallel()
+            destroy_model_parallel()
             parallel_state.initialize_model_parallel(**layout)
             torch.manual_seed(settings.seed)
             tensor_parallel.model_parallel_cuda_manual_seed(settings.seed)
@@ -96,6 +97,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
     return results
 
 
+@pytest.mark.slow
 def test_every_family_trains_and_its_tensor_parallel_halves_train_as_the_whole(
     run_on_ranks: Any, tmp_path: Path
 ) -> None:

@@ -137,6 +137,9 @@ def texts_of_a_model(tp: int, sequence_parallel: bool, **settings: Any) -> tuple
     )  # fmt: skip
     model = config.configure_model(None)
     results = generate(model, Letters(), ["abc", "hello"], max_new_tokens=6, **settings)
+    larger = SimpleNamespace(vocab_size=33, text_to_ids=lambda text: [32])
+    with pytest.raises(ConfigError, match="The tokenizer has 33 tokens and the model 32 rows"):
+        generate(model, larger, ["abc"])
     return [r.text for r in results], model.training
 
 

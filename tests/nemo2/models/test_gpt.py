@@ -3,6 +3,7 @@
 
 import dataclasses
 import logging
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_fused_kernels_are_dropped_without_a_gpu_said_once_and_noted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(machine_settings, "_announced", set())
-    with caplog.at_level(logging.WARNING, logger="nemo2.config.machine_settings"):
+    with caplog.at_level(logging.INFO, logger="nemo2.config.machine_settings"):
         for config in (first := LlamaConfig(**TINY), LlamaConfig(**TINY)):
             config.adjust_to_this_machine()
     assert first.apply_rope_fusion is False
@@ -252,14 +253,26 @@ def test_context_parallel_ranks_take_one_chunk_from_each_end(run_on_ranks: Any) 
 
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("theirs", [False, True])
-def test_megatron_core_s_activation_is_known_compiled_or_not(monkeypatch: pytest.MonkeyPatch, ours: bool, theirs: bool):
+@pytest.mark.parametrize(
+    ("family", "home", "name"),
+    [
+        ("gpt_oss:GPTOSSConfig20B", "megatron.core.fusions.fused_bias_geglu", "quick_gelu"),
+        ("nemotron:Nemotron3Config4B", "megatron.core.activations", "squared_relu"),
+        ("ssm:NemotronHConfig8B", "megatron.core.activations", "squared_relu"),
+    ],
+)
+def test_megatron_core_s_activation_is_known_compiled_or_not(
+    monkeypatch: pytest.MonkeyPatch, family: str, home: str, name: str, ours: bool, theirs: bool
+):
     """The CPU's backend takes compilation out of Megatron-Core's modules, maybe after ours have imported a function."""
     from megatron.core.transformer import transformer_config
 
-    from nemo2.models.gpt_oss import GPTOSSConfig20B
-
-    known = transformer_config.quick_gelu
+    module, _, config = family.partition(":")
+    known = getattr(import_module(home), name)
     plain = getattr(known, "_torchdynamo_orig_callable", known)
     kinds = {False: plain, True: torch.compile(plain)}
-    monkeypatch.setattr(transformer_config, "quick_gelu", kinds[theirs])
-    assert GPTOSSConfig20B(activation_func=kinds[ours]).activation_func is kinds[theirs]
+    for place in (import_module(home), transformer_config):
+        if hasattr(place, name):
+            monkeypatch.setattr(place, name, kinds[theirs])
+    made = getattr(import_module(f"nemo2.models.{module}"), config)(activation_func=kinds[ours])
+    assert made.activation_func is kinds[theirs]

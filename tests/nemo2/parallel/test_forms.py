@@ -4,6 +4,7 @@
 from functools import partial
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -51,16 +52,32 @@ class ReductionMethod(llm.LlamaModel):
 
 
 class MaskOfTheModel(llm.LlamaModel):
-    """The model leaves out every token but the first."""
+    """The model keeps every token whose label three divides, whatever the batch's mask says."""
 
     def forward_step(self, batch: dict[str, Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        mask = torch.zeros_like(batch["loss_mask"])
-        mask[:, 0] = 1
-        return super().forward_step(batch), mask
+        return super().forward_step(batch), kept_by_the_model(batch)
 
     @property
     def training_loss_reduction(self) -> MegatronLossReduction:  # pyright: ignore[reportIncompatibleVariableOverride]
         return llm.MaskedTokenLossReductionWithLossMask()
+
+
+def kept_by_the_model(batch: dict[str, Any]) -> Tensor:
+    return (batch["labels"] % 3 == 0).float()
+
+
+class BeforeTheFirstStep(pl.Callback):
+    """The loss of the first global batch over what the model keeps, by plain PyTorch from the model's logits."""
+
+    loss = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        batch = small_runs.global_batch(0)
+        with torch.no_grad():
+            logits = pl_module(batch["tokens"], batch["position_ids"]).float()
+        each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
+        mask = kept_by_the_model(batch).flatten()
+        self.loss = float((each * mask).sum() / mask.sum())
 
 
 def called(trainer: Any) -> dict[str, Any]:
@@ -119,17 +136,20 @@ def called(trainer: Any) -> dict[str, Any]:
 
 
 def runs() -> dict[str, Any]:
-    def fit(kind: type, inspect: Any = None) -> dict[str, Any]:
+    def fit(kind: type, inspect: Any = None, **options: Any) -> dict[str, Any]:
         model = small_runs.build_llama()
         made = kind(model.config, optim=model.optim)
         assert made.validation_loss_reduction() is made.validation_loss_reduction
-        record = small_runs.fit(made, max_steps=2, inspect=inspect)
+        record = small_runs.fit(made, max_steps=2, inspect=inspect, **options)
         small_runs.release()
         return record
 
-    kinds = (llm.LlamaModel, WithModel, AroundSuper, WithoutModel, OwnReduction, ReductionMethod, MaskOfTheModel)
-    found = {kind.__name__: fit(kind)["losses"] for kind in kinds}
-    return found | {"called": fit(llm.LlamaModel, called)["inspected"]}
+    kinds = (llm.LlamaModel, WithModel, AroundSuper, WithoutModel, OwnReduction, ReductionMethod)
+    found: dict[str, Any] = {kind.__name__: fit(kind)["losses"] for kind in kinds}
+    before = BeforeTheFirstStep()
+    found["mask of the model"] = fit(MaskOfTheModel, callbacks=[before])
+    found["over shares of sequences"] = fit(MaskOfTheModel, context_parallel_size=2)
+    return found | {"called": fit(llm.LlamaModel, called)["inspected"], "kept by the model": before.loss}
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +169,15 @@ def test_a_reduction_of_the_users_is_used_in_either_form(found: dict[str, Any], 
 
 
 def test_a_mask_that_the_model_returns_decides(found: dict[str, Any]) -> None:
-    assert found["MaskOfTheModel"][0] != found["LlamaModel"][0]
+    assert found["mask of the model"]["losses"][0] == pytest.approx(found["kept by the model"], rel=1e-5)
+    assert found["mask of the model"]["losses"][0] != found["LlamaModel"][0]
+
+
+def test_a_mask_that_the_model_returns_is_counted_over_shares_of_a_sequence(found: dict[str, Any]) -> None:
+    whole, shares = found["mask of the model"], found["over shares of sequences"]
+    assert shares["losses"][0] == pytest.approx(whole["losses"][0], rel=1e-5)
+    # Replicas weigh micro-batches alike that keep more or fewer tokens, and here one replica holds all of them.
+    assert len(shares["losses"]) == len(whole["losses"]) == 2
 
 
 def test_megatron_parallel_called_gives_plain_pytorchs_loss_in_every_way(found: dict[str, Any]) -> None:
@@ -174,8 +202,6 @@ def shares() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     ours = llm.get_batch_on_this_context_parallel_rank(batch | {"name": "kept"})
     assert ours.pop("name") == "kept"
     kept = float(ours.pop("num_valid_tokens_in_ub"))
-    params = llm.get_packed_seq_params({"cu_seqlens": torch.tensor([[0, 6, 16, -1]]), "tokens": batch["tokens"][:1]})
-    assert params.cu_seqlens_q.tolist() == [0, 6, 16] and (params.max_seqlen_q, params.qkv_format) == (10, "thd")
     return ours, theirs, kept - float(batch["loss_mask"].sum())
 
 
@@ -183,6 +209,12 @@ def test_a_share_of_the_sequence_is_megatron_cores_and_knows_the_whole_count(run
     for ours, theirs, difference in run_on_ranks(shares, 2):
         assert ours.keys() == theirs.keys() and difference == 0
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_packed_sequences_begin_and_end_where_cu_seqlens_says() -> None:
+    params = llm.get_packed_seq_params({"cu_seqlens": torch.tensor([[0, 6, 16, -1]]), "tokens": torch.zeros(1, 16)})
+    assert params.cu_seqlens_q.tolist() == params.cu_seqlens_kv.tolist() == [0, 6, 16]
+    assert (params.max_seqlen_q, params.qkv_format) == (10, "thd")
 
 
 def test_the_model_comes_first_where_it_is_asked_for() -> None:

@@ -4,7 +4,13 @@
 import pytest
 import torch
 
-from nemo2.parallel.loss import MaskedTokenLossReduction, OutputCollection, ScalarLossReduction, masked_token_loss
+from nemo2.parallel.loss import (
+    MaskedTokenLossReduction,
+    MaskedTokenLossReductionWithLossMask,
+    OutputCollection,
+    ScalarLossReduction,
+    masked_token_loss,
+)
 
 
 def test_the_masked_sum_and_its_count():
@@ -88,3 +94,20 @@ def test_shares_of_a_sequence_weigh_by_the_tokens_their_mask_keeps(monkeypatch, 
     assert float(differentiated) == pytest.approx((1 + 2 + 3 + 9) / 4)
     reports = [report[MaskedTokenLossReduction.REPORT].tolist() for *_, report in shares]
     assert reports == [[6.0, 3.0], [9.0, 1.0]]
+
+
+@pytest.mark.parametrize("options", [{}, {"validation_step": True}, {"validation_step": True, "val_drop_last": False}])
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("kind", [MaskedTokenLossReduction, MaskedTokenLossReductionWithLossMask])
+def test_both_masked_reductions_take_nemos_arguments_and_sum_alike(monkeypatch, kind, per_token, options):
+    """Whether it is a validation's changes no sum; which batches it sees is the loader's, which reads `val_drop_last`."""
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_context_parallel_world_size", lambda: 1)
+    losses, mask = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[1.0, 0.0, 1.0]])
+    reduction = kind(**options, per_token=per_token)
+    given = losses if kind is MaskedTokenLossReduction else (losses, mask)
+    batch = {"loss_mask": mask if kind is MaskedTokenLossReduction else torch.ones_like(mask)}
+    loss, count, report = reduction(batch, given)
+    assert (float(loss), int(count), report[reduction.REPORT].tolist()) == (5.0, 2, [5.0, 2.0])
+    assert {name: getattr(reduction, name) for name in options} == options

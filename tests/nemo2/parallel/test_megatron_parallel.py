@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -163,3 +164,100 @@ def test_a_call_hands_its_arguments_to_the_step() -> None:
     assert {name: seen[name] for name in shape} == shape
     MegatronParallel.forward(parallel, "whole")
     assert (seen["stage"], seen["num_microbatches"], seen["step_i"], seen["seq_length"]) == ("validation", 1, 0, None)
+
+
+class Line(pl.LightningModule):
+    """A line through points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self.net(batch["x"]), batch["y"])
+
+    def build_chunk(self, vp_stage: int) -> torch.nn.Module:
+        return torch.nn.Linear(4, 4)
+
+
+def made_by_hand() -> dict[str, Any]:
+    """`MegatronParallel` with each of its arguments, on two replicas, beside plain PyTorch on all points."""
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    from nemo2.backend import get_backend
+    from nemo2.parallel.groups import initialize_model_parallel
+    from nemo2.parallel.hooks import CallbackConnector
+    from nemo2.parallel.layout import Layout
+    from nemo2.parallel.loss import ScalarLossReduction
+    from nemo2.precision import MegatronMixedPrecision
+
+    class Doubled(ScalarLossReduction):
+        def reduce(self, losses_reduced_per_micro_batch: Any) -> Any:
+            return 2 * super().reduce(losses_reduced_per_micro_batch)
+
+    class Listening:
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def on_megatron_microbatch_end(self, output: torch.Tensor) -> None:
+            self.heard.append(str(output.dtype))
+
+    get_backend().install()
+    initialize_model_parallel(Layout())
+    points = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+    whole = {"x": points[:, :4], "y": points[:, 4:]}
+    share = {key: value[parallel_state.get_data_parallel_rank() :: 2] for key, value in whole.items()}
+    plain = Line()
+    loss = plain.training_step(whole)
+    loss.backward()
+
+    def step(**given: Any) -> float:
+        return float(MegatronParallel(Line(), **given).training_step(share, num_microbatches=2))
+
+    trained = MegatronParallel(Line(), ddp_config=DistributedDataParallelConfig())
+    found: dict[str, Any] = {
+        "plain": float(loss.detach()),
+        "plain at zero": float(plain.net(whole["x"]).detach().square().mean()),
+        "pipeline": step(),
+        "ddp_config": float(trained.training_step(share, num_microbatches=2)),
+        "gradients": max(
+            float((ours.main_grad - theirs.grad).abs().max())  # pyright: ignore
+            for ours, theirs in zip(trained.parameters(), plain.parameters(), strict=True)
+        ),
+        "data_step": step(data_step=lambda iterator: {**next(iterator), "y": torch.zeros(2, 1)}),
+        "forward_step": step(forward_step=lambda module, batch: 3 * module.training_step(batch)),
+        "loss_reduction": step(loss_reduction=Doubled()),
+    }
+    listening = Listening()
+    precise = MegatronParallel(
+        Line(), precision_plugin=MegatronMixedPrecision("bf16-mixed"), callbacks=CallbackConnector([listening])
+    )
+    precise.training_step(share, num_microbatches=2)
+    found |= {"precision_plugin": {str(one.dtype) for one in precise.parameters()}, "callbacks": listening.heard}
+    found["device"] = {one.device.type for one in MegatronParallel(Line(), device=torch.device("meta")).parameters()}
+    wrapped = MegatronParallel(Line(), wrap_chunk=lambda config, chunk: torch.nn.Sequential(chunk))
+    found["wrap_chunk"] = type(wrapped[0]).__name__
+
+    def frozen(module: torch.nn.Module, name: str) -> torch.nn.Module:
+        return module.requires_grad_(False) if name.endswith("net") else module
+
+    found["transform"] = {one.requires_grad for one in MegatronParallel(Line(), transform=frozen).parameters()}
+    small_runs.release()
+    initialize_model_parallel(Layout(pp=2, vp=2))
+    chunks: Any = MegatronParallel(Line(), vp_size=2)
+    found["vp_size"] = [chunk.vp_stage for chunk in chunks], len(chunks.pipeline)
+    return found
+
+
+def test_each_argument_of_the_constructor_does_what_it_says(run_on_ranks: Any) -> None:
+    for found in run_on_ranks(made_by_hand, 2):
+        plain = pytest.approx(found["plain"], rel=1e-5)
+        assert found["pipeline"] == found["ddp_config"] == plain and found["gradients"] < 1e-6
+        assert found["data_step"] == pytest.approx(found["plain at zero"], rel=1e-5)
+        assert found["forward_step"] == pytest.approx(3 * found["plain"], rel=1e-5)
+        assert found["loss_reduction"] == pytest.approx(2 * found["plain"], rel=1e-5)
+        assert found["precision_plugin"] == {"torch.bfloat16"} and found["callbacks"] == ["torch.bfloat16"] * 2
+        assert (found["device"], found["wrap_chunk"], found["transform"]) == ({"meta"}, "Sequential", {False})
+        assert found["vp_size"] == ([0, 1], 2)

@@ -49,6 +49,12 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_s_layers(crossed: Any) -> 
         assert run["losses"] == pytest.approx(run["expected"], rel=1e-6), name
 
 
+@pytest.mark.timeout(660)
+def test_groups_of_models_that_are_gone_leave_no_threads(crossed: Any) -> None:
+    """Those of some 70 layouts in one process look every 10 ms for what came, and leave the others no time."""
+    assert crossed["threads"] < 300
+
+
 def test_names_of_plain_layers_become_transformer_engine_s() -> None:
     """Layer by layer or stacked, of the model and of the optimizer's state; those that are one norm in a layer of another kind
     are left alone."""

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nemo2.pictures import Bar, Canvas, Limit, Point, scatter_chart, stacked_bars, standalone
-from nemo2.pictures.page import cards, figure, page, paragraph, section, table
+from nemo2.pictures.page import PAGE_STYLE, cards, figure, page, paragraph, section, table
 from nemo2.pictures.svg import STYLE, stack, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -90,6 +90,36 @@ def test_a_page_stands_alone():
 def test_numbers_of_a_table_stand_right_with_separated_thousands():
     text = table(["name", "bytes"], [["a", 1234567], ["b", 2.5]])
     assert "<td class='number'>1,234,567</td>" in text and "<td>a</td>" in text
+
+
+def style_at(width: int) -> dict[str, dict[str, str]]:
+    """Properties of a page by selector on a screen of this width, later rules over earlier ones."""
+    blocks = re.compile(r"@media\(([^{]*)\)\{((?:[^{}]*\{[^{}]*\})*)\}")
+    text = re.sub(r"/\*.*?\*/", "", PAGE_STYLE, flags=re.DOTALL)
+    rules = blocks.sub("", text)
+    for condition, inside in blocks.findall(text):
+        name, _, limit = condition.partition(":")
+        if name == "max-width" and width <= int(limit.removesuffix("px")):
+            rules += inside
+    found: dict[str, dict[str, str]] = {}
+    for selectors, body in re.findall(r"([^{}]+)\{([^{}]*)\}", rules):
+        for selector in selectors.split(","):
+            found.setdefault(selector.strip(), {}).update(
+                part.split(":", 1)
+                for part in filter(None, body.split(";"))  # pyright: ignore
+            )
+    return found
+
+
+def test_on_a_narrow_screen_tables_and_pictures_scroll():
+    """A table of its own width overflows as a block only; cells as narrow as a letter, or a cut table, couldn't be read."""
+    phone, desk = style_at(400), style_at(1200)
+    assert (phone["table"].get("display"), phone["table"].get("overflow-x")) == ("block", "auto")
+    assert "display" not in desk["table"] and desk["table"]["width"] == "100%"
+    assert phone["figure"]["overflow-x"] == "auto" and int(phone["figure>svg"]["min-width"].removesuffix("px")) > 400
+    assert "figure>svg" not in desk and phone["figure .scroll"]["overflow-x"] == "auto"
+    others = [name for name in phone if name != "table" and re.search(r"(^|[ >])table$|^\.plain$", name)]
+    assert others == [], "which could take it back"
 
 
 def test_the_width_of_words_grows_with_them():

@@ -102,6 +102,7 @@ REFUSED = [
      "one-switch-for-the-distributed-optimizer"),
     ("trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False", "one-precision"),
     ("model.config.cuda_graph_impl=local strategy.fsdp=megatron", "graphs-go-with-the-rest"),
+    ("trainer.plugins.fp8=hybrid strategy.fsdp=megatron strategy.context_parallel_size=1", "scales-go-into-the-checkpoint"),
     ("strategy.moe_extended_tp=True", "strategy-has-what-it-is-asked"),
     ("strategy.ckpt_load_main_params=True", "one-source-of-optimizer-state"),
     ("trainer.plugins.precision=bf61", "precision-is-known"),

@@ -50,13 +50,27 @@ class KeepsAllByItsOwn(llm.LlamaModel):
         return OfTheirOwn(val_drop_last=False)
 
 
+class KeepsAllByTheModelsMask(llm.LlamaModel):
+    """Keeps tokens that the batch's mask leaves out, of the samples that fill the last global batch too."""
+
+    def forward_step(self, batch: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward_step(batch), self.mask_of(batch)
+
+    def mask_of(self, batch: Any) -> torch.Tensor:
+        return (batch["labels"] % 3 == 0).float()
+
+    @cached_property
+    def validation_loss_reduction(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return llm.MaskedTokenLossReductionWithLossMask(validation_step=True, val_drop_last=False)
+
+
 def plain_loss(model: Any, samples: int) -> float:
     """The mean loss of all kept tokens of the first samples, by plain PyTorch from the model's logits."""
     batch = small_runs.global_batch(0, size=samples)
     with torch.no_grad():
         logits = model(batch["tokens"], batch["position_ids"]).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
-    mask = batch["loss_mask"].flatten()
+    mask = (model.mask_of(batch) if isinstance(model, KeepsAllByTheModelsMask) else batch["loss_mask"]).flatten()
     return float((loss * mask).sum() / mask.sum())
 
 
@@ -84,6 +98,7 @@ def evaluated() -> dict[str, Any]:
         **{f"all {size}": run(KeepsAll, size, "validate") for size in (2, 4, 8)},
         "dropped": run(llm.LlamaModel, 4, "validate"),
         "tested": run(KeepsAll, 4, "test"),
+        "the model's mask": run(KeepsAllByTheModelsMask, 4, "validate"),
         "own reduction": run(KeepsAllByItsOwn, 4, "validate"),
         "own reduction, tested": run(KeepsAllByItsOwn, 4, "test"),
     }
@@ -94,7 +109,9 @@ def found(run_on_ranks: Any) -> dict[str, Any]:
     return run_on_ranks(evaluated, 2)[0]
 
 
-@pytest.mark.parametrize("case", ["all 2", "all 4", "all 8", "tested", "own reduction", "own reduction, tested"])
+@pytest.mark.parametrize(
+    "case", ["all 2", "all 4", "all 8", "tested", "own reduction", "own reduction, tested", "the model's mask"]
+)
 def test_every_kept_token_counts_once_whatever_the_global_batch(found: dict[str, Any], case: str) -> None:
     loss, whole, _, _ = found[case]
     assert loss == pytest.approx(whole, rel=1e-5)

@@ -67,6 +67,8 @@ def refusals() -> dict[str, str]:
     attempt("clip", nl.FSDP2Strategy(), small_runs.build_llama(), gradient_clip_val=1.0)
     fp8 = MegatronMixedPrecision("bf16-mixed", fp8="hybrid")
     attempt("fp8", nl.FSDPStrategy(), small_runs.build_llama(), plugins=fp8)
+    megatron = nl.MegatronStrategy(fsdp="megatron")
+    attempt("scales", megatron, small_runs.build_llama(distributed=True), plugins=fp8)
     return found
 
 
@@ -77,6 +79,7 @@ def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(r
     assert "there is one data-parallel rank, nothing to shard" in found["alone"]
     assert "optim.config.clip_grad=1.0" in found["clip"]
     assert "torch gathers parameters in 16 or 32 bits" in found["fp8"]
+    assert "the scales of the last steps aren't in its checkpoints" in found["scales"]
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,20 @@ def test_a_subclass_keeps_attributes_of_its_own() -> None:
 def set_on_a_live_strategy() -> dict[str, Any]:
     """A strategy laid out by attributes, and what it says during the run."""
     seen: dict[str, Any] = {}
+    names: list[Any] = []
 
     class Watch(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             seen.setdefault("steps", []).append(trainer.strategy.current_epoch_step)
+            wrapped, module = trainer.model, trainer.lightning_module
+            seen["seen"] = {
+                "optim": wrapped.optim is module.optim,
+                "tokenizer": wrapped.tokenizer is module.tokenizer,
+                "module": wrapped.module is wrapped.pipeline is module,
+                "config": wrapped.module.config is module.config,
+                "walk": wrapped.walk(lambda part: names.append(part) or part) is module and len(names) > 10,
+                "no such name": not hasattr(wrapped, "no_such_name") and not hasattr(wrapped, "_no_such_name"),
+            }
 
     def look(trainer: Any) -> None:
         from megatron.core import parallel_state
@@ -110,4 +120,7 @@ def set_on_a_live_strategy() -> dict[str, Any]:
 def test_a_run_is_laid_out_by_what_was_set_and_says_so(run_on_ranks: Any) -> None:
     for seen in run_on_ranks(set_on_a_live_strategy, 2):
         assert (seen["groups"], seen["model"], seen["steps"], seen["dtype"]) == (2, 2, [1, 2], torch.float32)
+        assert seen["seen"] and all(seen["seen"].values()), (
+            f"what a callback of NeMo's reads of trainer.model: {seen['seen']}"
+        )
         assert "strategy.tensor_model_parallel_size=1: the strategy is connected to its model" in seen["too late"]

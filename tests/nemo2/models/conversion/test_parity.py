@@ -85,24 +85,19 @@ def differing(tensors: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 
 def exported(row: Any, released: Any, chunk: Any, folder: Path) -> dict[str, Any]:
     """Of other weights in our model: what transformers computes with them, and what we read again."""
-    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     generator = torch.Generator().manual_seed(9)
     for parameter in chunk.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
     stored, entries = parity.stored_by(chunk), released.entries(chunk.config)
-    tensors = parity.taken_apart(entries, stored)
-    again = parity.whole(entries, tensors)
+    again = parity.whole(entries, parity.taken_apart(entries, stored))
     answer: dict[str, Any] = {"again": sorted(key for key in stored if not torch.equal(stored[key], again[key]))}
-    told = released.conversion.hf_config(chunk.config) | {"architectures": list(released.conversion.architectures[:1])}
+    told = released.conversion.hf_config(chunk.config)
     assert json.loads(json.dumps(told)) == told
     if not row.readable:
         return answer
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(told))
-    named = {released.conversion.prefixes[0] + name: tensor for name, tensor in tensors.items()}
-    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    parity.export(released, chunk, folder)
     auto: Any = AutoModelForCausalLM
     model, loading = auto.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     answer["loading"] = {name: sorted(map(str, what)) for name, what in loading.items() if what}

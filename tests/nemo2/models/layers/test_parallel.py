@@ -74,9 +74,10 @@ def train(model: str, layout: dict[str, Any], **files: str) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
     from bench import bare_megatron as bare
+    from nemo2.parallel.groups import destroy_model_parallel
 
     def start_parallel(settings: Any) -> None:
-        parallel_state.destroy_model_parallel()
+        destroy_model_parallel()
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=settings.tp,
             pipeline_model_parallel_size=settings.pp,
@@ -131,9 +132,20 @@ def together(model: str, layouts: dict[str, dict[str, Any]], reference: str, fol
     return results
 
 
-def check(run_on_ranks: Any, folder: Any, model: str, layouts: dict[str, Any], ranks: int) -> None:
-    reference = str(folder / "one")
-    expected = run_on_ranks(alone, 1, model, reference)[0]
+@pytest.fixture(scope="module")
+def one_process(run_on_ranks: Any, tmp_path_factory: Any) -> Any:
+    """The run of a model in one process, and the folder of what it leaves: once for all layouts."""
+
+    @functools.cache
+    def run(model: str) -> tuple[str, dict[str, Any]]:
+        folder = str(tmp_path_factory.mktemp(model))
+        return folder, run_on_ranks(alone, 1, model, folder)[0]
+
+    return run
+
+
+def check(run_on_ranks: Any, one_process: Any, folder: Any, model: str, layouts: dict[str, Any], ranks: int) -> None:
+    reference, expected = one_process(model)
     results = run_on_ranks(together, ranks, model, layouts, reference, str(folder))[0]
     assert results.keys() == layouts.keys()
     for name, result in results.items():
@@ -143,17 +155,17 @@ def check(run_on_ranks: Any, folder: Any, model: str, layouts: dict[str, Any], r
 
 
 @pytest.mark.parametrize("model", LAYOUTS)
-def test_two_ranks_train_as_one(run_on_ranks, tmp_path, model):
-    check(run_on_ranks, tmp_path, model, LAYOUTS[model], 2)
+def test_two_ranks_train_as_one(run_on_ranks, one_process, tmp_path, model):
+    check(run_on_ranks, one_process, tmp_path, model, LAYOUTS[model], 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MORE_LAYOUTS)
-def test_two_ranks_train_as_one_in_further_layouts(run_on_ranks, tmp_path, model):
-    check(run_on_ranks, tmp_path, model, MORE_LAYOUTS[model], 2)
+def test_two_ranks_train_as_one_in_further_layouts(run_on_ranks, one_process, tmp_path, model):
+    check(run_on_ranks, one_process, tmp_path, model, MORE_LAYOUTS[model], 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", LAYOUTS_OF_FOUR)
-def test_four_ranks_train_as_one(run_on_ranks, tmp_path, model):
-    check(run_on_ranks, tmp_path, model, LAYOUTS_OF_FOUR[model], 4)
+def test_four_ranks_train_as_one(run_on_ranks, one_process, tmp_path, model):
+    check(run_on_ranks, one_process, tmp_path, model, LAYOUTS_OF_FOUR[model], 4)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint that a path means, and the model that it describes."""
+
+from pathlib import Path
+from typing import Any
+
+from nemo2.checkpoint.context import describes, load_context
+from nemo2.checkpoint.directory import LAST_SUFFIX
+from nemo2.checkpoint.places import newest_in
+from nemo2.config.explicit import explicit_fields
+from nemo2.errors import CheckpointError
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at ``path``: itself, or the newest one in a run's directory.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (found := newest_in(path)) is not None:
+        return found
+    raise CheckpointError(
+        f"{path} is no finished checkpoint, nor a directory with any (their names end in {LAST_SUFFIX} or carry the step). "
+        "Give the path that the run printed when it saved, or the run's directory."
+    )
+
+
+def model_of(checkpoint: Path, *, trust_remote_code: bool = False) -> Any:
+    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built.
+
+    ``trust_remote_code``: the tokenizer may run Python that lies beside its files.
+    """
+    model = load_context(checkpoint, "model")
+    trusted = ["transformers:trust_remote_code"] if trust_remote_code else []
+    model.tokenizer = load_context(checkpoint, "tokenizer", allowed_modules=trusted)
+    if "seq_length" not in explicit_fields(model.config) and describes(checkpoint, "data"):
+        data = load_context(checkpoint, "data", build=False)
+        if getattr(data, "seq_length", None):
+            model.config.seq_length = data.seq_length
+    # Userbuffers have the size of a training micro-batch, and prompts have any.
+    model.config.tp_comm_overlap = False
+    return model

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command line is read: no option is taken and then ignored, and what isn't an option is told how it is written."""
+
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_READ: ContextVar[Any] = ContextVar("nemo2_command_line", default=None)
+"""typer's context of the command that runs. typer ships a click of its own from 0.20 on, so that click's is no help."""
+
+
+class _WithFlags:
+    """Help in which a flag has no type: typer 0.29 writes ``<bool>`` behind one, as if a value were to follow."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
+        for one in params:
+            if getattr(one, "is_flag", False):
+                one.display_type_rich = lambda ctx: None
+        return params
+
+
+class Group(_WithFlags, TyperGroup):
+    """Commands of nemo2."""
+
+
+class Command(_WithFlags, TyperCommand):
+    """A command of nemo2."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":
+                self._refuse(str(getattr(error, "option_name", "")), args, error)
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        token = _READ.set(ctx)
+        try:
+            return super().invoke(ctx)
+        finally:
+            _READ.reset(token)
+
+    def _refuse(self, option: str, args: list[str], error: Exception) -> NoReturn:
+        from nemo2.errors import ConfigError
+        from nemo2.names import did_you_mean
+
+        known = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+        name, takes_changes = option.lstrip("-"), any(one.name in ("overrides", "words") for one in self.params)
+        if takes_changes and ("." in name or "=" in next((one for one in args if one.startswith(option)), "")):
+            written = _value_of(option, args)
+            raise ConfigError(
+                f"{option}: a change of the recipe is written without dashes: {name}={written}"
+            ) from error
+        close = did_you_mean(option, known) if len(known) > 12 else "."
+        also = " A field of the recipe is changed by its path, as in trainer.max_steps=100." if takes_changes else ""
+        raise ConfigError(
+            f"nemo2 {self.name} has no option {option}{close}{also} `nemo2 {self.name} --help` lists its options."
+        ) from error
+
+
+class App(typer.Typer):
+    """typer's, whose commands are ours."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=Group, **settings)
+
+    def command(self, name: Any = None, **settings: Any) -> Any:
+        return super().command(name, cls=settings.pop("cls", Command), **settings)
+
+
+def only_with(option: str, *others: str) -> None:
+    """Refuse ``others`` on a command line without ``option``, by the names of the command's parameters.
+
+    Raises:
+        ConfigError: the command line has some of them.
+    """
+    if option not in _given():
+        _refuse_any(others, f"read with {_spelled(option)} only")
+
+
+def not_with(option: str, *others: str) -> None:
+    """Refuse ``others`` on a command line with ``option``, by the names of the command's parameters. Raises as `only_with`."""
+    if option in _given():
+        _refuse_any(others, f"not read with {_spelled(option)}")
+
+
+def _refuse_any(names: tuple[str, ...], why: str) -> None:
+    if told := [_spelled(name) for name in names if name in _given()]:
+        from nemo2.errors import ConfigError
+
+        several = len(told) > 1
+        raise ConfigError(
+            f"{', '.join(told)} {'are' if several else 'is'} {why}: leave {'them' if several else 'it'} out."
+        )
+
+
+def _given() -> set[str]:
+    """Names of the parameters that the command line gives; nothing where a function is called from Python."""
+    context = _READ.get()
+    if context is None:
+        return set()
+    sources = {one.name: context.get_parameter_source(one.name) for one in context.command.params}
+    return {name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"}
+
+
+def _spelled(name: str) -> str:
+    """A parameter as the command line has it: its first long option; NAME of an argument."""
+    found = next(one for one in _READ.get().command.params if one.name == name)
+    if not found.opts or not found.opts[0].startswith("-"):
+        return name.upper()
+    return next((opt for opt in found.opts if opt.startswith("--")), found.opts[0])
+
+
+def _value_of(option: str, args: list[str]) -> str:
+    """What follows an option, with "=" or as the next word."""
+    for place, text in enumerate(args):
+        if text.startswith(f"{option}="):
+            return text.partition("=")[2]
+        if text == option and place + 1 < len(args) and not args[place + 1].startswith("-"):
+            return args[place + 1]
+    return "VALUE"

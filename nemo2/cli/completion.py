@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completion in bash, zsh and fish: ``nemo2 completion SHELL`` prints a script, which asks `candidates` at each TAB.
+
+Commands, options, recipes and runs are looked up as they are. The settings of a recipe and their values come from an index,
+because the recipe's tree takes seconds to import: a process of its own writes it when a recipe is completed for the first time.
+"""
+
+import enum
+import inspect
+import json
+import os
+import subprocess
+import sys
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import typer
+
+COMPLETION_EXAMPLE = "Example: nemo2 completion bash >> ~/.bashrc"
+ASK = "__complete"
+"""The word with which the scripts ask: ``nemo2 __complete WORD...``, the last of them what stands before the cursor."""
+PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
+"""What every recipe has; all that is offered until its index is there."""
+_RECIPES = ("name", "source", "old", "new")
+_RUNS = ("checkpoint", "checkpoints", "run", "path", "run_dir")
+_CHANGES = ("overrides", "words")
+
+_BASH = """\
+_nemo2() {
+    local line="${COMP_LINE:0:COMP_POINT}" word reply
+    local -a words
+    read -ra words <<< "$line"
+    [[ "$line" == *[[:space:]] ]] && words+=("")
+    word="${words[-1]}"
+    mapfile -t COMPREPLY < <(nemo2 __complete "${words[@]:1}" 2>/dev/null)
+    # bash takes "=" and ":" for ends of words: what stands before the last of them is there already.
+    local before="${word%"${word##*[=:]}"}"
+    COMPREPLY=("${COMPREPLY[@]#"$before"}")
+    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *[.=] ]] && compopt -o nospace
+}
+complete -o bashdefault -o default -F _nemo2 nemo2
+"""
+_ZSH = """\
+#compdef nemo2
+_nemo2() {
+    local -a found open
+    found=("${(@f)$(nemo2 __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    open=(${(M)found:#*[.=]})
+    found=(${found:#*[.=]})
+    (( $#open + $#found )) || { _files; return }
+    (( $#open )) && compadd -Q -S '' -- $open
+    (( $#found )) && compadd -Q -- $found
+}
+compdef _nemo2 nemo2
+"""
+_FISH = """\
+function __nemo2_complete
+    set -l words (commandline -opc) (commandline -ct)
+    nemo2 __complete $words[2..-1] 2>/dev/null
+end
+complete -c nemo2 -a '(__nemo2_complete)'
+"""
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("completion", epilog=COMPLETION_EXAMPLE)(completion)
+
+
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="For which shell.")]) -> None:
+    """Print the script that completes nemo2's commands, options, recipes, settings and their values in a shell."""
+    print(SCRIPTS[shell], end="")
+
+
+def candidates(command: Any, words: Sequence[str]) -> list[str]:
+    """What the last of ``words`` may become; ``command`` is typer's, of all of nemo2."""
+    *before, word = words or [""]
+    while before and before[0] in getattr(command, "commands", {}):
+        command = command.commands[before.pop(0)]
+    if hasattr(command, "commands"):
+        return _starting(word, command.commands)
+    options = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+    asking = options.get(before[-1]) if before else None
+    if asking is not None and not getattr(asking, "is_flag", False):
+        return _starting(word, _values_of(asking.name, command))
+    if word.startswith("-"):
+        return _starting(word, [name for name in options if name.startswith("--")] + ["--help"])
+    arguments = [one.name for one in command.params if not (one.opts and one.opts[0].startswith("-"))]
+    given = _positional(before, options)
+    name = arguments[min(len(given), len(arguments) - 1)] if arguments else ""
+    if name in _RECIPES:
+        from nemo2.recipes._shipped import names
+
+        return _starting(word, [*names(), *_runs()])
+    if name in _RUNS:
+        return _starting(word, _runs())
+    if name in _CHANGES and given:
+        return settings(given[arguments.index(name) - 1], word)
+    return _starting(word, _values_of(name, command)) if name else []
+
+
+def settings(recipe: str, word: str) -> list[str]:
+    """Completions of a change of ``recipe``: the next part of its path, or the values of its setting."""
+    known = _index(recipe)
+    path, equals, value = word.partition("=")
+    if equals:
+        return [f"{path}={one}" for one in known.get(path, []) if one.startswith(value)]
+    if not known:
+        return _starting(word, PARTS)
+    found = dict.fromkeys(_next_part(one, word) for one in known if one.startswith(word))
+    return list(found)
+
+
+def index_of(recipe: Any) -> dict[str, list[str]]:
+    """The settings of a recipe by path, each with the values that are worth offering."""
+    from nemo2.config.aliases import aliases_of, parameter_names
+    from nemo2.config.walk import iterate_nodes
+
+    found: dict[str, list[str]] = {}
+    for path, node in iterate_nodes(recipe):
+        target = node.__fn_or_cls__
+        for name in parameter_names(target):
+            found[f"{path}.{name}".removeprefix(".")] = _offered(target, name)
+        for alias, real in aliases_of(target).items():
+            if "." not in real:
+                found[f"{path}.{alias}".removeprefix(".")] = _offered(target, real)
+    prefix = "trainer.strategy."
+    strategy = {path.removeprefix("trainer."): values for path, values in found.items() if path.startswith(prefix)}
+    return found | strategy
+
+
+def write_index(recipe: str) -> None:
+    """Write the index of a recipe by name; what `_index` starts."""
+    from nemo2.cli.sources import recipe_tree
+
+    file = _file(recipe)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(index_of(recipe_tree(recipe))), encoding="utf-8")
+    os.replace(temporary, file)
+
+
+def _offered(target: Any, name: str) -> list[str]:
+    from fiddle._src import signatures
+
+    from nemo2.config.factories import factory_names
+    from nemo2.config.typed_text import part_classes
+
+    hint = signatures.get_type_hints(target).get(name, Any)
+    values = _words(hint)
+    for one in typing.get_args(hint) or (hint,):
+        if one is bool:
+            values += ["True", "False"]
+        elif one is type(None):
+            values.append("None")
+        elif isinstance(one, type) and issubclass(one, enum.Enum):
+            values += [member.name for member in one]
+    return values + list(factory_names(part_classes(hint)))
+
+
+def _index(recipe: str) -> dict[str, list[str]]:
+    """The index of a recipe; empty, and soon there, where it isn't yet."""
+    from nemo2.recipes._shipped import names
+
+    recipe = recipe.partition(":")[0]
+    if recipe not in names():
+        return {}
+    try:
+        return json.loads(_file(recipe).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        code = f"from nemo2.cli.completion import write_index; write_index({recipe!r})"
+        nothing = subprocess.DEVNULL
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+        return {}
+
+
+def _file(recipe: str) -> Path:
+    from nemo2 import __version__
+
+    home = Path(os.environ.get("NEMO_HOME") or "~/.cache/nemo2").expanduser()
+    return home / "completion" / __version__ / f"{recipe}.json"
+
+
+def _values_of(parameter: str, command: Any) -> Iterable[str]:
+    if parameter == "gpus":
+        from nemo2.gpus import NAMES
+
+        return [*NAMES, *(f"{name}x8" for name in NAMES)]
+    if parameter == "executor":
+        from nemo2.launch.clusters import profiles
+
+        return ["local", *profiles()]
+    if parameter == "peft":
+        from nemo2.cli.sources import FINETUNING
+
+        return FINETUNING
+    # From our own function: where typer keeps choices differs between its versions.
+    return _words(inspect.signature(inspect.unwrap(command.callback)).parameters[parameter].annotation)
+
+
+def _words(hint: Any) -> list[str]:
+    """The words of a ``Literal`` in an annotation."""
+    if hasattr(hint, "__metadata__"):
+        return _words(hint.__origin__)
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return [str(part) for part in parts]
+    return [word for part in parts for word in _words(part)]
+
+
+def _runs() -> list[str]:
+    from nemo2.cli.run_names import all_runs
+
+    return list(dict.fromkeys(folder.parent.name for folder in all_runs()))
+
+
+def _positional(before: Sequence[str], options: dict[str, Any]) -> list[str]:
+    """The words that are arguments: neither options nor their values."""
+    found: list[str] = []
+    asking: Optional[Any] = None
+    for word in before:
+        if asking is not None:
+            asking = None
+        elif word.startswith("-"):
+            one = options.get(word)
+            asking = None if one is None or getattr(one, "is_flag", False) else one
+        else:
+            found.append(word)
+    return found
+
+
+def _next_part(path: str, word: str) -> str:
+    """``path`` up to its next dot, with the dot, or the whole with ``=``."""
+    end = path.find(".", len(word))
+    return f"{path}=" if end < 0 else path[: end + 1]
+
+
+def _starting(word: str, names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if name.startswith(word)})

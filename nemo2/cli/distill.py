@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 distill``: a student trained on a teacher's distributions, as a recipe that every other command takes."""
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from nemo2.cli.commands import not_with
+from nemo2.cli.flags import spread
+from nemo2.cli.launching import TrainingOptions, launched, logged, with_options
+from nemo2.cli.run_names import RECIPE_FILE, Checkpoint, checkpoint_called
+from nemo2.cli.sources import Overrides, recipe_tree
+
+DISTILL_EXAMPLE = "Example: nemo2 distill runs/small --teacher runs/large trainer.max_steps=1000 optim.config.lr=1e-4"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("distill", epilog=DISTILL_EXAMPLE)(distill)
+
+
+@with_options
+def distill(
+    student: Checkpoint,
+    teacher: Annotated[str, typer.Option(help="The teacher: a checkpoint's folder, or a run by its folder or name.")],
+    overrides: Overrides = None,
+    recipe: Annotated[
+        Optional[str],
+        typer.Option(
+            help="Whose trainer, data and optimizer it has. Without it, those of the student's or teacher's run."
+        ),
+    ] = None,
+    temperature: Annotated[Optional[float], typer.Option(help="Divides both models' logits.")] = None,
+    top_k: Annotated[
+        Optional[int], typer.Option(help="The teacher's likeliest tokens that are kept, to save memory.")
+    ] = None,
+    write: Annotated[
+        Optional[Path],
+        typer.Option(help="Write the recipe there, for check, plan, rehearse and pretrain; start nothing."),
+    ] = None,
+    *,
+    options: TrainingOptions,
+) -> None:
+    """Train a student on a teacher's distributions, with your changes applied."""
+    from nemo2.errors import ConfigError
+
+    not_with("write", "executor", "dryrun", "detach", "chain", "plugins", "force", "yes")
+    begin, taught_by = checkpoint_called(student), checkpoint_called(teacher)
+    if write is not None and write.suffix != ".json":
+        raise ConfigError(f"--write {write}: must be a .json file, which commands take for a recipe.")
+    source = recipe or _run_with_recipe(begin, taught_by)
+
+    def made() -> Any:
+        from nemo2.llm.distillation import distillation_recipe
+
+        return distillation_recipe(begin, taught_by, recipe_tree(source), _settings(temperature, top_k))
+
+    name = f"{Path(student).resolve().name}_distilled"
+    tree = logged(made, overrides or [], own_name=name, options=options)
+    if write is not None:
+        from nemo2.config.serialize import to_json
+
+        write.write_text(
+            to_json(spread(tree, options.gpus, nodes=options.nodes, devices=options.devices), indent=1) + "\n"
+        )
+        print(f"{write}: nemo2 check {write}, nemo2 rehearse {write}, nemo2 plan {write}, nemo2 pretrain {write}")
+        return
+    launched(tree, name=name, changes=overrides or [], options=options)
+
+
+def _settings(temperature: Optional[float], top_k: Optional[int]) -> Any:
+    """The configuration of `DistillationConfig`; None where nothing is set."""
+    from nemo2.config import Config
+    from nemo2.strategies.teaching import DistillationConfig
+
+    given = {"logit_kl_temperature": temperature, "logit_kl_topk": top_k}
+    given = {name: value for name, value in given.items() if value is not None}
+    DistillationConfig(**given)  # refuses what is out of range
+    return Config(DistillationConfig, **given) if given else None
+
+
+def _run_with_recipe(student: Path, teacher: Path) -> str:
+    """The directory of the run that one of the checkpoints is of.
+
+    Raises:
+        ConfigError: neither is in a run's directory with its recipe.
+    """
+    from nemo2.checkpoint.described import find_checkpoint
+    from nemo2.errors import ConfigError
+
+    for path in (student, teacher):
+        run = find_checkpoint(path).absolute().parent.parent
+        if (run / RECIPE_FILE).is_file():
+            return str(run)
+    raise ConfigError(
+        f"Neither {student} nor {teacher} lies in the directory of a run that was launched with a recipe: name a recipe whose "
+        "trainer, data and optimizer the distillation has, --recipe NAME."
+    )

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that mean the same in every command, and what they do to a recipe."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from nemo2.settle.machine import Machine
+
+Gpus = Annotated[
+    Optional[str],
+    typer.Option(
+        "--gpus",
+        "--gpu",
+        help="GPUs by kind, by number or both: H100, 64 or H100x64. A number sets nodes and devices: nodes of 8 GPUs, or of as "
+        "many as the trainer asks for.",
+    ),
+]
+Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")]
+Devices = Annotated[
+    Optional[int], typer.Option("--devices", min=1, help="GPUs, or processes, per node; sets trainer.devices.")
+]
+Performance = Annotated[bool, typer.Option("--performance", help="The recipe's performance mode.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def recipe_on(
+    name: str,
+    overrides: Optional[Sequence[str]],
+    *,
+    gpus: Optional[str] = None,
+    nodes: Optional[int] = None,
+    devices: Optional[int] = None,
+    performance: bool = False,
+    data: Optional[str] = None,
+) -> Any:
+    """The recipe with its changes, on the nodes and devices that the options name.
+
+    Raises:
+        ConfigError: as `nemo2.cli.sources.configured` and `spread`.
+    """
+    from nemo2.cli.sources import configured
+
+    recipe = configured(name, list(overrides or []), performance=performance, data=data)
+    return spread(recipe, gpus, nodes=nodes, devices=devices)
+
+
+def spread(recipe: Any, gpus: Optional[str], *, nodes: Optional[int] = None, devices: Optional[int] = None) -> Any:
+    """The recipe with the nodes and devices that the options name; itself where they name none.
+
+    Raises:
+        ConfigError: as `machine_of`; options, or an option and a change, that name different numbers; GPUs that are no whole
+            nodes.
+    """
+    trainer = getattr(recipe, "trainer", None)
+    for option, field, value in (("--nodes", "num_nodes", nodes), ("--devices", "devices", devices)):
+        if value is not None:
+            put(trainer, field, value, option=option, path=f"trainer.{field}")
+    machine = machine_of(gpus)
+    if machine.count is None or trainer is None:
+        return recipe
+    from nemo2.config.located import recorded_at
+    from nemo2.errors import ConfigError
+    from nemo2.settle.world import devices_of, on
+
+    count, option = machine.count, f"--gpus {gpus}"
+    if said(trainer, "num_nodes"):
+        asked = trainer.num_nodes
+        per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // asked
+        if asked * per_node != count:
+            raise ConfigError(
+                f"{option}: {count} GPUs are not {asked} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): leave "
+                "one of them out."
+            )
+        if trainer.devices != per_node:
+            put(trainer, "devices", per_node, option=option, path="trainer.devices")
+    elif said(trainer, "devices") and count % (per_node := devices_of(trainer.devices, machine)):
+        raise ConfigError(
+            f"{option}: {count} GPUs are not whole nodes of {per_node} (trainer.devices): leave one of them out."
+        )
+    with recorded_at(option, 1):
+        return on(recipe, machine)
+
+
+def put(node: Any, field: str, value: Any, *, option: str, path: str) -> None:
+    """Set a field to what an option asks for.
+
+    Raises:
+        ConfigError: a change on the same command line asks for something else.
+    """
+    from nemo2.config.located import recorded_at
+    from nemo2.errors import ConfigError
+
+    if said(node, field) and (now := getattr(node, field)) != value:
+        raise ConfigError(f"{option} {value} contradicts {path}={now}: leave one of them out.")
+    with recorded_at(f"{option} {value}", 1):
+        setattr(node, field, value)
+
+
+def said(node: Any, field: str) -> bool:
+    """Whether the command line sets this field, by a change or by an option."""
+    from nemo2.config.overrides import COMMAND_LINE
+    from nemo2.config.walk import who_set
+
+    entries = who_set(node, field)
+    return bool(entries) and (entries[-1][0] == COMMAND_LINE or entries[-1][0].startswith("--"))
+
+
+def machine_of(gpus: Optional[str]) -> "Machine":
+    """The machine that ``--gpus`` names; without a kind, GPUs of any kind.
+
+    Raises:
+        ConfigError: an unknown GPU, or a number that is none.
+    """
+    from nemo2.settle.machine import Machine
+
+    if gpus is None:
+        return Machine()
+    return Machine(count=int(gpus)) if _is_number(gpus) else Machine.named(gpus)
+
+
+def kind_of(gpus: Optional[str]) -> Optional[str]:
+    """The kind of GPU that ``--gpus`` names; None where it names none."""
+    from nemo2.gpus import gpu
+
+    return None if gpus is None or _is_number(gpus) else gpu(gpus).name
+
+
+def place(recipe: Any, machine: "Machine") -> str:
+    """The line that names the machine of an answer; "" for what has no trainer."""
+    from nemo2.settle.world import world_of
+
+    if getattr(recipe, "trainer", None) is None:
+        return ""
+
+    world = world_of(recipe, machine)
+    return f"for {world.nodes} node{'s' if world.nodes > 1 else ''} x {world.devices} of {machine.describe()}"
+
+
+def _is_number(gpus: str) -> bool:
+    return gpus.strip().isdigit() and int(gpus) > 0

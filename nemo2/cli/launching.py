@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that every command has which starts a run, and the start itself."""
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, spread
+from nemo2.cli.sources import changed
+
+Executor = Annotated[str, typer.Option("--executor", help="'local', or a cluster's profile (`nemo2 cluster list`).")]
+RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; sets log.name.")]
+Directory = Annotated[Optional[Path], typer.Option("--dir", help="The folder that holds runs; sets log.log_dir.")]
+Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Check everything, print what would run, start nothing.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once submitted, on executors that can.")]
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes", help="Go on from a checkpoint that the recipe no longer fits (resume.accept_changes)."
+    ),
+]
+Chain = Annotated[
+    int, typer.Option("--chain", min=1, help="Slurm: jobs, each after the one before, that share the run.")
+]
+PluginNames = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--plugins",
+        help="Plugins by name, 'NsysPlugin(start_step=5,end_step=8)'; several, or the option several times.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Start a run that does not fit its GPUs by formula.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Where and how a run starts, as options of a command that `with_options` gives them."""
+
+    executor: Executor = "local"
+    gpus: Gpus = None
+    nodes: Nodes = None
+    devices: Devices = None
+    run_name: RunName = None
+    directory: Directory = None
+    dryrun: Dryrun = False
+    detach: Detach = False
+    plugins: PluginNames = None
+    force: Force = False
+    yes: Yes = False
+
+
+@dataclass(frozen=True)
+class TrainingOptions(LaunchOptions):
+    """Of a run that saves and goes on."""
+
+    chain: Chain = 1
+    accept_changes: AcceptChanges = False
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with an option for each field of its last parameter, ``options``, which is one of the classes above."""
+    signature = inspect.signature(command)
+    *own, last = signature.parameters.values()
+    kind = last.annotation
+    parameters = [*own, *inspect.signature(kind).parameters.values()]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        options = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
+        command(**given, options=options)
+
+    # typer reads both.
+    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    return run
+
+
+def logged(
+    source: Callable[[], Any],
+    overrides: list[str],
+    *,
+    own_name: Optional[str],
+    options: LaunchOptions,
+    data: Optional[str] = None,
+) -> Any:
+    """The recipe that ``source`` gives, with its changes. Its run is called ``own_name`` unless a change, or ``--name``, says
+    otherwise.
+
+    Raises:
+        ConfigError: a change and an option name the run, or its folder, differently.
+    """
+    from nemo2.errors import ConfigError
+
+    before: dict[str, Any] = {}
+
+    def make() -> Any:
+        recipe = source()
+        if own_name is not None:
+            recipe.log.name = own_name
+        before.update(name=recipe.log.name, log_dir=recipe.log.log_dir)
+        return recipe
+
+    log = (recipe := changed(make, overrides, data=data)).log
+    for option, field, asked in (
+        ("--name", "name", options.run_name),
+        ("--dir", "log_dir", None if options.directory is None else str(options.directory)),
+    ):
+        if asked is None:
+            continue
+        now = getattr(log, field)
+        if now not in (before[field], asked):
+            raise ConfigError(f"{option} {asked} contradicts log.{field}={now}: leave one of them out.")
+        setattr(log, field, asked)
+    if isinstance(options, TrainingOptions) and options.accept_changes:
+        recipe.resume.accept_changes = True
+    return recipe
+
+
+def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptions) -> None:
+    """Start ``recipe`` as the options say, and tell how it went; ``changes`` are told in the block at its start.
+
+    Raises:
+        ConfigError: options that contradict each other, or what the launch refuses.
+    """
+    from nemo2.launch import launch
+    from nemo2.launch.plugins import named
+
+    recipe = spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices)
+    executor, kind = options.executor, kind_of(options.gpus)
+    if kind is not None:
+        _refuse_other_gpus(kind, executor, dryrun=options.dryrun)
+    if options.detach and executor == "local":
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(
+            "--detach: a run on this machine ends with its command; --executor names a cluster that keeps it."
+        )
+    if options.plugins:
+        import nemo2.plugins  # noqa: F401  (whose names it announces)
+
+    _say_what_starts(recipe, name, executor, changes=changes, kind=kind)
+    if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
+        typer.confirm(f"Submit to {executor!r}?", abort=True)
+    result = launch(
+        recipe,
+        executor,
+        devices=options.devices,
+        nodes=options.nodes,
+        gpu=kind,
+        dryrun=options.dryrun,
+        detach=options.detach,
+        chain=options.chain if isinstance(options, TrainingOptions) else 1,
+        plugins=named(options.plugins or []),
+        force=options.force,
+    )
+    if result.status == "continued":
+        raise typer.Exit(result.exit_code)
+    if result.jobs and result.status == "submitted":
+        print(
+            f"`nemo2 jobs logs {result.experiment_id}` follows it, `nemo2 jobs cancel {result.experiment_id}` ends it"
+        )
+    elif result.status == "submitted":
+        print(f"submitted as {result.experiment_id}; `nemo experiment status {result.experiment_id}` tells how it is")
+    elif result.run_dir is not None:
+        print(f"run directory: {result.run_dir}")
+        report = result.run_dir / "report.html"
+        if report.is_file():
+            print(f"report: {report}")
+
+
+def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool) -> None:
+    """Raise ConfigError where a run on this machine is asked for GPUs that it hasn't got; a dry run may look at any."""
+    from nemo2.errors import ConfigError
+    from nemo2.settle.machine import Machine
+
+    if executor != "local" or dryrun or (here := Machine.here()).model == kind.partition("-")[0].lower():
+        return
+    raise ConfigError(
+        f"--gpus {kind}: the run would start on {here.describe()}. Leave --gpus out and say --devices, name a cluster with "
+        "--executor, or look at the run with --dryrun."
+    )
+
+
+def _say_what_starts(recipe: Any, name: str, executor: str, *, changes: list[str], kind: Optional[str]) -> None:
+    """Tell on stderr what will run. Of a recipe that can't run, nothing: the launch says what is wrong with it."""
+    from nemo2.cli.start import start_block
+    from nemo2.errors import ConfigError
+    from nemo2.settle.machine import Machine
+
+    cluster = None if executor == "local" else executor
+    machine = Machine.named(kind) if kind else Machine.here() if cluster is None else Machine()
+    with contextlib.suppress(ConfigError, AttributeError, TypeError):
+        print(start_block(recipe, name, machine, changes=changes, executor=cluster), file=sys.stderr, flush=True)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--data PATH``: a recipe trains on the user's data, with the sequence length and the batch sizes that it has."""
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+Data = Annotated[
+    Optional[str],
+    typer.Option(
+        "--data",
+        help="Train on this: token files of `nemo2 prepare-data` by their prefix, or, to fine-tune, a file or folder of samples.",
+    ),
+]
+
+
+def give_data(recipe: Any, path: str) -> None:
+    """Have ``recipe`` train on what lies at ``path``.
+
+    Token files get the tokenizer that `nemo2 prepare-data --train-bpe` has written beside them, where there is one; else the
+    tokenizer stays.
+
+    Raises:
+        ConfigError: there is no such data.
+    """
+    from nemo2.config.located import recorded_at
+    from nemo2.config.overrides import carry_over
+
+    with recorded_at(f"--data {path}", 1):
+        data = _samples(path) if recipe.__fn_or_cls__.__name__ == "finetune" else _tokens(path)
+        carry_over(recipe.data, data)
+        recipe.data = data
+
+
+def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
+    """Raise ConfigError where nobody says which tokenizer the tokens at ``path`` are of."""
+    if getattr(recipe, "tokenizer", None) is None and getattr(recipe.data, "tokenizer", None) is None:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(
+            f"--data {path}: there is no {path}_tokenizer.json beside the tokens; name the tokenizer that made them, as in "
+            "'data.tokenizer=BPETokenizer(path=tokenizer.json)' or 'data.tokenizer=AutoTokenizer(pretrained_model_name=NAME)'."
+        )
+
+
+def _tokens(path: str) -> Any:
+    from nemo2.config import Config
+    from nemo2.data.prepare import strip_suffix
+    from nemo2.data.pretraining import PreTrainingDataModule
+    from nemo2.data.tokenizer import BPETokenizer
+    from nemo2.errors import ConfigError
+
+    prefix = strip_suffix(path)
+    if not Path(f"{prefix}.bin").expanduser().is_file():
+        raise ConfigError(
+            f"--data {path}: there is no {prefix}.bin. `nemo2 prepare-data TEXT --output {prefix} --train-bpe 8192` makes token "
+            "files and a tokenizer of text."
+        )
+    data = Config(PreTrainingDataModule, paths=prefix)
+    if Path(f"{prefix}_tokenizer.json").expanduser().is_file():
+        data.tokenizer = Config(BPETokenizer, path=f"{prefix}_tokenizer.json")
+    return data
+
+
+def _samples(path: str) -> Any:
+    from nemo2.config import Config
+    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+    from nemo2.errors import ConfigError
+
+    if not Path(path).expanduser().exists():
+        raise ConfigError(f"--data {path}: there is no such file or folder.")
+    return Config(HFDatasetDataModule, path_or_dataset=path)

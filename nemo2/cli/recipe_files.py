@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe from a file that isn't trusted: JSON, YAML with every setting, or YAML with changes of a recipe by name.
+
+recipe: llama3_8b          # a name of `nemo2 list`; NAME:lora, :dora or :full to fine-tune it
+performance: true          # its performance mode
+trainer:
+  max_steps: 1000
+strategy.tensor_model_parallel_size: 2
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.cli.run_names import RECIPE_FILE, latest, run_called
+
+NAME, PERFORMANCE = "recipe", "performance"
+YAML = (".yaml", ".yml")
+_MOST_BYTES = 64 << 20
+
+
+def recipe_file(source: str) -> Optional[Path]:
+    """The file that a recipe's name on the command line stands for; None for a recipe by name or in Python.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    from nemo2.errors import ConfigError
+
+    path = Path(source)
+    if path.suffix in (".json", *YAML):
+        if not path.is_file():
+            raise ConfigError(f"{source}: there is no such file.")
+        return path
+    if path.is_dir() and ("/" in source or (path / RECIPE_FILE).is_file()):
+        if (run := latest(path)) is None:
+            raise ConfigError(f"{source} is a folder without a {RECIPE_FILE}, which every run's directory has.")
+        return run / RECIPE_FILE
+    from nemo2 import recipes
+
+    if source in recipes.names() or path.suffix or source in recipes.own()[0]:
+        return None
+    named = run_called(source)
+    return None if named is None or (run := latest(named)) is None else run / RECIPE_FILE
+
+
+def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> Any:
+    """The recipe that a file of `recipe_file` holds. Nothing of it is built or called.
+
+    Args:
+        asked: Options that only a recipe by name can follow; empty where there are none.
+        by_name: Makes the recipe of a name, in its performance mode or not.
+
+    Raises:
+        ConfigError: it can't be read, isn't a recipe, or has every setting written down and ``asked`` is not empty.
+        SecurityError: it names something that recipes don't use.
+    """
+    from nemo2.errors import SecurityError
+    from nemo2.recipes._own import VARIABLE
+
+    try:
+        if (form := changes_in(file)) is not None:
+            recipe = _changed(form, file, by_name)
+        else:
+            recipe = _whole(file, asked)
+    except SecurityError as error:
+        raise SecurityError(
+            f"{file}: {error} Where it is a name of your own recipes, commands take it from the folders in ${VARIABLE} and "
+            "from packages that announce recipes."
+        ) from error
+    _refuse_another_start(recipe, file)
+    return recipe
+
+
+def changes_in(file: Path) -> Optional[Any]:
+    """The mapping of a YAML file that changes a recipe by name; None for any other file of a recipe."""
+    if file.suffix not in YAML:
+        return None
+    from nemo2.config.yaml_form import read
+
+    form = read(_bytes(file), str(file))
+    return form if isinstance(form, dict) and NAME in form else None
+
+
+def names_its_run(file: Path) -> bool:
+    """Whether the recipe in a file says how its run is called."""
+    form = changes_in(file)
+    if form is None:
+        return True
+    log = form.get("log")
+    return "log.name" in form or (isinstance(log, dict) and "name" in log)
+
+
+def _whole(file: Path, asked: str) -> Any:
+    from nemo2.errors import ConfigError
+    from nemo2.recipes._own import trusted_modules
+
+    if asked:
+        raise ConfigError(f"{asked}: {file} has every setting written down; only recipes by name are made to order.")
+    if file.suffix in YAML:
+        from nemo2.config.yaml_form import from_yaml
+
+        return from_yaml(_bytes(file), trusted_modules(), source=str(file))
+    from nemo2.config.serialize import from_json
+
+    try:
+        return from_json(_bytes(file), trusted_modules())
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _changed(form: Any, file: Path, by_name: Callable[[str, bool], Any]) -> Any:
+    from nemo2.config.yaml_form import apply_form
+    from nemo2.errors import ConfigError
+    from nemo2.recipes._own import trusted_modules
+
+    name, performance = form.pop(NAME), form.pop(PERFORMANCE, False)
+    if not isinstance(name, str) or not name or Path(name).suffix or "/" in name:
+        raise ConfigError(
+            f"{file}:{form.lines[NAME]}: {NAME}: {name}: is a name of `nemo2 list`; a recipe in Python is changed on the command "
+            "line, or in Python."
+        )
+    if not isinstance(performance, bool):
+        raise ConfigError(f"{file}:{form.lines[PERFORMANCE]}: {PERFORMANCE}: takes true or false, not {performance!r}.")
+    return apply_form(by_name(name, performance), form, trusted_modules(), source=str(file))
+
+
+def _bytes(file: Path) -> bytes:
+    from nemo2.errors import ConfigError
+    from nemo2.files import read_bounded
+
+    try:
+        return read_bounded(file, at_most=_MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{file} can't be read as a recipe ({error.strerror or error}).") from error
+
+
+def _refuse_another_start(recipe: Any, file: Path) -> None:
+    """Raise where building it would start something else than a run: `generate`, say, writes what it is told where it is told."""
+    from nemo2.errors import ConfigError
+
+    parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})
+    if not {"model", "data", "trainer"} <= parameters.keys():
+        starts = getattr(getattr(recipe, "__fn_or_cls__", recipe), "__qualname__", type(recipe).__name__)
+        raise ConfigError(f"{file} is a configuration of {starts}, and a recipe is one of llm.pretrain.")

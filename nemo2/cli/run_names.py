@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on the command line: by their folder, or by their name.
+
+A name is looked for in the folders below the working directory (`nemo_experiments`, or what ``--dir`` named there) and in the
+folders of ``$NEMO2_RUNS``, separated as in ``$PATH``.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+VARIABLE = "NEMO2_RUNS"
+RECIPE_FILE = "recipe.json"
+"""What every run's folder has."""
+_CHECKPOINT_HELP = "A checkpoint's folder, or a run by its folder or name, for its newest checkpoint."
+Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]
+Run = Annotated[str, typer.Argument(help="A run by its folder or its name.")]
+
+
+def checkpoint_called(text: str) -> Path:
+    """A checkpoint's folder, or the folder that holds the checkpoints of a run.
+
+    Raises:
+        CheckpointError: there is no such folder and no run of that name.
+        ConfigError: runs in several folders have the name.
+    """
+    from nemo2.errors import CheckpointError
+
+    return _found(text, CheckpointError).absolute()
+
+
+def run_folder(text: str) -> Path:
+    """The folder of one run: of several starts under a name, the latest.
+
+    Raises:
+        DataError: there is no such folder and no run of that name.
+        ConfigError: runs in several folders have the name.
+    """
+    from nemo2.errors import DataError
+
+    found = _found(text, DataError)
+    return latest(found) or found
+
+
+def run_called(name: str) -> Optional[Path]:
+    """The folder of the runs with this name; None where there is none.
+
+    Raises:
+        ConfigError: several folders have runs of this name.
+    """
+    path = Path(name)
+    if not name or path.is_absolute() or ".." in path.parts:
+        return None
+    found = [folder for folder in dict.fromkeys(base / name for base in _bases()) if latest(folder) is not None]
+    if len(found) > 1:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(
+            f"{name!r} names runs in several folders: {', '.join(map(str, found))}. Give one of the folders."
+        )
+    return found[0] if found else None
+
+
+def latest(folder: Path) -> Optional[Path]:
+    """The folder itself where it is a run's, else the latest start in it; None where it holds no run."""
+    if (folder / RECIPE_FILE).is_file():
+        return folder
+    starts = [file for file in folder.glob(f"*/{RECIPE_FILE}") if file.is_file()]
+    return max(starts, key=lambda file: (file.stat().st_mtime, str(file))).parent if starts else None
+
+
+def all_runs() -> Iterator[Path]:
+    """The folder of each start of each run that a name can reach."""
+    for base in dict.fromkeys(_bases()):
+        for pattern in (f"*/{RECIPE_FILE}", f"*/*/{RECIPE_FILE}"):
+            yield from (file.parent for file in sorted(base.glob(pattern)) if file.is_file())
+
+
+def _found(text: str, error: type[Exception]) -> Path:
+    """The folder of this path, or of the runs of this name; ``error`` where there is neither."""
+    path = Path(text).expanduser()
+    found = path if path.exists() else run_called(text)
+    if found is None:
+        raise error(f"{text} does not exist: {_known()}.")
+    return found
+
+
+def _bases() -> Iterator[Path]:
+    yield from (child for child in sorted(Path().iterdir()) if child.is_dir() and not child.name.startswith("."))
+    yield from (Path(text).expanduser() for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text)
+
+
+def _known() -> str:
+    """What could be given instead."""
+    names = dict.fromkeys(folder.parent.name for folder in all_runs())
+    if not names:
+        return f"give a run's folder, or its name where it lies below the working directory or in ${VARIABLE}"
+    return f"give a run's folder, or one of these names: {', '.join(list(names)[:8])}{' ...' if len(names) > 8 else ''}"

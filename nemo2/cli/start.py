@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block that stands at the start of a run: where it runs, what is trained, where it writes, what was changed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    from nemo2.settle.machine import Machine
+
+
+def start_block(
+    recipe: Any, name: str, machine: "Machine", *, changes: Sequence[str] = (), executor: Optional[str] = None
+) -> str:
+    """What will run, a line per fact.
+
+    Args:
+        recipe: With all changes, on the nodes and devices that it will have.
+        name: As the user called it.
+        machine: Where it will run.
+        changes: What the command line changes in the recipe.
+        executor: The cluster's profile; None: this machine.
+    """
+    from nemo2.cli.list_show import counted_parameters, short_count
+    from nemo2.config.overrides import in_shell
+    from nemo2.parallel.layout import Layout
+    from nemo2.run_dir.directory import DEFAULT_BASE
+    from nemo2.run_dir.environment import redact_text
+    from nemo2.settle.world import world_of
+
+    world = world_of(recipe, machine)
+    each = "process" if machine.accelerator == "cpu" else "GPU"
+    count = f"{world.size:,} {each}{'' if world.size == 1 else 'es' if each == 'process' else 's'}"
+    nodes = f" on {world.nodes} nodes" if world.nodes > 1 else ""
+    kind = machine.describe() if executor is None else f"{executor} ({machine.describe()})"
+    data, log = recipe.data, recipe.log
+    parameters = counted_parameters(recipe)
+    facts = {
+        "machine": f"{count}{nodes}, {kind}",
+        "layout": Layout.of(recipe.trainer.strategy).describe(world.size),
+        "parameters": "" if parameters is None else short_count(parameters),
+        "data": f"{data.__fn_or_cls__.__name__}, sequences of {data.seq_length:,} tokens, {data.global_batch_size:,} a step",
+        "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 else "",
+        "writes to": str(Path(log.explicit_log_dir or Path(log.log_dir or DEFAULT_BASE) / (log.name or "default"))),
+        "changed": in_shell(changes),
+    }
+    # Before the checks, which refuse a secret among the changes.
+    return redact_text("\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)]))

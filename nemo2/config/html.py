@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe in a notebook: a tree that folds, in HTML that needs no script, no Graphviz and nothing from a network.
+
+`nemo2.config` hands out `Config` and `Partial` from here, so that whoever has one can look at it.
+"""
+
+from html import escape
+from typing import Any
+
+import fiddle as fdl
+
+from nemo2.config.show import effective_children, format_value, holds_configs, render
+from nemo2.config.tree import Config, Partial
+from nemo2.config.walk import who_set
+
+_OPEN = 2
+"""Levels that are unfolded at first."""
+_LONGEST = 160
+_STYLE = (
+    "<style>.nemo2-tree{font:13px/1.5 ui-monospace,monospace}.nemo2-tree details,.nemo2-tree div{margin-left:1.2em}"
+    ".nemo2-tree>details,.nemo2-tree>div{margin-left:0}.nemo2-tree summary{cursor:pointer}"
+    ".nemo2-tree i{font-style:normal;opacity:.62}.nemo2-tree b{font-weight:600}</style>"
+)
+
+
+def html_tree(node: Any) -> str:
+    """What is set in a config and below it, as an element with its style.
+
+    The line that set a value shows under the pointer. A config that stands in two places is shown at the first, and the second
+    names that.
+    """
+    return f'{_STYLE}<div class="nemo2-tree">{_Tree().shown("", node, "", 0, "")}</div>'
+
+
+class _Tree:
+    def __init__(self) -> None:
+        self.first: dict[int, str] = {}
+
+    def shown(self, label: str, value: Any, path: str, depth: int, who: str) -> str:
+        name = f"<b>{escape(label)}</b> " if label else ""
+        tip = f' title="{escape(who)}"' if who else ""
+        if isinstance(value, fdl.Buildable):
+            if id(value) in self.first:
+                return f"<div{tip}>{name}<i>same as {escape(self.first[id(value)])}</i></div>"
+            self.first[id(value)] = path or "the recipe"
+            target = value.__fn_or_cls__
+            where = f" <i>{escape(getattr(target, '__module__', '') or '')}</i>"
+            head = f"{name}{escape(getattr(target, '__qualname__', str(target)))}{where}"
+        elif holds_configs(value):
+            head = f"{name}<i>{len(value)} of them</i>" if len(value) > 1 else name
+        else:
+            text = format_value(value)
+            text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+            return f"<div{tip}>{name}{escape(text)}</div>"
+        inner = "".join(
+            self.shown(_label(step), child, f"{path}{step}".removeprefix("."), depth + 1, _who(value, step))
+            for step, child in effective_children(value, defaults=False)
+        )
+        if not inner:
+            return f"<div{tip}>{head}</div>"
+        opened = " open" if depth < _OPEN else ""
+        return f"<details{opened}><summary{tip}>{head}</summary>{inner}</details>"
+
+
+def _label(step: str) -> str:
+    return step.removeprefix(".") if step.startswith(".") else step.strip("[]")
+
+
+def _who(node: Any, step: str) -> str:
+    """``file:line`` that set a field last; "" for an item of a list."""
+    if not isinstance(node, fdl.Buildable) or not step.startswith("."):
+        return ""
+    setters = who_set(node, step[1:])
+    return f"{setters[-1][0]}:{setters[-1][1]}" if setters else ""
+
+
+def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    """IPython's text goes by ``__class__``, which is the target's, and never finds the `__repr__` of a config."""
+    return {"text/plain": render(node), "text/html": html_tree(node)}
+
+
+for _kind in (Config, Partial):
+    _kind._repr_mimebundle_ = _shown_in_ipython  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as YAML, written for people to edit and read back without trusting it.
+
+A config is a mapping with its class as ``_target_``, a partial has ``_partial_: true`` as well, and a class, function or dtype
+that stands as a value has ``_call_: false``, as in nemo-run's own YAML. A config that is used in two places has an anchor at the
+first and an alias at the second. A value is written as a command line would take it (``torch.bfloat16``, ``15m``) where its
+field's annotation brings back the same value, and with ``_target_`` and ``_args_`` where it doesn't.
+
+What a file may name is `nemo2.config.policy`, as for JSON.
+"""
+
+import enum
+import importlib
+import math
+import pathlib
+import re
+import typing
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import fiddle as fdl
+import yaml
+
+from nemo2.config.checks import check_serialisable
+from nemo2.config.located import recorded_at
+from nemo2.config.overrides import apply_values, hint_of, takes_fields
+from nemo2.config.policy import RecipePolicy
+from nemo2.config.show import NOT_SET, TARGET, effective_children, format_value, qualified_name
+from nemo2.config.tree import Config, Partial
+from nemo2.config.typed_text import WrongType
+from nemo2.config.values import typed
+from nemo2.errors import ConfigError, SecurityError
+
+PARTIAL, CALL, ARGS = "_partial_", "_call_", "_args_"
+_MOST_VALUES = 1_000_000
+"""With everything behind an alias counted as often as it is met; a large recipe has some hundreds."""
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_VALUES = {
+    f"{kind.__module__}.{kind.__qualname__}": kind
+    for kind in (tuple, set, frozenset, list, dict, str, int, float, bool, timedelta, pathlib.PosixPath)
+}
+"""What ``_args_`` may be arguments of, besides torch.device."""
+
+
+class Mapping(dict[Any, Any]):
+    """A mapping of a YAML file, with the line of each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[Any, int] = {}
+        self.line = 0
+
+
+def to_yaml(recipe: Any, *, defaults: bool = False) -> str:
+    """The recipe as YAML that `from_yaml` reads back as an equal tree.
+
+    Args:
+        recipe: A tree of `Config` and `Partial`.
+        defaults: Write down what nobody set as well.
+
+    Raises:
+        ConfigError: a value has no textual form; all such values are named.
+    """
+    check_serialisable(recipe)
+    return yaml.dump(_Writer(defaults).form(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def from_yaml(text: str | bytes, allowed_modules: Iterable[str] = (), *, source: str = "YAML") -> Any:
+    """The recipe that `to_yaml` wrote, or a person in the same form. Nothing is built or called.
+
+    Args:
+        text: From wherever; it isn't trusted.
+        allowed_modules: As for `nemo2.config.from_json`.
+        source: The file's name, for errors and for the history of what is set.
+
+    Raises:
+        SecurityError: it names something that isn't allowed; nothing was imported for it.
+        ConfigError: it isn't a recipe in YAML; every field that doesn't exist or takes something else is named by its line.
+    """
+    return tree_of(read(text, source), allowed_modules, source=source)
+
+
+def tree_of(form: Any, allowed_modules: Iterable[str] = (), *, source: str = "YAML") -> Any:
+    """The recipe, or the part of one, that a mapping of `read` stands for. Raises as `from_yaml`."""
+    policy = RecipePolicy(allowed_modules)
+    _check_names(form, policy)
+    reader = _Reader(policy, source)
+    made = reader.value(form, "")
+    if reader.problems:
+        raise ConfigError("\n".join(reader.problems))
+    if not isinstance(made, fdl.Buildable):
+        raise ConfigError(
+            f"{source}: a recipe in YAML is a mapping with _target_, as `nemo2 show NAME --yaml` writes it, or one with `recipe: "
+            "NAME` and changes below it."
+        )
+    policy.check(made)
+    return made
+
+
+def read(text: str | bytes, source: str) -> Any:
+    """The mappings, lists and scalars of a YAML file, as YAML 1.2 reads scalars: ``3e-4`` is a number, ``no`` is text.
+
+    Raises:
+        ConfigError: it isn't YAML, or has a key twice, or aliases without end.
+    """
+    try:
+        form = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = source if mark is None else f"{source}:{mark.line + 1}"
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}: this is not YAML that recipes are written in: {what}.") from error
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: this is not YAML that recipes are written in: {type(error).__name__}.") from error
+    if not _at_most(form, _MOST_VALUES):
+        raise ConfigError(f"{source}: its aliases hold each other and come to more than {_MOST_VALUES} values in all.")
+    return form
+
+
+def apply_form(recipe: Any, form: Mapping, allowed_modules: Iterable[str] = (), *, source: str) -> Any:
+    """Make the changes that a mapping of `read` asks for, and return the recipe, which is changed in place.
+
+    A mapping with ``_target_`` takes the place of what is there, a mapping without goes into it, and any other value is set as
+    an override sets it: aliases lead where they lead, and a factory's name makes what it makes.
+
+    Raises:
+        SecurityError: as `from_yaml`.
+        ConfigError: changes that can't be made, each with its line. The recipe is as it was.
+    """
+    policy = RecipePolicy(allowed_modules)
+    _check_names(form, policy)
+    reader = _Reader(policy, source)
+
+    def changes(part: Mapping, path: str) -> Iterator[tuple[str, Any, int]]:
+        for name, value in part.items():
+            where, line = f"{path}.{name}".removeprefix("."), part.lines.get(name, part.line)
+            if isinstance(value, Mapping) and TARGET not in value and value and takes_fields(recipe, where):
+                yield from changes(value, where)
+            else:
+                yield where, reader.value(value, where, line=line) if _has_mappings([value]) else value, line
+
+    asked = list(changes(form, ""))
+    if reader.problems:
+        raise ConfigError("\n".join(reader.problems))
+    for _, value, _ in asked:
+        if isinstance(value, fdl.Buildable | list):
+            policy.check(value)
+    return apply_values(recipe, asked, source=source)
+
+
+class _Writer:
+    def __init__(self, defaults: bool) -> None:
+        self.defaults = defaults
+        self.made: dict[int, tuple[Any, Any]] = {}
+
+    def form(self, value: Any, hint: Any = Any) -> Any:
+        """What stands for ``value`` in a field with this annotation."""
+        if not isinstance(value, fdl.Buildable | list | dict):
+            return self._leaf(value, hint)
+        if id(value) not in self.made:
+            # The value is kept too: an id is one's own only as long as its object lives.
+            self.made[id(value)] = (
+                value,
+                self._config(value) if isinstance(value, fdl.Buildable) else self._container(value, hint),
+            )
+        return self.made[id(value)][1]
+
+    def _config(self, node: Any) -> dict[str, Any]:
+        if not isinstance(node, Config | Partial):
+            raise ConfigError(
+                f"A {type(node).__name__} of {format_value(node)} has no form in YAML: write recipe.json."
+            )
+        shown: dict[str, Any] = {TARGET: _name_of(node.__fn_or_cls__)}
+        if isinstance(node, Partial):
+            shown[PARTIAL] = True
+        for step, child in effective_children(node, defaults=self.defaults):
+            if not step.startswith("."):
+                raise ConfigError(f"{format_value(node)} has an argument without a name: write recipe.json.")
+            if child is not NOT_SET:
+                shown[step[1:]] = self._argument(node, step[1:], child)
+        return shown
+
+    def _argument(self, node: Any, name: str, value: Any) -> Any:
+        try:
+            return self.form(value, hint_of(node, name))
+        except ConfigError:
+            if name in node.__arguments__:
+                raise
+            return format_value(value)  # a default that has no other form; reading it says so
+
+    def _container(self, value: list[Any] | dict[Any, Any], hint: Any) -> Any:
+        if isinstance(value, list):
+            form: Any = [self.form(item) for item in value]
+            return form if _has_mappings(form) or _same(_read_back(form, hint), value) else _explicit(value, [form])
+        form = {key: self.form(item) for key, item in value.items()}
+        plain = all(type(key) in (str, int) for key in value) and not {TARGET, CALL, ARGS} & value.keys()
+        return form if plain else _explicit(value, [[[self.form(key), item] for key, item in form.items()]])
+
+    def _leaf(self, value: Any, hint: Any) -> Any:
+        for form in _short_forms(value):
+            if _same(_read_back(form, hint), value):
+                return form
+        if value is None:
+            return None
+        if isinstance(value, tuple | set | frozenset):
+            items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            return _explicit(value, [[self.form(item) for item in items]])
+        if isinstance(value, timedelta):
+            return _explicit(value, [value.days, value.seconds, value.microseconds])
+        if isinstance(value, pathlib.PurePath):
+            return {TARGET: "pathlib.PosixPath", ARGS: [str(value)]}
+        if type(value) in (bool, int, float, str):
+            return _explicit(value, [value])
+        if type(value).__module__ == "torch" and type(value).__name__ == "device":
+            return {TARGET: "torch.device", ARGS: [str(value)]}
+        if isinstance(value, enum.Enum):
+            return {TARGET: f"{_name_of(type(value))}.{value.name}", CALL: False}
+        return {TARGET: _name_of(value), CALL: False}
+
+
+class _Reader:
+    """Builds the tree of what `read` gave, and keeps what is wrong with it."""
+
+    def __init__(self, policy: RecipePolicy, source: str) -> None:
+        self.policy = policy
+        self.source = source
+        self.problems: list[str] = []
+        self.made: dict[int, tuple[Any, Any]] = {}
+
+    def value(self, form: Any, path: str, hint: Any = Any, line: int = 1) -> Any:
+        if not isinstance(form, dict | list):
+            return self._typed(form, hint, path, line)
+        if id(form) not in self.made:
+            self.made[id(form)] = form, self._container(form, path, hint, line)
+        return self.made[id(form)][1]
+
+    def _container(self, form: Any, path: str, hint: Any, line: int) -> Any:
+        if isinstance(form, list):
+            items = [self.value(item, f"{path}[{index}]", line=line) for index, item in enumerate(form)]
+            return items if _has_mappings(form) else self._typed(items, hint, path, line)
+        if TARGET not in form:
+            return {
+                key: self.value(item, f"{path}.{key}", line=form.lines.get(key, line)) for key, item in form.items()
+            }
+        if ARGS in form:
+            return self._call(form, path)
+        found = self._named(str(form[TARGET]), form.line)
+        if found is None or form.get(CALL, True) is False:
+            return found
+        return self._config(found, form, path)
+
+    def _config(self, target: Any, form: Any, path: str) -> Any:
+        node = (Partial if form.get(PARTIAL) else Config)(target)
+        for name, item in form.items():
+            if name in (TARGET, PARTIAL, CALL):
+                continue
+            where, line = f"{path}.{name}".removeprefix("."), form.lines.get(name, form.line)
+            try:
+                value = self.value(item, where, hint_of(node, name), line)
+                with recorded_at(self.source, line):
+                    setattr(node, name, value)
+            except (ConfigError, TypeError, AttributeError) as error:
+                self.problems.append(f"{self.source}:{line}: {where}: {error}")
+        return node
+
+    def _call(self, form: Any, path: str) -> Any:
+        name, arguments = str(form[TARGET]), self.value(form[ARGS], path)
+        try:
+            return (_VALUES[name] if name in _VALUES else _device())(*arguments)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self.problems.append(f"{self.source}:{form.line}: {path}: {form[TARGET]}({arguments}): {error}")
+            return None
+
+    def _named(self, name: str, line: int) -> Any:
+        """The class, function or constant of this name, which is on the policy's list."""
+        for module, symbols in _readings(name):
+            if not self.policy.allows_import(module, symbols[0]):
+                continue
+            try:
+                found: Any = importlib.import_module(module)
+                for symbol in symbols:
+                    found = getattr(found, symbol)
+            except (ImportError, AttributeError):
+                continue
+            if not isinstance(found, enum.Enum) and not self.policy.allows_value(found):
+                raise SecurityError(
+                    f"{self.source}:{line}: {name} is not a class, function or constant of that module itself: refused."
+                )
+            return found
+        self.problems.append(f"{self.source}:{line}: {name}: there is no such class, function or constant.")
+        return None
+
+    def _typed(self, value: Any, hint: Any, path: str, line: int) -> Any:
+        try:
+            fitted = _read_as(value, hint)
+        except (WrongType, ConfigError) as error:
+            self.problems.append(f"{self.source}:{line}: {path}: {error}")
+            return value
+        return value if isinstance(value, int) and fitted == value else fitted  # `min_lr: 0` stays as it is written
+
+
+def _device() -> Any:
+    import torch
+
+    return torch.device
+
+
+def _read_as(value: Any, hint: Any) -> Any:
+    made = typed(value, hint, text=value if isinstance(value, str) else None)
+    # Where a field takes both, text is what people mean, and what recipes hold.
+    return value if isinstance(made, pathlib.PurePath) and str in typing.get_args(hint) else made
+
+
+def _read_back(form: Any, hint: Any) -> Any:
+    """What a reader would make of it; `NOT_SET` where it would refuse it."""
+    try:
+        return _read_as(form, hint)
+    except (WrongType, ConfigError):
+        return NOT_SET
+
+
+def _short_forms(value: Any) -> Iterator[Any]:
+    """What a person would write, best first."""
+    if value is None or type(value) in (bool, int, float, str):
+        yield value
+    elif isinstance(value, timedelta):
+        seconds = value.total_seconds()
+        if seconds.is_integer() and seconds >= 0:
+            yield next(f"{int(seconds) // size}{unit}" for unit, size in _UNITS if seconds % size == 0)
+    elif isinstance(value, tuple | set | frozenset):
+        yield list(value) if isinstance(value, tuple) else sorted(value, key=repr)
+    elif isinstance(value, enum.Enum):
+        yield value.name
+    elif isinstance(value, pathlib.PurePath):
+        yield str(value)
+    else:
+        yield format_value(value)
+
+
+def _explicit(value: Any, arguments: list[Any]) -> dict[str, Any]:
+    return {TARGET: _name_of(type(value)), ARGS: arguments}
+
+
+def _name_of(target: Any) -> str:
+    name = qualified_name(target)
+    return name if "." in name else f"builtins.{name}"
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal, and of one type; an int is as good as the float that it equals."""
+    if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
+        return left == right or (math.isnan(left) and math.isnan(right))
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return left is right or bool(left == right)
+
+
+def _has_mappings(items: list[Any]) -> bool:
+    return any(isinstance(item, dict) or (isinstance(item, list) and _has_mappings(item)) for item in items)
+
+
+def _readings(name: str) -> Iterator[tuple[str, list[str]]]:
+    """A dotted name as a module and what is in it, the longest module first."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        yield ".".join(parts[:count]), parts[count:]
+
+
+def _check_names(form: Any, policy: RecipePolicy) -> None:
+    """Refuse names that the policy's list doesn't have, all of them before anything is imported."""
+    seen: set[int] = set()
+    pending = [form]
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, dict | list) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        pending.extend(value.values() if isinstance(value, dict) else value)
+        if isinstance(value, dict) and TARGET in value:
+            _check_name(str(value[TARGET]), policy, value=ARGS in value)
+
+
+def _check_name(name: str, policy: RecipePolicy, *, value: bool) -> None:
+    """Refuse a name that isn't on the list: of what ``_args_`` are arguments of, where ``value``, else of the policy."""
+    if value:
+        listed = name in _VALUES or name == "torch.device"
+    else:
+        listed = any(policy.allows_import(module, symbols[0]) for module, symbols in _readings(name))
+    if not listed:
+        module, _, symbol = name.rpartition(".")
+        raise policy.refusal(module, symbol, "it is not on the list of what recipes may hold")
+
+
+def _at_most(form: Any, most: int) -> bool:
+    """Whether it comes to that many values at most; what holds itself never does."""
+    sizes: dict[int, float] = {}
+
+    def size(value: Any) -> float:
+        if not isinstance(value, dict | list):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = math.inf  # as long as it isn't known: what holds itself is too large
+            sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
+        return sizes[id(value)]
+
+    try:
+        return size(form) <= most
+    except RecursionError:
+        return False
+
+
+class _Loader(yaml.SafeLoader):
+    """Scalars as YAML 1.2 has them, every key once, with its line."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def mapping(self, node: Any) -> Iterator[Mapping]:
+        made = Mapping()
+        yield made  # aliases of it may be met below
+        own = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        if twice := [key for index, key in enumerate(own) if key in own[:index]]:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} stands twice", node.start_mark)
+        self.flatten_mapping(node)
+        made.line = node.start_mark.line + 1
+        for key, value in node.value:
+            name = self.construct_object(key)
+            if not isinstance(name, str | int | float | bool | None):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no scalar", key.start_mark)
+            made[name] = self.construct_object(value)
+            made.lines[name] = key.start_mark.line + 1
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would read as something else than text, and writes short lists on a line."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def sequence(self, value: list[Any]) -> yaml.Node:
+        short = not any(isinstance(item, list | dict) for item in value) and len(str(value)) < 100
+        return self.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=short)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)  # pyright: ignore[reportArgumentType]
+_Dumper.add_representer(list, _Dumper.sequence)
+for _class in (_Loader, _Dumper):
+    for _tag, _pattern, _first in (
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", list("-+0123456789")),
+        (
+            "float",
+            r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9]+([eE][-+]?[0-9]+)?"
+            r"|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+            list("-+.0123456789"),
+        ),
+        ("merge", r"<<", ["<"]),
+    ):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)

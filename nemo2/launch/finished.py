@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch of a run that is done is refused on one place, before its processes start."""
+
+from pathlib import Path
+from typing import Any
+
+from nemo2.checkpoint.auto_resume import refuse_finished
+from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run
+
+_TRAINING = ("pretrain", "finetune", "train")
+
+
+def refuse_finished_run(recipe: Any) -> None:
+    """Raise what every rank of this run would raise, where its folder on this machine tells.
+
+    Raises:
+        CheckpointError: the recipe goes on with a run that has reached ``trainer.max_steps``; it says how to go on.
+    """
+    parts: list[Any] = [getattr(recipe, name, None) for name in ("resume", "log", "trainer")]
+    if getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") not in _TRAINING or None in parts:
+        return
+    resume, log, trainer = parts
+    elsewhere = resume.resume_from_path or resume.resume_from_directory or resume.resume_past_end
+    if elsewhere or not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None) is not None:
+        return
+    base = Path(log.log_dir or DEFAULT_BASE).expanduser() / (log.name or "default")
+    if log.explicit_log_dir:
+        directory = Path(log.explicit_log_dir).expanduser()
+    else:
+        directory = base / log.version if log.version else newest_run(base)
+    if directory is not None:
+        refuse_finished(directory / CHECKPOINTS, max_steps=trainer.max_steps)

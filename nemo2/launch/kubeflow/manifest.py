@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TrainJob of a run: a manifest that ``kubectl create -f`` takes as it is printed.
+
+Fields and their names are those of nemo-run's ``KubeflowExecutor``, and the manifest is begun by its `get_job_body`. What
+nemo-run 0.11 makes of a recipe does not run: the ranks' command names a file of the submitting machine, and variables stand
+unquoted in a script. Here the recipe travels in the command itself (`pod`), so that the image needs nemo2 and nothing else.
+
+Volumes, tolerations and the like stand in one of two places, by the version of Kubeflow Trainer:
+
+| Trainer | field of the TrainJob |
+|---|---|
+| before 2.2 | ``spec.podTemplateOverrides``, which nemo-run 0.11 writes |
+| from 2.2 | ``spec.runtimePatches`` (https://github.com/kubeflow/trainer/pull/3309) |
+
+A server drops a field that it does not know, volumes included, unless it is asked to refuse it, which `run` does.
+"""
+
+import copy
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import fiddle
+from fiddle import daglish
+
+from nemo2.config.serialize import to_json
+from nemo2.errors import ConfigError
+from nemo2.launch.import_path import own_folders
+from nemo2.names import safe_name
+
+Form = Literal["runtimePatches", "podTemplateOverrides"]
+
+MANAGER = "nemo2/launch"
+"""Whose patch of the runtime it is; Trainer keeps the patches of different owners apart."""
+CONTAINER = "node"
+"""Kubeflow's own runtimes call the trainer's job and its container so."""
+GRACE_SECONDS = 600
+"""How long a pod that is to end may save. Kubernetes gives 30 seconds unless it is asked for more."""
+_MOST_BYTES = 120 * 1024
+"""Linux takes no longer argument than 128 KiB."""
+_SHARED_MEMORY = {"name": "nemo2-shared-memory", "emptyDir": {"medium": "Memory"}}
+
+
+def train_job(
+    recipe: Any, executor: Any, *, name: str, variables: Mapping[str, str], form: Form = "runtimePatches"
+) -> dict[str, Any]:
+    """The manifest of a run as plain values.
+
+    Args:
+        executor: a ``KubeflowExecutor`` with its shape; it is not changed.
+        name: of the TrainJob, as `job_name` gives it.
+        variables: of all ranks.
+
+    Raises:
+        ConfigError: the recipe writes to no volume, or is too long for a command.
+    """
+    if not executor.image:
+        raise ConfigError('KubeflowExecutor.image="": name an image that has nemo2, image = "registry/nemo2:1".')
+    _refuse_lost_files(recipe, executor)
+    executor = copy.copy(executor)
+    executor.env_vars = {key: str(value) for key, value in variables.items()}
+    executor.volumes, executor.volume_mounts = list(executor.volumes), list(executor.volume_mounts)
+    if not any(mount.get("mountPath") == "/dev/shm" for mount in executor.volume_mounts):
+        # A container has 64 MiB of it; NCCL's ranks of one node and loaders of data exchange through it.
+        executor.volumes.append(_SHARED_MEMORY)
+        executor.volume_mounts.append({"name": _SHARED_MEMORY["name"], "mountPath": "/dev/shm"})
+    executor.pod_spec_overrides = {"terminationGracePeriodSeconds": GRACE_SECONDS, **executor.pod_spec_overrides}
+    body = executor.get_job_body(name, _command(recipe))
+    if form == "runtimePatches":
+        body["spec"]["runtimePatches"] = [_patch(one) for one in body["spec"].pop("podTemplateOverrides", [])]
+    return body
+
+
+def job_name(name: str, experiment_id: str) -> str:
+    """A name that Kubernetes takes (lower case, digits, hyphens; at most 33 characters, for pods' names grow from it), new with
+    each launch."""
+    ending = experiment_id.rpartition("_")[2][-10:]
+    plain = re.sub(r"[^a-z0-9-]+", "-", safe_name(name).lower()).strip("-")
+    plain = plain if plain[:1].isalpha() else f"run-{plain}"
+    return f"{plain[: 32 - len(ending)].strip('-')}-{ending}"
+
+
+def own_modules(recipe: Any) -> list[str]:
+    """Modules that the recipe names and that lie in folders of the user's own: the image must have them."""
+    named = {
+        getattr(fiddle.get_callable(value), "__module__", None)
+        for value, _ in daglish.iterate(recipe)
+        if isinstance(value, fiddle.Buildable)
+    }
+    folders = [str(Path(folder).resolve()) for folder in own_folders()]
+    packages = (Path(__file__).parents[3].resolve(), Path(sys.prefix).resolve())
+    found: list[str] = []
+    for module in sorted(one for one in named if one and one != "__main__"):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is None or any(package in Path(file).resolve().parents for package in packages):
+            continue
+        if any(str(Path(file).resolve()).startswith(f"{folder}/") for folder in folders):
+            found.append(module)
+    return found
+
+
+def _command(recipe: Any) -> list[str]:
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    text = to_json(recipe)
+    main = getattr(sys.modules.get("__main__"), "__file__", None) if '"__main__"' in text else None
+    arguments = [ZlibJSONSerializer().serialize(recipe), text, Path(main).read_text("utf-8") if main else ""]
+    for what, argument in zip(("recipe", "recipe", "launching script"), arguments, strict=True):
+        if len(argument.encode()) > _MOST_BYTES:
+            raise ConfigError(
+                f"The {what} takes {len(argument.encode()) // 1024} KiB, and a pod's command carries {_MOST_BYTES // 1024}: "
+                "keep long lists in files that the image or a volume has, and name the file in the recipe."
+            )
+    return ["python3", "-m", "nemo2.launch.kubeflow.pod", *arguments]
+
+
+def _patch(override: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of ``podTemplateOverrides`` in the form of ``runtimePatches``."""
+    pod = {key: override[key] for key in ("metadata", "spec") if key in override}
+    jobs = [{"name": job["name"], "template": {"spec": {"template": pod}}} for job in override["targetJobs"]]
+    return {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+
+
+def _refuse_lost_files(recipe: Any, executor: Any) -> None:
+    log = getattr(recipe, "log", None)
+    if log is None:
+        return
+    explicit = getattr(log, "explicit_log_dir", None)
+    field = "log.explicit_log_dir" if explicit else "log.log_dir"
+    directory: Optional[str] = explicit or getattr(log, "log_dir", None)
+    mounts = [mount["mountPath"].rstrip("/") for mount in executor.volume_mounts if "mountPath" in mount]
+    if directory and directory.startswith("/"):
+        inside = any(directory == mount or directory.startswith(f"{mount}/") for mount in mounts)
+        # Without mounts of its own the runtime may bring them: the cluster's administrator knows.
+        if inside or not mounts:
+            return
+    there = f" (mounted: {', '.join(mounts)})" if mounts else ""
+    raise ConfigError(
+        f"{field}={directory!r} lies on no volume of the pods{there}: their own files are gone when they end. Set {field}="
+        f"{mounts[0] if mounts else '/VOLUME'}/runs."
+    )

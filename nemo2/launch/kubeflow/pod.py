@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod of a TrainJob runs: torchrun over the ranks of this node, and the first error as the pod's last word.
+
+``python3 -m nemo2.launch.kubeflow.pod CONFIG RECIPE MAIN``: the recipe as nemo-run serialises it, the same as JSON, for the run's
+directory, and the launching script or "". Nodes, ranks, this node's number and rank 0's address come in the variables that
+Kubeflow Trainer sets (``PET_NNODES``, ``PET_NPROC_PER_NODE``, ``PET_NODE_RANK``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT``), which
+torchrun reads by itself. Kubernetes keeps the last word beside the pod's state for as long as it knows the pod.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.launch.rank import CONFIG, MAIN
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults
+from nemo2.run_dir.logger import RECIPE_FILE, RECIPE_VARIABLE
+
+LAST_WORDS_VARIABLE = "NEMO2_TERMINATION_LOG"
+_TERMINATION_LOG = "/dev/termination-log"
+_MOST_BYTES = 4000
+"""Kubernetes keeps 4096 bytes of a container's last word."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the ranks of this node; torchrun's exit code."""
+    config, recipe, script = arguments
+    with tempfile.TemporaryDirectory(prefix="nemo2-") as temporary:
+        folder = Path(temporary)
+        for name, text in ((CONFIG, config), (RECIPE_FILE, recipe), (MAIN, script)):
+            if text:
+                (folder / name).write_text(text, encoding="utf-8")
+        faults = folder / "faults"
+        code = _run(folder, {FAULT_DIR_VARIABLE: str(faults), RECIPE_VARIABLE: str(folder / RECIPE_FILE)})
+        if code:
+            found = read_faults(str(faults))
+            _say_last(found[0] if found else None, code)
+    return code
+
+
+def read_last_words(text: Optional[str]) -> Optional[dict[str, Any]]:
+    """The fields of a `Fault` out of a pod's last word; None where it says nothing of ours."""
+    try:
+        fault = json.loads(text or "")
+    except ValueError:
+        return None
+    return fault if isinstance(fault, dict) and {"rank", "time", "kind", "message"} <= fault.keys() else None
+
+
+def _run(folder: Path, variables: dict[str, str]) -> int:
+    # The first process of a container has no default handlers: a signal that it does not pass on is lost.
+    grace = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "540")
+    environment = {**os.environ, **variables, "PYTHONUNBUFFERED": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": grace}
+    command = [sys.executable, "-m", "torch.distributed.run", "--tee", "3", "--log-dir", str(folder / "logs")]
+    started = subprocess.Popen([*command, "-m", "nemo2.launch.rank", str(folder)], env=environment)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: started.send_signal(number))
+    code = started.wait()
+    return 128 - code if code < 0 else code
+
+
+def _say_last(fault: Optional[Fault], code: int) -> None:
+    words = {"rank": None, "time": 0.0, "kind": "", "message": f"torchrun ended with exit code {code}"}
+    if fault is not None:
+        words = asdict(fault)
+        print(
+            f"rank {fault.rank} failed first on this node: {fault.kind}: {fault.message}", file=sys.stderr, flush=True
+        )
+    words = {key: words[key] for key in ("rank", "time", "kind", "message")}
+    while len(text := json.dumps(words)) > _MOST_BYTES:
+        words["message"] = words["message"][: len(words["message"]) - (len(text) - _MOST_BYTES) - 4] + " ..."
+    with contextlib.suppress(OSError):
+        Path(os.environ.get(LAST_WORDS_VARIABLE, _TERMINATION_LOG)).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe on Kubernetes from its manifest to its end.
+
+Submission, states and logs go through the API clients that nemo-run's ``KubeflowExecutor`` holds, with the kubeconfig that it has
+read; ``kubectl`` is not needed.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+
+from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
+from nemo2.launch.failure import RankFailure
+from nemo2.launch.kubeflow.manifest import Form, job_name, own_modules, train_job
+from nemo2.launch.kubeflow.pod import read_last_words
+from nemo2.launch.local import split_secrets
+from nemo2.launch.result import RunResult
+from nemo2.launch.stream import without_rank
+from nemo2.run_dir.directory import VERSION_VARIABLE, timestamp
+
+_KIND = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs"}
+_JOB_LABEL, _NUMBER_LABEL = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"
+_PAUSE_SECONDS = 2.0
+
+
+def on_kubeflow(
+    recipe: Any,
+    executor: Any,
+    *,
+    name: str,
+    experiment_id: str,
+    env: Mapping[str, str],
+    dryrun: bool,
+    detach: bool,
+    reasons: tuple[list[str], list[str]],
+) -> RunResult:
+    """Submit a recipe as a TrainJob and follow it, or print its manifest. Ctrl-C leaves it to the cluster.
+
+    Raises:
+        ConfigError: the cluster refuses the job, or can't be reached.
+    """
+    variables = {VERSION_VARIABLE: timestamp(), **executor.env_vars, **env}
+    warned = list(reasons[1])
+    if written := sorted(split_secrets(variables)[1]):
+        warned.append(
+            f"{', '.join(written)} would stand in the manifest for all who may read it, and is left out: name a secret of the "
+            "cluster in env_list = [{ name = ..., valueFrom = { secretKeyRef = { name = ..., key = ... } } }]."
+        )
+        variables = split_secrets(variables)[0]
+    if modules := own_modules(recipe):
+        warned.append(f"{', '.join(modules)}: the recipe names code of this machine, which the image must have.")
+    for sentence in warned:
+        print(f"warning: {sentence}", file=sys.stderr)
+    job = job_name(name, experiment_id)
+
+    def body(form: Form) -> dict[str, Any]:
+        return train_job(recipe, executor, name=job, variables=variables, form=form)
+
+    if dryrun:
+        print(yaml.safe_dump(body("runtimePatches"), sort_keys=False, width=10**6), end="")
+        if reasons[0]:
+            print("\n".join(["", "# because", *(f"#   {line}" for line in reasons[0])]))
+        return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+    started = time.monotonic()
+    _create(executor, body)
+    where = f"-n {executor.namespace}"
+    print(f"submitted as TrainJob {job} in {executor.namespace}: kubectl get trainjob {job} {where}", flush=True)
+    result: dict[str, Any] = {"experiment_id": experiment_id, "jobs": (job,)}
+    if detach:
+        return RunResult(status="submitted", exit_code=0, **result)
+    try:
+        state = follow(executor, job)
+    except KeyboardInterrupt:
+        print(f"\nleft: the run goes on. `kubectl delete trainjob {job} {where}` ends it, saved.", file=sys.stderr)
+        raise
+    result["seconds"] = time.monotonic() - started
+    if state == "Succeeded":
+        return RunResult(status="succeeded", exit_code=0, **result)
+    words = first_words(executor, job)
+    said = "no pod has left a word" if words is None else f"{words['kind']}: {words['message']}".removeprefix(": ")
+    rank = None if words is None else words["rank"]
+    who = "the job failed" if rank is None else f"rank {rank} failed first"
+    code = EXIT_PREEMPTED if words is not None and words["kind"] == Preempted.__name__ else 1
+    message = f"{who}: {said.rstrip('.')}. Logs: kubectl logs -l {_JOB_LABEL}={job} {where} --prefix"
+    failure = RankFailure(message, rank=rank, exit_code=code, details="", log_dir=Path())
+    return RunResult(status="failed" if state == "Failed" else "cancelled", exit_code=code, failure=failure, **result)
+
+
+def follow(executor: Any, job: str) -> str:
+    """Print what rank 0 of ``job`` says until the job has ended; "Succeeded", "Failed", or "" for a job that was deleted."""
+    shown: set[tuple[str, int]] = set()
+    while True:
+        state = executor.status(job)
+        pod = _first_pod(executor, job)
+        if pod is not None and pod not in shown and _show(executor, pod[0]):
+            shown.add(pod)
+            continue
+        if state is None or state.value in ("Succeeded", "Failed"):
+            return "" if state is None else state.value
+        time.sleep(_PAUSE_SECONDS)
+
+
+def first_words(executor: Any, job: str) -> Optional[dict[str, Any]]:
+    """The earliest error that a pod of ``job`` has left as its last word; None without any."""
+    found: list[dict[str, Any]] = []
+    for pod in _pods(executor, job):
+        for container in pod.status.container_statuses or []:
+            for state in (container.state, container.last_state):
+                ended = state.terminated if state is not None else None
+                if ended is not None and (words := read_last_words(ended.message)):
+                    found.append(words)
+    # Words without a rank are torchrun's code alone, which follows from an error elsewhere.
+    return min(found, key=lambda words: (words["rank"] is None, words["time"]), default=None)
+
+
+def _create(executor: Any, body: Any) -> None:
+    """Hand the manifest over in the form that the cluster's version of Trainer knows."""
+    from kubernetes.client.rest import ApiException
+
+    said = ""
+    forms: tuple[Form, ...] = ("runtimePatches", "podTemplateOverrides")
+    for form in forms:
+        try:
+            # Asked so, a server refuses a field that it would else drop, and the run's volumes with it.
+            executor._custom_objects_api.create_namespaced_custom_object(
+                **_KIND, namespace=executor.namespace, body=body(form), field_validation="Strict"
+            )
+            return
+        except ApiException as error:
+            said = _reason(error)
+            if form not in said:
+                break
+        except OSError as error:
+            raise ConfigError(
+                f"The cluster can't be reached: {error}. The kubeconfig's current context says where."
+            ) from error
+        except Exception as error:  # urllib3's, which kubernetes passes on
+            if type(error).__module__.partition(".")[0] != "urllib3":
+                raise
+            raise ConfigError(
+                f"The cluster can't be reached: {error}. The kubeconfig's current context says where."
+            ) from error
+    raise ConfigError(f"The cluster refuses the TrainJob: {said}")
+
+
+def _reason(error: Any) -> str:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(yaml.safe_load(error.body)["message"])
+    return f"{error.status} {error.reason}"
+
+
+def _pods(executor: Any, job: str) -> list[Any]:
+    selector = f"{_JOB_LABEL}={job}"
+    return executor._core_v1_api.list_namespaced_pod(namespace=executor.namespace, label_selector=selector).items
+
+
+def _first_pod(executor: Any, job: str) -> Optional[tuple[str, int]]:
+    """The name of the pod with rank 0 and how often it was started again; None before it runs."""
+    for pod in _pods(executor, job):
+        if (pod.metadata.labels or {}).get(_NUMBER_LABEL) == "0" and pod.status.phase not in (None, "Pending"):
+            restarts = sum(container.restart_count or 0 for container in pod.status.container_statuses or [])
+            return pod.metadata.name, restarts
+    return None
+
+
+def _show(executor: Any, pod: str) -> bool:
+    """Print a pod's output as it comes, of its first rank alone; False where there is none yet."""
+    from kubernetes.client.rest import ApiException
+
+    try:
+        response = executor._core_v1_api.read_namespaced_pod_log(
+            pod, executor.namespace, follow=True, _preload_content=False
+        )
+    except ApiException:
+        return False
+    rest = b""
+    for chunk in response.stream():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            rank, text = without_rank(line.decode(errors="replace"))
+            if rank in (0, None):
+                print(text, flush=True)
+    return True

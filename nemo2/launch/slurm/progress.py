@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a submitted run has come, read through a shell from the files of its directory, wherever that is."""
+
+import json
+from dataclasses import dataclass
+from shlex import quote
+from statistics import median
+from typing import Optional
+
+import yaml
+
+from nemo2.launch.slurm.shell import Shell
+from nemo2.run_dir.records import METRICS_FILE
+
+_LINES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """None stands for what the run hasn't written down yet."""
+
+    steps: int
+    """Done, of those that are logged."""
+    planned_steps: Optional[int]
+    loss: Optional[float]
+    """Of the last logged step."""
+    val_loss: Optional[float]
+    """Of the last validation."""
+    step_seconds: Optional[float]
+    """Median of the last logged steps."""
+    tokens_per_second: Optional[float]
+
+    @property
+    def seconds_left(self) -> Optional[float]:
+        """Until the last step, as fast as the last ones; validations, saves and waiting in the queue come on top."""
+        if self.planned_steps is None or self.step_seconds is None:
+            return None
+        return max(0, self.planned_steps - self.steps) * self.step_seconds
+
+    def __str__(self) -> str:
+        of = "" if self.planned_steps is None else f" of {self.planned_steps:,}"
+        parts = [f"step {self.steps:,}{of}"]
+        parts += [
+            f"{name} {value:.4g}"
+            for name, value in (("loss", self.loss), ("val loss", self.val_loss))
+            if value is not None
+        ]
+        if self.step_seconds is not None:
+            parts.append(f"{self.step_seconds:.3g} s a step")
+        if self.tokens_per_second is not None:
+            parts.append(f"{self.tokens_per_second:,.0f} tokens a second")
+        if self.seconds_left:
+            parts.append(f"{span(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+def progress(shell: Shell, run_directory: str) -> Optional[Progress]:
+    """What the run in this directory has logged; None before its first logged step."""
+    _, lines, _ = shell.run(f"tail -n {_LINES} {quote(run_directory)}/{METRICS_FILE} 2>/dev/null")
+    records = []
+    for line in lines.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # the first line may have been cut by tail, the last is being written
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    done = [one["step"] for one in records if isinstance(one.get("step"), int)]
+    if not done:
+        return None
+    times = _numbers(records, "train_step_timing")
+    return Progress(
+        steps=max(done) + 1,
+        planned_steps=_planned(shell, run_directory),
+        loss=_last(records, "reduced_train_loss"),
+        val_loss=_last(records, "val_loss"),
+        step_seconds=median(times) if times else None,
+        tokens_per_second=_last(records, "tokens_per_second"),
+    )
+
+
+def span(seconds: float) -> str:
+    """Seconds as people say them: 50 s, 12 min, 3 h 20 min, 4 d 7 h."""
+    minutes, hours = round(seconds / 60), int(seconds // 3600)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _planned(shell: Shell, run_directory: str) -> Optional[int]:
+    _, text, _ = shell.run(f"cat {quote(run_directory)}/effective_config.yaml 2>/dev/null")
+    try:
+        steps = yaml.safe_load(text)["trainer"]["max_steps"]
+    except (yaml.YAMLError, KeyError, TypeError):
+        return None
+    return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def _numbers(records: list[dict[str, object]], name: str) -> list[float]:
+    found = [one.get(name) for one in records]
+    return [float(value) for value in found if isinstance(value, int | float)]
+
+
+def _last(records: list[dict[str, object]], name: str) -> Optional[float]:
+    found = _numbers(records, name)
+    return found[-1] if found else None

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much the parts of a dense model matter to some samples.
+
+Importances are those of Muralidharan et al. 2024 (arXiv:2407.14679), added up over all tokens of the samples: of a channel its
+absolute value behind the norms, of a neuron of the feed-forward layers and of a head the size of what it gives, of a layer one
+less the cosine of what goes in and what comes out.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo2.backend import get_backend
+from nemo2.models.decoding import core_of, logits_of_stage
+from nemo2.models.generate import evaluating
+
+
+@dataclass(frozen=True)
+class Importances:
+    """Of the parts of the whole model, the same on every rank."""
+
+    channels: Tensor
+    """``[hidden size]``"""
+    neurons: Tensor
+    """``[layers, ffn hidden size]``"""
+    heads: Tensor
+    """``[layers, heads]``"""
+    layers: Tensor
+    """``[layers]``"""
+
+
+def importances_of(model: Any, samples: Iterable[Tensor], *, width: bool) -> Importances:
+    """Every rank calls it: stages of a pipeline with the same ``samples``, each ``[batch, sequence]``, replicas with others.
+
+    Args:
+        width: Look into layers too, for which each rank must hold whole ones. False: only ``layers`` of the result isn't zero.
+    """
+    core: Any = core_of(model)
+    config = model.config
+    shapes = (
+        (config.hidden_size,),
+        (config.num_layers, config.ffn_hidden_size),
+        (config.num_layers, config.num_attention_heads),
+    )
+    device = get_backend().device
+    found = Importances(*(torch.zeros(shape, device=device) for shape in (*shapes, (config.num_layers,))))
+    with evaluating(model), torch.no_grad(), _watching(core, found, config, width=width):
+        for tokens in samples:
+            logits_of_stage(core, tokens.to(device))
+    for sums in vars(found).values():
+        torch.distributed.all_reduce(sums)  # tensor-parallel ranks count a layer several times, and each layer as often
+    return found
+
+
+@contextmanager
+def _watching(core: Any, found: Importances, config: Any, *, width: bool) -> Iterator[None]:
+    """Add up what this stage's layers give, while this lasts."""
+
+    def behind_a_norm(module: Any, inputs: Any, output: Any) -> None:
+        given = output[0] if isinstance(output, tuple) else output
+        found.channels.add_(given.float().abs().flatten(0, -2).sum(0))
+
+    def neurons(place: int) -> Any:
+        def told(module: Any, inputs: Any) -> None:
+            found.neurons[place].add_(inputs[0].float().abs().flatten(0, -2).sum(0))
+
+        return told
+
+    def heads(place: int) -> Any:
+        def told(module: Any, inputs: Any) -> None:
+            each = inputs[0].float().flatten(0, -2).view(-1, config.num_attention_heads, config.kv_channels)
+            found.heads[place].add_(each.norm(dim=-1).sum(0))
+
+        return told
+
+    def layer(place: int) -> Any:
+        def told(module: Any, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
+            before = named["hidden_states"] if "hidden_states" in named else inputs[0]
+            after = output[0] if isinstance(output, tuple) else output
+            alike = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
+            found.layers[place].add_((1 - alike).sum())
+
+        return told
+
+    handles = []
+    for one in core.decoder.layers:
+        place = one.layer_number - 1
+        handles.append(one.register_forward_hook(layer(place), with_kwargs=True))
+        if width:
+            handles += [
+                one.input_layernorm.register_forward_hook(behind_a_norm),
+                one.pre_mlp_layernorm.register_forward_hook(behind_a_norm),
+                one.mlp.linear_fc2.register_forward_pre_hook(neurons(place)),
+                one.self_attention.linear_proj.register_forward_pre_hook(heads(place)),
+            ]
+    if width and core.decoder.final_layernorm is not None:
+        handles.append(core.decoder.final_layernorm.register_forward_hook(behind_a_norm))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs side by side: what they came to, their curves over each other, and where their recipes differ."""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from statistics import median
+from typing import Any, Optional
+
+from nemo2.pictures.page import figures, page, section, table
+from nemo2.run_dir.records import METRICS_FILE, series
+from nemo2.run_dir.run_folder import TRAINING_LOSS, VALIDATION_LOSS, RunFolder, curves
+
+_CURVES = (
+    (TRAINING_LOSS, "Training loss"),
+    (VALIDATION_LOSS, "Validation loss"),
+    ("train_step_timing", "Seconds per step"),
+    ("tokens_per_second", "Tokens per second"),
+    ("grad_norm", "Gradient norm"),
+)
+_OF_THE_PLACE = ("log.name", "log.log_dir", "log.tensorboard.name", "log.wandb.name")
+"""What any two runs differ in."""
+
+
+def summary(run: RunFolder) -> dict[str, Any]:
+    """What a run came to; None for what it hasn't logged.
+
+    ``started`` is when its directory was made, ``written`` when it logged last, both in seconds since the epoch. ``step_s`` and
+    ``tokens_per_second`` are medians.
+    """
+    records = run.records
+    losses, validation = series(records, TRAINING_LOSS), series(records, VALIDATION_LOSS)
+    metrics = run / METRICS_FILE
+    return {
+        "name": run.absolute().parent.name,
+        "start": run.name,
+        "steps": losses[-1][0] + 1 if losses else 0,
+        "planned_steps": run.planned_steps,
+        "loss": losses[-1][1] if losses else None,
+        "val_loss": min((value for _, value in validation if math.isfinite(value)), default=None),
+        "step_s": _median(records, "train_step_timing"),
+        "tokens_per_second": _median(records, "tokens_per_second"),
+        "written": metrics.stat().st_mtime if metrics.is_file() else None,
+        "folder": str(run),
+    }
+
+
+def labels(runs: Sequence[RunFolder]) -> list[str]:
+    """A short name for each, no two alike: the run's, or with its start's, or its path."""
+    names = [run.absolute().parent.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{run.absolute().parent.name}/{run.name}" for run in runs]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def losses_at_one_step(runs: Sequence[RunFolder]) -> Optional[tuple[int, list[float]]]:
+    """The last step that all runs logged a training loss of, and each one's loss there; None where there is none."""
+    found = [dict(series(run.records, TRAINING_LOSS)) for run in runs]
+    common = set(found[0]).intersection(*found[1:])
+    return None if not common else (max(common), [losses[max(common)] for losses in found])
+
+
+def differences(recipes: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+    """Each path at which recipes differ in what is in effect, with the value of each; their names and folders left out."""
+    from nemo2.config import diff, flatten
+    from nemo2.config.show import NOT_SET
+
+    paths = dict.fromkeys(change.path for other in recipes[1:] for change in diff(recipes[0], other))
+    flat = [flatten(recipe, defaults=True) for recipe in recipes]
+    return [(path, [one.get(path, NOT_SET) for one in flat]) for path in paths if path not in _OF_THE_PLACE]
+
+
+def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list[Any]]], *, without: str = "") -> str:
+    """The page as text.
+
+    Args:
+        changes: `differences` of their recipes.
+        without: Why there are none, where the recipes could not be read.
+    """
+    from nemo2.config.show import format_value
+
+    names = labels(runs)
+    rows = [[name, *_shown(summary(run))] for name, run in zip(names, runs, strict=True)]
+    charts = []
+    for metric, title in _CURVES:
+        if any(series(run.records, metric) for run in runs):
+            lines = [(name, run, metric) for name, run in zip(names, runs, strict=True)]
+            wide = metric == TRAINING_LOSS
+            charts.append((title, curves(lines, title=title, width=760 if wide else 520), wide))
+    told = [[path, *map(format_value, values)] for path, values in changes]
+    differ = (
+        table(["setting", *names], told) if told else f"<p class='sub'>{without or 'The recipes are the same.'}</p>"
+    )
+    return page(
+        "Runs compared",
+        section("Figures", table(["run", *COLUMNS], rows)),
+        section("Curves", figures(charts)),
+        section("Settings that differ", differ),
+        subtitle=", ".join(str(run.absolute()) for run in runs),
+    )
+
+
+COLUMNS = ("steps", "loss", "best val loss", "s / step", "tokens / s", "last logged")
+
+
+def _shown(one: dict[str, Any]) -> list[str]:
+    """A row of `COLUMNS`."""
+    steps, planned, written = one["steps"], one["planned_steps"], one["written"]
+    return [
+        f"{steps:,} of {planned:,}" if planned else f"{steps:,}",
+        _number(one["loss"], ".4g"),
+        _number(one["val_loss"], ".4g"),
+        _number(one["step_s"], ".3g"),
+        _number(one["tokens_per_second"], ",.0f"),
+        "-" if written is None else f"{datetime.fromtimestamp(written):%Y-%m-%d %H:%M}",
+    ]
+
+
+def rows_of(summaries: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A row of `COLUMNS` for each."""
+    return [_shown(one) for one in summaries]
+
+
+def _number(value: Optional[float], form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _median(records: list[dict[str, Any]], name: str) -> Optional[float]:
+    values = [value for _, value in series(records, name) if math.isfinite(value)]
+    return median(values) if values else None

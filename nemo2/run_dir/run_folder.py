@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's directory and what its files tell: figures, checkpoints, curves. Works while the run goes on, and needs no torch."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from nemo2.checkpoint.directory import finished
+from nemo2.checkpoint.foreign_files import read_yaml
+from nemo2.errors import CheckpointError, DataError
+from nemo2.pictures.lines import Series, line_chart
+from nemo2.pictures.svg import standalone
+from nemo2.run_dir.records import METRICS_FILE, read_metrics, series
+from nemo2.run_dir.report import REPORT_FILE, write_report
+
+if TYPE_CHECKING:
+    import pandas
+
+TRAINING_LOSS, VALIDATION_LOSS = "reduced_train_loss", "val_loss"
+
+
+class Chart(str):
+    """A chart as SVG text, which a notebook shows."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to an ``.svg`` file; returns the path."""
+        path = Path(path)
+        if path.suffix != ".svg":
+            raise DataError(f"{path}: a chart is written to a file that ends in .svg.")
+        path.write_text(self, encoding="utf-8")
+        return path
+
+
+class RunFolder(type(Path())):
+    """The path of a run's directory, as `nemo2.llm.pretrain` returns it, with what the files in it tell."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What the run logged, a mapping for each record of ``metrics.jsonl``; empty before its first logged step."""
+        return read_metrics(self) if (self / METRICS_FILE).is_file() else []
+
+    @property
+    def metrics(self) -> "pandas.DataFrame":
+        """What the run logged, by ``step`` (from zero) and with a column for each name; NaN where a step didn't log it.
+
+        Raises:
+            ImportError: pandas isn't installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "A run's metrics as a DataFrame need pandas: pip install pandas. Without it, run.records is a list of mappings."
+            ) from error
+        frame = pandas.DataFrame(self.records)
+        # A validation writes a record of its own for the step that trained: both are one row.
+        return frame.groupby("step").last() if "step" in frame else frame
+
+    @property
+    def steps(self) -> int:
+        """Training steps that are logged as done."""
+        losses = series(self.records, TRAINING_LOSS)
+        return losses[-1][0] + 1 if losses else 0
+
+    @property
+    def planned_steps(self) -> Optional[int]:
+        """Steps at which training ends; None where the run doesn't say."""
+        planned = (self.effective.get("trainer") or {}).get("max_steps")
+        return planned if isinstance(planned, int) and planned > 0 else None
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """What ran, from ``effective_config.yaml``; {} before the first step."""
+        try:
+            found = read_yaml(self / "effective_config.yaml")
+        except (CheckpointError, OSError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The whole checkpoints, oldest step first."""
+        return [path for path, _ in finished(self / "checkpoints")]
+
+    @property
+    def last_checkpoint(self) -> Optional[Path]:
+        """The whole checkpoint of the latest step; None where there is none."""
+        return next(reversed(self.checkpoints), None)
+
+    @property
+    def best_checkpoint(self) -> Optional[Path]:
+        """The whole checkpoint with the lowest validation loss, or training loss where none was validated; None without any.
+
+        Of checkpoints that are equal in it, or have neither, it is the latest.
+        """
+        found = finished(self / "checkpoints")
+        if not found:
+            return None
+        name = next((one for one in (VALIDATION_LOSS, TRAINING_LOSS) if any(one in m.metrics for _, m in found)), "")
+
+        def rank(loss: float) -> float:
+            return math.inf if math.isnan(loss) else loss
+
+        return min(reversed(found), key=lambda item: rank(item[1].metrics.get(name, math.nan)))[0]
+
+    @property
+    def report(self) -> Path:
+        """``report.html``, which is written where it isn't there yet.
+
+        Raises:
+            DataError: the run has logged nothing.
+        """
+        path = self / REPORT_FILE
+        return path if path.is_file() else write_report(self)
+
+    def plot(self, *names: str) -> Chart:
+        """Curves over steps. A notebook shows the chart; ``save`` writes it.
+
+        Args:
+            names: Names in `records`, such as ``grad_norm``. None: the training and the validation loss.
+
+        Raises:
+            DataError: the run logs no such name.
+        """
+        records = self.records
+        numbers = {name for record in records for name, value in record.items() if isinstance(value, int | float)}
+        known = sorted(numbers - {"step"})
+        if missing := [name for name in names if name not in known]:
+            raise DataError(f"{self} logs no {', '.join(missing)}; it logs {', '.join(known) or 'nothing yet'}.")
+        return Chart(standalone(curves([(name, self, name) for name in names or (TRAINING_LOSS, VALIDATION_LOSS)])))
+
+
+def curves(lines: Sequence[tuple[str, RunFolder, str]], *, title: str = "", width: int = 760) -> str:
+    """Curves of runs over steps as an ``<svg>`` element: of each its label, the run, and the name of what it logs."""
+    names = list(dict.fromkeys(name for _, _, name in lines))
+    drawn = [
+        Series(
+            name=label,
+            points=series(run.records, name),
+            smooth=True,
+            markers=name == VALIDATION_LOSS,
+            raw=len(lines) < 3,
+        )
+        for label, run, name in lines
+    ]
+    label = names[0] if len(names) == 1 else "loss" if all("loss" in name for name in names) else "value"
+    return line_chart(title or ", ".join(names), drawn, y_label=label, width=width)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A teacher beside the model that is trained: the student learns its distributions in place of the text's own next tokens.
+
+The teacher has other sizes and the student's layout: it is built on the same process groups. In a pipeline it reads all of a
+step's micro-batches before the student's schedule begins, one stage after the other, and its logits stay on the last stage,
+split over the vocabulary as the student's are. Without a pipeline it reads each micro-batch right before the student does.
+"""
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+import torch
+from megatron.core import parallel_state
+from megatron.core.model_parallel_config import ModelParallelConfig
+from torch import Tensor
+
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.described import find_checkpoint, model_of
+from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.foreign_files import read_yaml
+from nemo2.config.capture import configurable
+from nemo2.config.walk import class_of
+from nemo2.errors import ConfigError
+from nemo2.models.decoding import core_of
+from nemo2.names import did_you_mean
+from nemo2.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
+from nemo2.parallel.megatron_parallel import MegatronParallel, MegatronStep
+
+_log = logging.getLogger(__name__)
+
+
+@configurable
+@dataclass(frozen=True)
+class DistillationConfig:
+    """What the student learns from.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    logit_kl_temperature: float = 1.0
+    """Divides both models' logits; above 1 the unlikely tokens count for more."""
+    logit_kl_topk: Optional[int] = None
+    """The teacher's likeliest tokens that are kept of each distribution, which saves memory. None: all."""
+    skip_lm_loss: bool = True
+    """Learn from the teacher alone. False adds the cross-entropy of the text."""
+    kd_loss_scale: float = 1.0
+    """Weighs the teacher's part where the text's is there too."""
+
+    def __post_init__(self) -> None:
+        for name, rule, holds in (
+            ("logit_kl_temperature", "above 0", self.logit_kl_temperature > 0),
+            ("logit_kl_topk", "at least 1, or None", self.logit_kl_topk is None or self.logit_kl_topk >= 1),
+            ("kd_loss_scale", "above 0", self.kd_loss_scale > 0),
+        ):
+            if not holds:
+                raise ConfigError(f"DistillationConfig.{name}={getattr(self, name)} must be {rule}.")
+
+    @classmethod
+    def from_file(cls, file: Path) -> "DistillationConfig":
+        """From YAML with these names.
+
+        Raises:
+            ConfigError: another name, or a value out of its range.
+        """
+        said = read_yaml(file) or {}
+        known = [field.name for field in fields(cls)]
+        for name in said:
+            if name not in known:
+                raise ConfigError(f"{file} has no setting {name!r}{did_you_mean(name, known)}")
+        return cls(**said)
+
+
+@configurable
+class DistillationCallback(pl.Callback):
+    """Gives each micro-batch of a training step its teacher's logits, and the step the loss that uses them.
+
+    The teacher's parameters lie beside the student's on every rank, and a step takes its forward pass longer. In a pipeline the
+    last stage keeps the logits of all of a step's micro-batches; ``logit_kl_topk`` makes them small.
+
+    Args:
+        teacher_model_path: The teacher's checkpoint, or a run's directory. It has the student's vocabulary and layout; sizes may
+            differ.
+        distillation_config: None: its defaults.
+
+    Raises:
+        CheckpointError: at set-up, there is no checkpoint, or none that describes its model.
+        ConfigError: at set-up, another vocabulary, or sizes that the layout doesn't divide.
+    """
+
+    def __init__(self, teacher_model_path: str, distillation_config: Optional[DistillationConfig] = None) -> None:
+        self.teacher_model_path = teacher_model_path
+        self.distillation_config = distillation_config
+        self.settings = distillation_config or DistillationConfig()
+        self.core: Any = None
+        """The teacher's stage on this rank."""
+        self.kept_bytes = 0
+        """Of logits of a micro-batch that wait for the student's schedule."""
+        self._taught: deque[Optional[TeacherLogits]] = deque()
+
+    def refuse(self, student: Any, strategy: Any) -> None:
+        """Raise where the teacher can't teach ``student`` in the layout of ``strategy``. Nothing is built."""
+        checkpoint = find_checkpoint(Path(self.teacher_model_path))
+        teacher = model_of(checkpoint)
+        _refuse_another_vocabulary(student, teacher)
+        _refuse_what_has_no_layout(strategy, teacher, checkpoint)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.refuse(pl_module, trainer.strategy)
+            self.core = _teacher(find_checkpoint(Path(self.teacher_model_path)), trainer, pl_module)
+
+    def on_megatron_step_start(self, step: MegatronStep) -> Optional[MegatronStep]:
+        if step.stage != "training":
+            return None
+        self._taught.clear()
+        if _in_pipeline():
+            data_step: Any = step.pl_module.data_step
+            self._taught = deque(self._asked(data_step(iter([one])), step) for one in step.microbatches())
+            self.kept_bytes = sum(one.num_bytes for one in self._taught if one is not None) // len(self._taught)
+        return replace(step, forward_step_func=self._taught_step(step))
+
+    def on_megatron_microbatch_start(self, step: MegatronStep, batch: dict[str, Any]) -> None:
+        if step.stage == "training":
+            batch["text"] = batch.pop("labels")
+            batch["labels"] = None  # without them the student's last stage gives its logits
+            if not _in_pipeline():
+                self._taught.append(self._asked(batch, step))
+
+    def _asked(self, batch: dict[str, Any], step: MegatronStep) -> Optional[TeacherLogits]:
+        with torch.no_grad():
+            logits = _through_stages(self.core, batch, step)
+            return None if logits is None else TeacherLogits.of(logits, self.settings.logit_kl_topk)
+
+    def _taught_step(self, step: MegatronStep) -> Callable[..., Any]:
+        def forward_step(iterator: Iterator[Any], chunk: Any) -> tuple[Any, Callable[..., Any]]:
+            output, reduce = step.forward_step_func(iterator, chunk)
+            [batch] = reduce.args
+            teacher = self._taught.popleft()
+            return output, lambda logits: reduce(self._loss(logits, teacher, batch["text"]))
+
+        return forward_step
+
+    def _loss(self, logits: Tensor, teacher: Optional[TeacherLogits], text: Tensor) -> Tensor:
+        """Of each token ``[batch, sequence]``."""
+        assert teacher is not None, "the last stage has the teacher's logits"
+        taught = distillation_loss(logits, teacher, temperature=self.settings.logit_kl_temperature)
+        if self.settings.skip_lm_loss:
+            return taught
+        return cross_entropy(logits, text) + self.settings.kd_loss_scale * taught
+
+
+def _in_pipeline() -> bool:
+    """Whether stages wait for each other: a teacher that reads in between would change the order of their messages."""
+    return parallel_state.get_pipeline_model_parallel_world_size() > 1
+
+
+def teachers_recipe(recipe: Any) -> Optional[Any]:
+    """The recipe of a run whose model is ``recipe``'s teacher, in the same layout and on the same data, by which the teacher's
+    sizes can be judged. None where there is no teacher.
+
+    Raises:
+        CheckpointError: there is no checkpoint of the teacher, or none that describes its model.
+    """
+    callbacks = getattr(recipe.trainer, "callbacks", None) or []
+    teaching = next((one for one in callbacks if class_of(one) is DistillationCallback), None)
+    if teaching is None:
+        return None
+    alone = copy.deepcopy(recipe)
+    alone.trainer.callbacks = [one for one in alone.trainer.callbacks if class_of(one) is not DistillationCallback]
+    alone.model = described_model(find_checkpoint(Path(teaching.teacher_model_path)))
+    return alone
+
+
+def described_model(checkpoint: Path) -> Any:
+    """The model of a checkpoint as an editable config, which follows the data's sequence length, but where positions are a table
+    of that length.
+
+    Raises:
+        CheckpointError: the checkpoint doesn't describe its model.
+    """
+    model = load_context(checkpoint, "model", build=False)
+    by_table = getattr(model.config, "position_embedding_type", None) == "learned_absolute"
+    if "seq_length" in model.config.__arguments__ and not by_table:
+        del model.config.seq_length
+    return model
+
+
+def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Optional[Tensor]:
+    """The teacher's logits ``[batch, sequence, vocabulary / tp]`` of a micro-batch on the last stage, None on the others.
+
+    A stage begins with the next micro-batch while the following ones are at this one: the pipeline fills."""
+    config, group = core.config, parallel_state.get_pipeline_model_parallel_group()
+    dtype = config.pipeline_dtype or config.params_dtype
+    if not parallel_state.is_pipeline_first_stage():
+        share = step.seq_length // config.context_parallel_size
+        share //= config.tensor_model_parallel_size if config.sequence_parallel else 1
+        device = next(core.parameters()).device
+        hidden = torch.empty(share, step.micro_batch_size, config.hidden_size, dtype=dtype, device=device)
+        torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)  # pyright: ignore
+        core.set_input_tensor(hidden)
+    packing = {"packed_seq_params": batch["packed_seq_params"]} if batch.get("packed_seq_params") is not None else {}
+    found = core(
+        input_ids=batch["tokens"],
+        position_ids=batch["position_ids"],
+        attention_mask=batch.get("attention_mask"),
+        labels=None,
+        **packing,
+    )
+    if parallel_state.is_pipeline_last_stage():
+        return found
+    following = parallel_state.get_pipeline_model_parallel_next_rank()
+    torch.distributed.send(found.to(dtype).contiguous(), following, group=group)  # pyright: ignore
+    return None
+
+
+def _teacher(checkpoint: Path, trainer: pl.Trainer, student: Any) -> Any:
+    """This rank's stage of the teacher, in the layout and the precision of the student, without gradients."""
+    teacher = model_of(checkpoint)
+    for field in fields(ModelParallelConfig):
+        if not callable(value := getattr(student.config, field.name, None)):
+            setattr(teacher.config, field.name, value)
+    teacher.config.perform_initialization = False
+    teacher.config.gradient_accumulation_fusion = False
+    teacher.config.deallocate_pipeline_outputs = False
+    strategy: Any = trainer.strategy
+    teacher.configure_model()
+    parallel = MegatronParallel(teacher, precision_plugin=strategy.precision_plugin, device=strategy.root_device)
+    if strategy.root_device.type != "meta":
+        io = strategy.checkpoint_io
+        wanted = {"model": parallel.sharded_state_dict(io.load_content_metadata(checkpoint))}
+        parallel.load_chunks_state_dict(io.load_checkpoint(checkpoint, sharded_state_dict=wanted)["model"])
+        _log.info("The teacher of %s is loaded.", checkpoint)
+    parallel.eval().requires_grad_(False)
+    return core_of(teacher)
+
+
+def no_virtual_stages(size: int) -> str:
+    """Why there are none."""
+    return f"virtual_pipeline_model_parallel_size={size}: a teacher has one stage per rank. Leave it unset for distill."
+
+
+def refuse_additions(checkpoint: Path) -> None:
+    """
+    Raises:
+        ConfigError: the checkpoint isn't of a whole model.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest is not None and manifest.part_of is not None:
+        raise ConfigError(
+            f"{checkpoint} holds additions only: merge them first, nemo2 merge {checkpoint} --output FOLDER."
+        )
+
+
+def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
+    told = []
+    for model in (student, teacher):
+        rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
+        told.append((getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}"))
+    if told[0][:2] != told[1][:2]:
+        raise ConfigError(
+            f"The teacher's distributions are over another vocabulary ({told[1][2]}) than the student's ({told[0][2]}): "
+            "both models need one tokenizer and as many rows."
+        )
+
+
+def _refuse_what_has_no_layout(strategy: Any, teacher: Any, checkpoint: Path) -> None:
+    """
+    Raises:
+        ConfigError: the teacher can't be built in the student's layout, or isn't a whole model.
+    """
+    refuse_additions(checkpoint)
+    sizes = getattr(strategy, "layout", None)
+    if sizes is None:
+        raise ConfigError(f"distill needs a MegatronStrategy, and trainer.strategy is a {type(strategy).__name__}.")
+    if (sizes.vp or 1) > 1:
+        raise ConfigError(no_virtual_stages(sizes.vp))
+    config = teacher.config
+    for name, what, parts in (
+        ("tensor_model_parallel_size", "num_attention_heads", sizes.tp),
+        ("pipeline_model_parallel_size", "num_layers", sizes.pp),
+        ("expert_model_parallel_size", "num_moe_experts", sizes.ep),
+    ):
+        value = getattr(config, what, None)
+        if value and parts and value % parts:
+            raise ConfigError(
+                f"{name}={parts} doesn't divide the teacher's {what}={value}: teacher and student are laid out alike, so "
+                f"that it has to divide both."
+            )

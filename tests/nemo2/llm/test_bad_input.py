@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no model can do anything with is told in a paragraph, before a weight is read: the checkpoints here have none."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo2 import llm
+from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
+from support import small_chats, small_runs
+from support.described_models import described
+
+HUB_NAME = "someone/tokenizer"
+LENGTH = 24
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return described(tmp_path / "run", small_chats.make_tokenizer(tmp_path / "tokenizer"), seq_length=LENGTH)
+
+
+def on_the_hub(cache: Path, commit: str, vocab_size: int) -> Any:
+    """The tokenizer of a name on the hub, whose files are those of ``commit`` from now on."""
+    from nemo2.data.tokenizer import AutoTokenizer
+
+    repository = cache / f"models--{HUB_NAME.replace('/', '--')}"
+    small_chats.make_tokenizer(repository / "snapshots" / commit, vocab_size=vocab_size)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    # Without it transformers asks for more files than a tokenizer has.
+    (repository / "snapshots" / commit / "config.json").write_text("{}")
+    return AutoTokenizer(HUB_NAME, local_files_only=True)
+
+
+@pytest.fixture
+def of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose tokenizer is a name on the hub, which stands for other files since."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = described(tmp_path / "run", on_the_hub(tmp_path / "hub", "a" * 40, 320), seq_length=LENGTH)
+    from nemo2.checkpoint.context import refuse_another_tokenizer
+    from nemo2.llm.inference import model_of
+
+    refuse_another_tokenizer(place, model_of(place).tokenizer)  # the same so far
+    on_the_hub(tmp_path / "hub", "b" * 40, 310)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ([], "at least one text"),
+        (["ab", ""], "Prompt 2 of 2 holds no token"),
+        (
+            ["ab " * LENGTH],
+            f"The prompt has .* tokens and leaves no room in the model's {LENGTH}: shorten it to {LENGTH - 1}",
+        ),
+    ],
+)
+def test_prompts_that_no_model_goes_on_from_are_refused_before_it_is_loaded(
+    checkpoint: Path, prompts: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        llm.generate(str(checkpoint), prompts=prompts)
+    assert "\n" not in str(caught.value)
+
+
+USES: dict[str, Callable[[Path, Path], Any]] = {
+    "generate": lambda place, folder: llm.generate(str(place), prompts=["ab"]),
+    "chat": lambda place, folder: talk(place),
+    "perplexity": lambda place, folder: llm.perplexity(str(place), [str(folder / "text.txt")]),
+    "prune": lambda place, folder: llm.prune(str(place), str(folder / "small"), llm.PruningConfig(drop_layers=[1])),
+    "serve and export": lambda place, folder: put(place, folder),
+    "restore": lambda place, folder: restored(place),
+}
+
+
+def talk(place: Path) -> None:
+    from nemo2.llm.chat import conversation
+    from nemo2.llm.inference import HowToGenerate
+
+    with conversation(str(place), HowToGenerate()):
+        pass
+
+
+def put(place: Path, folder: Path) -> None:
+    from nemo2.hugging_face.tokenizers import put_tokenizer
+
+    put_tokenizer(place, folder)
+
+
+def restored(place: Path) -> None:
+    from nemo2.checkpoint.context import take_tokenizer
+
+    take_tokenizer(place, small_runs.build_llama())
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_tokenizer_that_is_not_the_models_is_refused(of_another_tokenizer: Path, tmp_path: Path, use: str) -> None:
+    (tmp_path / "text.txt").write_text("ab")
+    words = (
+        r"AutoTokenizer\('someone/tokenizer'\) isn't the tokenizer that the model of .* was trained with .*vocabulary "
+    )
+    with pytest.raises(CheckpointError, match=words) as caught:
+        USES[use](of_another_tokenizer, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_a_tokenizer_that_were_changed_are_told_by_their_hash(checkpoint: Path, tmp_path: Path) -> None:
+    file = checkpoint / "context" / "tokenizer" / "tokenizer.json"
+    told = json.loads(file.read_text())
+    told["model"]["merges"].reverse()
+    file.write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match="damaged: .*tokenizer.json"):
+        llm.generate(str(checkpoint), prompts=["ab"])
+
+
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path) -> None:
+    from nemo2.models.generate import read_prompts
+
+    with pytest.raises(ConfigError, match="The prompt has the token 99999, and the tokenizer's go from 0 to"):
+        read_prompts(small_chats.make_tokenizer(tmp_path), [[1, 99999]])
+
+
+def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="output_path='.*' must be a file in a folder that is there"):
+        llm.generate(str(checkpoint), prompts=["ab"], output_path=str(tmp_path / "no" / "out.jsonl"))
+    for name, text in {"none": None, "empty": "", "broken": "{"}.items():
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(Nemo2Error, match=f"{name}.*(can't be read|is empty|must be a JSON object)"):
+            llm.generate(str(checkpoint), input_dataset=str(tmp_path / name))
+    with pytest.raises(ConfigError, match="no task to evaluate"):
+        llm.evaluate(str(checkpoint), [])
+    with pytest.raises(ConfigError, match="task_folder='.*none': there is no such folder"):
+        llm.evaluate(str(checkpoint), ["mine"], task_folder=str(tmp_path / "none"))
+
+
+def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint: Path) -> None:
+    from nemo2.llm.engines import Asked
+    from nemo2.llm.serving import plan_serving
+
+    def plan(length: int) -> Any:
+        return plan_serving(str(checkpoint), Asked(max_length=length, dtype="bf16"), engine="vllm", only_told=True)
+
+    assert str(LENGTH) in plan(LENGTH).command
+    with pytest.raises(ConfigError, match=f"max_length={LENGTH + 1}: the model reads {LENGTH} tokens"):
+        plan(LENGTH + 1)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completion: what is offered where, from which index, and what bash makes of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from nemo2.cli import completion
+from nemo2.cli.app import app, main
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that has llama_tiny's index."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEMO_HOME", str(home))
+        completion.write_index("llama_tiny")
+    return home
+
+
+@pytest.fixture
+def indexed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEMO_HOME", str(home))
+
+
+def offered(line: str) -> list[str]:
+    return completion.candidates(get_command(app), line.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pre", ["prepare-data", "pretrain", "preview-data"]),
+        ("jobs l", ["list", "logs"]),
+        ("pretrain llama_t", ["llama_tiny"]),
+        ("pretrain llama_tiny --nod", ["--nodes"]),
+        ("finetune llama_tiny --peft l", ["lora"]),
+        ("check llama_tiny --gpus H100", ["H100", "H100x8"]),
+        ("serve x --engine v", ["vllm"]),
+        ("pretrain llama_tiny tr", ["trainer=", "trainer."]),
+        ("pretrain llama_tiny trainer.max_st", ["trainer.max_steps="]),
+        ("pretrain --devices 2 llama_tiny strategy.sequence_p", ["strategy.sequence_parallel="]),
+        ("pretrain llama_tiny strategy.sequence_parallel=T", ["strategy.sequence_parallel=True"]),
+        ("pretrain llama_tiny data=Pre", ["data=PreTrainingDataModule"]),
+        ("explain llama_tiny optim.config.weight_d", ["optim.config.weight_decay="]),
+        ("diff llama_tiny llama_tiny trainer.max_st", ["trainer.max_steps="]),
+        ("completion z", ["zsh"]),
+    ],
+)
+def test_what_may_follow_is_offered(line: str, found: list[str], indexed: None) -> None:
+    assert sorted(offered(line)) == sorted(found)
+
+
+def test_every_path_that_is_offered_can_be_set(home: Path) -> None:
+    from nemo2.config.overrides import _find
+    from nemo2.recipes import llama_tiny
+
+    [file] = home.rglob("llama_tiny.json")
+    paths = json.loads(file.read_text())
+    assert len(paths) > 300
+    recipe = llama_tiny.pretrain_recipe()
+    for path in paths:
+        _find(recipe, path, [])
+
+
+def test_a_recipe_without_an_index_gets_one_and_its_parts_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setenv("NEMO_HOME", str(tmp_path))
+    monkeypatch.setattr(completion.subprocess, "Popen", lambda command, **_: started.append(command))
+    assert offered("show llama3_8b m") == ["model."]
+    assert started[0][1:] == ["-c", "from nemo2.cli.completion import write_index; write_index('llama3_8b')"]
+    assert offered("show no_such_recipe m") == ["model."] and len(started) == 1
+
+
+def test_runs_are_offered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first" / "2026-01-01").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "2026-01-01" / "recipe.json").touch()
+    assert offered("generate fi") == offered("report fi") == ["first"]
+
+
+def test_a_completion_imports_no_torch(home: Path) -> None:
+    code = (
+        "import sys; from nemo2.cli import main; code = main(['__complete', 'pretrain', 'llama_tiny', 'trainer.max_s']);"
+        "sys.exit(code or any(m in sys.modules for m in ('torch', 'nemo_run', 'lightning', 'fiddle')))"
+    )
+    variables = {**os.environ, "NEMO_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=variables)
+    assert (done.returncode, done.stdout) == (0, "trainer.max_steps=\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        ("nemo2 pretrain llama_tiny trainer.max_s", "trainer.max_steps="),
+        ("nemo2 pretrain llama_tiny trainer.max_steps=1", "100"),
+        ("nemo2 pretrain ", "llama_tiny"),
+    ],
+)
+def test_bash_completes_the_word_before_the_cursor(line: str, reply: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    stub = """
+    nemo2() {
+        case "${@: -1}" in
+            trainer.max_s) echo trainer.max_steps= ;;
+            trainer.max_steps=1) echo trainer.max_steps=100 ;;
+            "") echo llama_tiny ;;
+        esac
+    }
+    compopt() { :; }
+    """
+    ask = f"COMP_LINE='{line}' COMP_POINT={len(line)}; _nemo2; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", f"{stub}\n{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{reply}\n"

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of all commands: one meaning each, and none that is taken and then ignored."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import shlex
+import subprocess
+import textwrap
+from collections.abc import Callable, Iterator
+from shutil import which
+from typing import Any
+
+import pytest
+import typer
+
+from nemo2.cli import flags, launching
+from nemo2.cli.app import app, main
+from nemo2.cli.run_names import latest, run_called
+
+SHARED = {
+    "gpus": flags.Gpus,
+    "nodes": flags.Nodes,
+    "devices": flags.Devices,
+    "performance": flags.Performance,
+    "as_json": flags.AsJson,
+}
+SHAPED = (
+    "show",
+    "explain",
+    "check",
+    "show-layout",
+    "plan",
+    "rehearse",
+    "diff",
+    "freeze",
+    "pretrain",
+    "finetune",
+    "validate",
+)
+"""Commands that take a recipe and look at it on a machine."""
+ANOTHER_MEANING = {("cluster test", "nodes")}
+
+
+def commands() -> dict[str, Callable[..., Any]]:
+    """Every command by its words."""
+
+    def of(one: typer.Typer, words: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+        for command in one.registered_commands:
+            assert command.name is not None and command.callback is not None
+            yield f"{words}{command.name}", command.callback
+        for group in one.registered_groups:
+            assert group.typer_instance is not None
+            yield from of(group.typer_instance, f"{words}{group.name} ")
+
+    return dict(of(app, ""))
+
+
+def test_an_option_that_several_commands_have_is_one_option() -> None:
+    for words, function in commands().items():
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in SHARED and (words, name) not in ANOTHER_MEANING:
+                assert parameter.annotation is SHARED[name], f"nemo2 {words}: {name} is its own"
+
+
+@pytest.mark.parametrize("command", SHAPED)
+def test_whatever_looks_at_a_recipe_takes_its_machine_and_its_mode(command: str) -> None:
+    assert {"gpus", "nodes", "devices", "performance"} <= inspect.signature(commands()[command]).parameters.keys()
+
+
+@pytest.mark.parametrize("command", commands())
+def test_each_option_is_read_or_refused_however_the_command_goes_on(command: str) -> None:
+    function = commands()[command]
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(body, ast.FunctionDef)
+    options = set(inspect.signature(function).parameters)
+    rules = list(refusals(body))
+    named = {name for _, option, others in rules for name in (option, *others)}
+    assert named <= options, f"no options of nemo2 {command}: {named - options}"
+    for taken, read in ways(body.body):
+        for unread in options - read:
+            assert is_refused(unread, taken, rules), (
+                f"nemo2 {command}: nobody reads {unread} where {taken or 'nothing'} holds; read it, or refuse it with "
+                "only_with or not_with"
+            )
+
+
+def refusals(body: ast.FunctionDef) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for node in ast.walk(body):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("only_with", "not_with"):
+            option, *others = (ast.literal_eval(argument) for argument in node.args)
+            yield node.func.id, option, tuple(others)
+
+
+def is_refused(unread: str, taken: dict[str, bool], rules: list[tuple[str, str, tuple[str, ...]]]) -> bool:
+    return any(
+        unread in others and taken.get(option) is (kind == "not_with")
+        for kind, option, others in rules
+        if option in taken
+    )
+
+
+def ways(statements: list[ast.stmt]) -> Iterator[tuple[dict[str, bool], set[str]]]:
+    """Each way through a command that ends without an error: the options whose presence decides it, and what is read on it."""
+    taken: dict[str, bool] = {}
+    read: set[str] = set()
+    for place, statement in enumerate(statements):
+        if isinstance(statement, ast.If) and any(isinstance(one, ast.Return) for one in ast.walk(statement)):
+            rest = statements[place + 1 :]
+            yes, no = decided(statement.test)
+            for choice, branch in ((yes, statement.body), (no, statement.orelse)):
+                ends = bool(branch) and isinstance(branch[-1], ast.Return)
+                for deeper, more in ways([*branch, *([] if ends else rest)]):
+                    yield {**taken, **choice, **deeper}, read | names_in([statement.test]) | more
+            return
+        read |= names_in([statement])
+    yield taken, read
+
+
+def decided(test: ast.expr) -> tuple[dict[str, bool], dict[str, bool]]:
+    """What a condition on one option says of its presence, where it holds and where it doesn't."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yes, no = decided(test.operand)
+        return no, yes
+    if isinstance(test, ast.Name):
+        return {test.id: True}, {test.id: False}
+    if (
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.Name)
+        and isinstance(test.ops[0], ast.IsNot | ast.Is)
+    ):
+        given = isinstance(test.ops[0], ast.IsNot)
+        return {test.left.id: given}, {test.left.id: not given}
+    return {}, {}
+
+
+def names_in(statements: list[Any]) -> set[str]:
+    """Options that these statements read: by their names, as a field of `options`, or by handing `options` to a function of
+    `nemo2.cli.launching` that does."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "options":
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and any(one.arg == "options" for one in node.keywords):
+            assert isinstance(node.func, ast.Name)
+            [function] = ast.parse(inspect.getsource(getattr(launching, node.func.id))).body
+            found |= names_in([function])
+    return found
+
+
+@pytest.mark.parametrize("line", ["--help", "jobs --help", "pretrain --help"])
+def test_a_flag_has_no_type_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 0
+    told = capsys.readouterr().out
+    assert "--help" in told and "<bool>" not in told
+
+
+def test_options_that_are_handed_over_are_read_where_they_are_read() -> None:
+    assert {"run_name", "directory", "accept_changes"} <= names_in(ast.parse("logged(x, options=options)").body)
+    assert "nodes" not in names_in(ast.parse("logged(x, options=options)").body)
+    fields = {field.name for field in dataclasses.fields(launching.TrainingOptions)}
+    assert fields <= names_in(ast.parse("launched(logged(x, options=options), options=options)").body)
+
+
+def test_the_walk_finds_an_option_that_a_way_ignores() -> None:
+    def command(a: bool, b: int, c: int) -> None:
+        if a:
+            print(b)
+            return
+        print(c)
+
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(command))).body
+    assert isinstance(body, ast.FunctionDef)
+    assert [(taken, read - {"print"}) for taken, read in ways(body.body)] == [
+        ({"a": True}, {"a", "b"}),
+        ({"a": False}, {"a", "c"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("plan llama_tiny --html page.html", "--html is read with --search only"),
+        ("plan llama_tiny --search --tokens 1e9", "--tokens is not read with --search"),
+        ("plan llama_tiny --cost-per-gpu-hour 2", "--cost-per-gpu-hour is read with --tokens only"),
+        ("rehearse llama_tiny --steps 3", "--steps is read with --tiny only"),
+        (
+            "rehearse llama_tiny --tiny --headroom 0.1 --json",
+            "--headroom, --json are not read with --tiny: leave them out",
+        ),
+        ("show llama_tiny --flat --who", "--who is not read with --flat"),
+        ("check --rules --nodes 2", "--nodes is not read with --rules"),
+        ("check llama_tiny --here --gpus H100", "--gpus is not read with --here"),
+        ("show-layout llama_tiny --rank 1 --json", "--json is not read with --rank"),
+        ("generate x --prompt a --top-k 3", "--top-k is read with --temperature only"),
+        ("evaluate x --text a --limit 3", "--limit is read with --tasks only"),
+        ("diff llama_tiny llama_tiny --code --json", "--json is not read with --code"),
+        ("pretrain llama_tiny --detach", "a run on this machine ends with its command"),
+        ("pretrain llama_tiny --gpus H100x2", "--gpus H100: the run would start on this machine's CPUs"),
+        ("pretrain llama_tiny trainer.devices=4 --devices 2", "--devices 2 contradicts trainer.devices=4"),
+        ("check llama3_8b --gpus H100x64 --nodes 4 --devices 8", "64 GPUs are not 4 nodes of 8"),
+        ("check llama3_8b trainer.num_nodes=3 --gpus H100x64", "64 GPUs are not 3 nodes of 21"),
+        ("check llama3_8b --gpus H100x64 --devices 6", "64 GPUs are not whole nodes of 6"),
+    ],
+)
+def test_options_that_contradict_or_do_nothing_are_refused(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    told = capsys.readouterr()
+    assert words in told.err and told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ("--gpus H100x64", (8, 8)),
+        ("--gpus 64", (8, 8)),
+        ("--gpus 64 --nodes 4", (4, 16)),
+        ("--gpus 64 --devices 4", (16, 4)),
+        ("--nodes 3 --devices 4", (3, 4)),
+    ],
+)
+def test_the_machine_of_an_option_is_the_recipes(
+    options: str, shape: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "llama3_8b", *options.split(), "--flat"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {f"trainer.num_nodes={shape[0]}", f"trainer.devices={shape[1]}"} <= set(lines)
+
+
+def test_performance_mode_is_within_reach_and_diff_says_what_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "llama3_8b", "llama3_8b", "--performance", "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)
+    assert any(step["path"].startswith("trainer.callbacks") for step in steps)
+    assert main(["check", "llama3_8b", "--performance", "--gpus", "H100"]) == 0
+    assert main(["show", "mistral_7b", "--performance"]) in (0, 2)
+    capsys.readouterr()
+
+
+def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "llama3_8b", "max_steps", "trainer.max_steps=7", "--gpus", "H100x16", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    [setting] = [one for one in told["settings"] if one["path"] == "trainer.max_steps"]
+    assert setting["value"] == 7 and setting["layers"][-1]["asked"] and told["ranks"] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["max_steps=100"], "max_steps=100: pretrain has no parameter 'max_steps'; write trainer.max_steps=100"),
+        (["seq_length=16"], "write data.seq_length=16"),
+        (["--trainer.max_steps=100"], "a change of the recipe is written without dashes: trainer.max_steps=100"),
+        (["--trainer.max_steps", "100"], "a change of the recipe is written without dashes: trainer.max_steps=100"),
+        (["--max-steps", "100"], "A field of the recipe is changed by its path, as in trainer.max_steps=100"),
+        (["--device", "2"], "did you mean '--devices'"),
+    ],
+)
+def test_a_change_in_another_spelling_is_answered_with_the_right_one(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "llama_tiny", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if which(name)])
+def test_a_printed_change_survives_the_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["show", "llama3_8b", "--performance", "log.name=a name's", "trainer.limit_val_batches=0.5", "--flat"])
+        == 0
+    )
+    printed = [line for line in capsys.readouterr().out.splitlines() if "_target_" not in line]
+    assert any("callbacks[1]." in line for line in printed)
+    command = f"printf '%s\\n' {' '.join(printed)}"
+    done = subprocess.run(
+        [shell, "-fc" if shell == "zsh" else "-c", command], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [one for line in printed for one in shlex.split(line)]
+    assert main(["show", "llama3_8b", "--performance", *done.stdout.splitlines(), "--flat"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "_target_" not in line] == printed
+
+
+def test_a_run_is_found_by_its_name(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--recipe-json"]) == 0
+    recipe = capsys.readouterr().out
+    for start in ("2026-01-01_00-00-00", "2026-01-02_00-00-00"):
+        folder = tmp_path / "runs" / "first" / start
+        folder.mkdir(parents=True)
+        (folder / "recipe.json").write_text(recipe)
+    found = run_called("first")
+    assert found is not None and (newest := latest(found)) is not None and newest.name == "2026-01-02_00-00-00"
+    for name in ("first", "runs/first", "first/2026-01-01_00-00-00"):
+        assert main(["show", name, "--flat"]) == 0
+        assert "trainer.max_steps=7" in capsys.readouterr().out
+    assert main(["report", "first"]) == 2 and "metrics.jsonl" in capsys.readouterr().err
+    assert main(["generate", "second", "--prompt", "a"]) == 2
+    assert "second does not exist: give a run's folder, or one of these names: first" in capsys.readouterr().err
+    (tmp_path / "more" / "first").mkdir(parents=True)
+    (tmp_path / "more" / "first" / "recipe.json").write_text(recipe)
+    assert main(["show", "first"]) == 2
+    assert "names runs in several folders: more/first, runs/first" in capsys.readouterr().err
+    assert main(["pretrain", "runs/first:lora", "--dryrun"]) == 2
+    assert ":lora" in capsys.readouterr().err
