@@ -40,10 +40,11 @@ def end_with_parents() -> bool:
     if not _started:
         _started = True
         parent, launcher = os.getppid(), os.environ.get(LAUNCHER_VARIABLE)
-        if _is_init(parent):
-            # Too late: torchrun ended while this process was being imported.
-            os.kill(os.getpid(), signal.SIGTERM)
-        threading.Thread(target=_watch, args=(lambda: _lost(parent, launcher),), daemon=True, name="parents").start()
+        # torchrun may have ended while this process was being imported.
+        orphaned = _is_init(parent)
+        threading.Thread(
+            target=_watch, args=(lambda: orphaned or _lost(parent, launcher),), daemon=True, name="parents"
+        ).start()
     return True
 
 

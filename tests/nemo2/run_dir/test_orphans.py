@@ -24,8 +24,14 @@ if sys.argv[1] == "saves":
     signal.signal(signal.SIGTERM, save)
 elif sys.argv[1] == "hangs":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+parent = os.getppid()
 print(os.getpid(), flush=True)
+if "LATE" in os.environ:
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    orphans._is_init = lambda pid: pid == os.getppid()  # a container's first process may be anything
 orphans.end_with_parents()
+print("watched", flush=True)
 time.sleep(60)
 """
 TORCHRUN = """
@@ -85,9 +91,12 @@ def test_a_signal_to_torchrun_itself_reaches_the_rank_or_the_rank_notices(tmp_pa
     assert all(codes.values()), codes
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["then", "before it could look"])
 @pytest.mark.parametrize("how", ["saves", "hangs", "does nothing about it"])
-def test_a_rank_ends_with_torchrun_and_saves_if_it_can(tmp_path, how):
-    torchrun, rank = started(how, tmp_path / "file")
+def test_a_rank_ends_with_torchrun_and_saves_if_it_can(tmp_path, how, late):
+    torchrun, rank = started(how, tmp_path / "file", **({"LATE": "1"} if late else {}))
+    if not late:
+        assert torchrun.stdout is not None and torchrun.stdout.readline() == "watched\n"
     torchrun.kill()
     torchrun.wait()
     assert ends(rank, within=20)
@@ -133,18 +142,18 @@ def test_what_killed_launches_left_is_swept_and_what_is_in_use_stays(tmp_path):
 
 
 def test_a_closed_terminal_ends_the_ranks_unless_it_was_to_be_ignored():
-    from nemo2.launch.launcher import _own_signals, _raise_on_signals
+    from nemo2.launch.signals import own_signals, raise_on_signals
 
-    with _own_signals():
-        _raise_on_signals()
+    with own_signals():
+        raise_on_signals()
         with pytest.raises(SystemExit) as caught:
             os.kill(os.getpid(), signal.SIGHUP)
             time.sleep(1)
         assert caught.value.code == 128 + signal.SIGHUP
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _own_signals():
-            _raise_on_signals()
+        with own_signals():
+            raise_on_signals()
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
