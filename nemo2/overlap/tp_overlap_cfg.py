@@ -11,8 +11,9 @@ Engine's rule (``initialize_ub`` in transformer_engine/pytorch/module/base.py):
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, Optional, TypeVar, Union
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -82,7 +83,25 @@ class PipelineOverlapCfg(TPOverlapCfg):
 _Settings = Optional[Union[TPOverlapCfg, dict[str, Any]]]
 
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def _judged(of: _Class) -> _Class:
+    """Judge each object when it is made, but not in ``__post_init__``: `fiddle.experimental.dataclasses`, with which NeMo's
+    scripts make configs of these settings, refuses a class that has the method."""
+    make = of.__init__
+
+    @functools.wraps(make)
+    def made(self: Any, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
+        userbuffer_settings(self)
+
+    of.__init__ = made
+    return of
+
+
 @configurable
+@_judged
 @dataclasses.dataclass
 class TransformerLayerTPOverlapCfg:
     """Settings per GEMM. None: its exchange isn't overlapped (`nemo2.overlap.tp_switches` says what can be off alone).
@@ -101,9 +120,6 @@ class TransformerLayerTPOverlapCfg:
     fc2_dgrad: _Settings = None
     proj_fprop: _Settings = None
     fc2_fprop: _Settings = None
-
-    def __post_init__(self) -> None:
-        userbuffer_settings(self)
 
 
 def userbuffer_settings(settings: Any, *, quantized: bool = True) -> Optional[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import fiddle as fdl
 import pytest
+from fiddle.experimental.dataclasses import convert_dataclasses_to_configs
 
 from nemo2 import recipes
 from nemo2.config import Config, from_json, to_json
@@ -146,6 +147,12 @@ def test_what_is_asked_for_by_name_is_taken_and_what_does_not_fit_is_said() -> N
     ):
         choose_userbuffers(facts(), "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen819")
     assert len(preset_names()) == 19
+
+
+def test_a_preset_becomes_a_config_as_performance_scripts_make_it() -> None:
+    name = "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048"
+    config = fdl.cast(Config, convert_dataclasses_to_configs(preset(name)))
+    assert fdl.build(from_json(to_json(config))) == preset(name)
 
 
 def test_settings_travel_in_a_recipe() -> None:
