@@ -19,6 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Optional
 
+LAUNCH_VARIABLE = "NEMO2_RUN_DIR_FILE"
+"""A launch's own, the same for all its starts: the file that rank 0 writes the run directory's path to."""
+
 Launcher = Literal["torchrun", "variables", "srun", "mpirun", "lightning", "none"]
 
 _MPI = (
@@ -61,6 +64,8 @@ class Place:
     """How often the launcher has started these processes again."""
     job: Optional[str] = None
     """The scheduler's number of the job."""
+    launch: Optional[str] = None
+    """What tells a launch from all others, the same for each of its starts; None where no launcher of ours has started it."""
 
     @property
     def launched(self) -> bool:
@@ -73,6 +78,7 @@ def here(variables: Optional[Mapping[str, str]] = None) -> Place:
     changed it."""
     env = os.environ if variables is None else variables
     common = {"job": env.get("SLURM_JOB_ID"), "restarts": _number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0}
+    common["launch"] = env.get(LAUNCH_VARIABLE)
     port = _number(env.get("MASTER_PORT"))
     meeting = {"address": env.get("MASTER_ADDR"), "port": port}
     if _known(env, "RANK"):

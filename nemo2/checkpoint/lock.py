@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.files import UnusableFile, open_to_write
 from nemo2.place import here
 
@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 _held: dict[Path, "DirectoryLock"] = {}
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _POLL_SECONDS = 0.2
+_LAUNCH = "launch"
+EARLIER_START_SECONDS = 150.0
+"""How long an earlier start of the same launch is waited for: on a node that is cut off, its processes see within a minute that
+another has begun, and a server of NFS keeps the locks of a machine that is gone for 90 seconds."""
 
 
 class DirectoryLock:
@@ -33,11 +37,19 @@ class DirectoryLock:
     Args:
         directory: Exists, or is created.
         wait_seconds: How long to wait for a holder that is just ending.
+        earlier_start_seconds: The same for a holder that is an earlier start of this launch.
     """
 
-    def __init__(self, directory: Path | str, *, wait_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        wait_seconds: float = 5.0,
+        earlier_start_seconds: float = EARLIER_START_SECONDS,
+    ) -> None:
         self.directory = Path(directory)
         self.wait_seconds = wait_seconds
+        self.earlier_start_seconds = earlier_start_seconds
         self._descriptor: Optional[int] = None
         self._count = 0
 
@@ -46,6 +58,7 @@ class DirectoryLock:
 
         Raises:
             CheckpointError: another run holds it, and the message says which; or a link stands in its place.
+            RuntimeFault: an earlier start of this launch holds it still.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         key = self.directory.resolve()
@@ -56,11 +69,23 @@ class DirectoryLock:
             descriptor = open_to_write(self.directory / LOCK_FILE, os.O_RDWR)
         except UnusableFile as error:
             raise CheckpointError(f"{self.directory / LOCK_FILE} {error}: no run has made it. Remove it.") from error
-        deadline = time.monotonic() + self.wait_seconds
+        began, told = time.monotonic(), False
         while not self._try(descriptor):
-            if time.monotonic() >= deadline:
-                owner = _describe(os.pread(descriptor, 4096, 0))
+            holder = _read(descriptor)
+            waited, owner = time.monotonic() - began, _describe(holder)
+            ours = here().launch is not None and holder.get(_LAUNCH) == here().launch
+            if ours and not told and waited >= self.wait_seconds:
+                told = True
+                _log.warning(
+                    "An earlier start of this run still holds %s: %s. Waiting for its end.", self.directory, owner
+                )
+            if waited >= (self.earlier_start_seconds if ours else self.wait_seconds):
                 os.close(descriptor)
+                if ours:
+                    raise RuntimeFault(
+                        f"An earlier start of this run has been writing to {self.directory} for {waited:.0f} s more: {owner}. It "
+                        "is on a node that the scheduler has lost sight of: end it there."
+                    )
                 raise CheckpointError(
                     f"Another run is writing to {self.directory}: {owner}. Two runs would delete each other's checkpoints. "
                     "Wait for it, stop it, or give this run another log.name or log.version."
@@ -103,19 +128,28 @@ def holds(directory: Path) -> bool:
 
 
 def _owner() -> dict[str, Any]:
-    job = here().job
+    job, launch = here().job, here().launch
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         **({"job": job} if job else {}),
+        **({_LAUNCH: launch} if launch else {}),
     }
 
 
-def _describe(content: bytes) -> str:
+def _read(descriptor: int) -> dict[str, Any]:
+    """What the holder says of itself; {} where that can't be read."""
     try:
-        owner = json.loads(content)
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _describe(owner: dict[str, Any]) -> str:
+    try:
         job = f", job {owner['job']}" if "job" in owner else ""
         return f"process {owner['pid']} on {owner['host']}{job}, since {owner['since']}"
-    except (ValueError, KeyError, TypeError):
+    except KeyError:
         return "a process that hasn't said which"

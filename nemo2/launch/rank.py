@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, Optional
 
@@ -22,6 +24,7 @@ MAIN = "__main__.py"
 """The launching script in the job's folder, where the recipe names something of it."""
 LIFE_VARIABLE = "NEMO2_LIFE"
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+_LOOK_SECONDS = 15.0
 
 
 def main(folder: Path) -> None:
@@ -29,6 +32,7 @@ def main(folder: Path) -> None:
     install_fault_hook()
     if life := os.environ.get(LIFE_VARIABLE):
         speak_into(Path(life), place.rank)
+        end_with_a_later_life(Path(life), look_seconds=_LOOK_SECONDS if place.local_rank == 0 else 4 * _LOOK_SECONDS)
     signal.signal(signal.SIGTERM, _stop_early)
     if interface := interface_towards(place.address):
         os.environ.setdefault(INTERFACE_VARIABLE, interface)
@@ -60,6 +64,20 @@ def speak_into(life: Path, rank: int) -> None:
         file = os.open(life / f"rank-{rank:05d}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
+
+
+def end_with_a_later_life(life: Path, *, look_seconds: float) -> None:
+    """Have this process end where the job has begun another life: its node was cut off, the scheduler gave it up, and what it
+    writes is another's now. Nothing is saved."""
+    later = life.with_name(str(int(life.name) + 1))
+
+    def watch() -> None:
+        while not later.exists():
+            time.sleep(look_seconds)
+        print(f"{later} has begun, so this node is given up: ends, unsaved", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="later life").start()
 
 
 def interface_towards(address: Optional[str]) -> Optional[str]:

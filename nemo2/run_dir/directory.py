@@ -21,7 +21,7 @@ from nemo2.checkpoint.directory import finished, unusable
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.errors import ConfigError
 from nemo2.names import safe_name
-from nemo2.place import here
+from nemo2.place import LAUNCH_VARIABLE, here
 
 DEFAULT_BASE = "nemo_experiments"
 """Where runs go when no directory is named, as in NeMo 2.0: below the working directory."""
@@ -35,7 +35,7 @@ NAMED_VERSION_VARIABLE = "NEMO_EXPM_VERSION"
 DECISION_VARIABLE = "NEMO2_RUN_DECISION"
 """Variable with a process's decisions, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
 
-RUN_DIR_FILE_VARIABLE = "NEMO2_RUN_DIR_FILE"
+RUN_DIR_FILE_VARIABLE = LAUNCH_VARIABLE
 """A file that rank 0 writes the run directory's path to, for the launcher, and for a later start of the same launch."""
 
 CHECKPOINTS = "checkpoints"

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pytest
 from nemo2.config import Partial
 from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch
+from nemo2.launch.rank import end_with_a_later_life
 from nemo2.launch.slurm import probing, queue, ship
-from nemo2.launch.slurm.aftermath import STALLED, history, judge, record
+from nemo2.launch.slurm.aftermath import ASKED, STALLED, history, judge, record
 from nemo2.launch.slurm.script import SCRIPT, Job, job_script
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines
 from nemo2.launch.slurm.start import ClusterSettings, _grace, _seconds, prepare, refuse_unusable
@@ -124,13 +126,15 @@ def test_tasks_of_srun_know_who_they_are_and_values_arrive_as_they_are(slurm, tm
     assert not list(tmp_path.rglob("ran")), "nothing of it was run"
 
 
-def test_the_port_is_the_jobs_own_and_one_that_is_free(slurm, tmp_path):
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.7"])
+def test_the_port_is_the_jobs_own_and_one_that_is_free(slurm, tmp_path, address):
     import socket
 
     one = job(tmp_path, starter="srun", nodes=1, devices=1)
-    with socket.create_server(("127.0.0.1", 22345)):
-        run_script(one)
+    with socket.create_server((address, 22345)):
+        done = run_script(one)
     assert tasks(one)[0][0]["MASTER_PORT"] == "22346"
+    assert "port 22345 of " in done.stdout and "is in use" in done.stdout
 
 
 def test_lines_of_sbatch_are_quoted_or_refused():
@@ -182,6 +186,8 @@ SAVED = {"kind": "Preempted", "message": "saved step 9.", "explained": True, "st
         ([{"kind": "RuntimeFault", "explained": True, "step": 3}], 1, "RUNNING", "again"),
         ([{"kind": HANG, "explained": True}], 1, "RUNNING", "again"),
         ([], 137, "RUNNING", "again"),
+        ([{"kind": "RuntimeError", "step": 3}], 1, "NODE_FAIL", "again"),
+        ([{"kind": "ConfigError", "explained": True}], 1, "REQUEUED", "failed"),
     ],
 )
 def test_what_a_start_mends_is_started_again_and_nothing_else(tmp_path, faults, code, state, verdict):
@@ -221,6 +227,64 @@ def test_failures_that_come_no_further_end_and_being_asked_to_stop_is_none(tmp_p
         told = judge(folder, life=number, code=1)
         record(folder, number, told)
         assert told["verdict"] == "again"
+
+
+def test_what_is_asked_to_stop_at_one_step_again_and_again_needs_more_time(tmp_path):
+    for number in range(ASKED):
+        life(tmp_path, number, faults=[{**SAVED, "step": None}])
+        told = judge(tmp_path, life=number, code=1)
+        record(tmp_path, number, told)
+        assert told["verdict"] == ("failed" if number == ASKED - 1 else "again")
+    assert "longer time limit" in history(tmp_path)[-1]["message"]
+
+
+def test_nodes_that_are_lost_are_no_failures_of_the_run(tmp_path):
+    for number in range(2 * STALLED):
+        life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": 4}])
+        told = judge(tmp_path, life=number, code=1, state="NODE_FAIL")
+        record(tmp_path, number, told)
+        assert told["verdict"] == "again"
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("slurmstepd-n: error: *** JOB 12345 ON n CANCELLED AT 2026-11-23T08:53:44 DUE TO JOB REQUEUE ***", "again"),
+        ("slurmstepd-n: error: *** JOB 12345 ON n CANCELLED AT 2026-11-23T08:53:44 DUE TO PREEMPTION ***", "again"),
+        ("slurmstepd-n: error: *** JOB 12345 ON n CANCELLED AT 2026-11-23T08:53:44 ***", "cancelled"),
+    ],
+)
+def test_slurms_own_line_says_who_ended_a_life_and_those_of_lives_before_dont(slurm, tmp_path, line, verdict):
+    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+    log = Path(one.folder) / "job-12345.out"
+    log.write_text("slurmstepd-n: error: *** JOB 12345 ON n CANCELLED AT 2026-11-23T08:00:00 ***\n")
+    program = f"import sys\nwith open({str(log)!r}, 'a') as out: out.write({line!r} + chr(10))\nsys.exit(1)\n"
+    (Path(one.folder) / "program.py").write_text(program)
+    done = run_script(one, STATE="COMPLETING")
+    assert f"life 0: {verdict}" in done.stdout
+    assert (slurm / "scontrol.asked").read_text().count("requeue") == 0, "Slurm does that itself"
+
+
+def test_a_life_that_another_has_followed_says_nothing_more(slurm, tmp_path):
+    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+    later = Path(one.folder) / "lives" / "1"
+    (Path(one.folder) / "program.py").write_text(f"import os, sys; os.makedirs({str(later)!r}); sys.exit(1)")
+    done = run_script(one)
+    assert done.returncode == 143 and "life 0:" not in done.stdout
+    assert not (Path(one.folder) / "state.json").exists()
+    assert "requeue" not in (slurm / "scontrol.asked").read_text()
+
+
+def test_a_rank_ends_where_its_job_has_begun_another_life(tmp_path):
+    life = tmp_path / "0"
+    pid = os.fork()
+    if pid == 0:
+        end_with_a_later_life(life, look_seconds=0.02)
+        time.sleep(60)
+        os._exit(0)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    (tmp_path / "1").mkdir()
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
 
 def test_ranks_that_slurm_ended_without_a_word_are_started_again_but_not_for_ever(tmp_path):

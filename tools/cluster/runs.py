@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 SCRIPT = Path(__file__).with_name("cluster.sh")
-PATIENCE_SECONDS = 420.0
+PATIENCE_SECONDS = 600.0
+"""Without a sign of life of a run, on a machine that others use, too."""
+DEVICES, SAVE_EVERY = 1, 5
 
 
 class Cluster:
@@ -25,6 +27,7 @@ class Cluster:
         self.folder = Path(self._folder.name)
         slurm = {"SLURM_TEST_DIR": str(self.folder / "s"), "SLURM_TEST_ACCOUNTING": str(int(accounting))}
         self.env = {**os.environ, **slurm, "SLURM_CONF": str(self.folder / "s" / "slurm.conf")}
+        self.env["NEMORUN_HOME"] = str(self.folder / "home")
 
     def __enter__(self) -> "Cluster":
         self.script("up")
@@ -37,8 +40,10 @@ class Cluster:
     def script(self, *arguments: str) -> str:
         return self.run(str(SCRIPT), *arguments)
 
-    def run(self, *command: str, check: bool = True, cwd: Optional[Path] = None) -> str:
-        done = subprocess.run(command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    def run(self, *command: str, check: bool = True, cwd: Optional[Path] = None, **env: str) -> str:
+        done = subprocess.run(
+            command, env={**self.env, **env}, cwd=cwd, capture_output=True, text=True, timeout=900, check=False
+        )
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout + ("" if check else done.stderr)
@@ -46,78 +51,127 @@ class Cluster:
     def queue(self) -> list[str]:
         return self.run("squeue", "--noheader", "--format=%i").split()
 
-    def ranks(self) -> list[int]:
-        """Ids of processes of ranks on both nodes."""
+    def state(self, job: str) -> str:
+        return self.run("squeue", "--noheader", f"--jobs={job}", "--format=%T", check=False).strip()
+
+    def hosts(self, job: str) -> list[str]:
+        """The nodes of a running job, the one of its script first."""
+        listed = self.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+        return self.run("scontrol", "show", "hostnames", listed).split()
+
+    def wait_until_idle(self) -> None:
+        self.wait_for(lambda: self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split() != [])
+        self.wait_for(lambda: len(set(self.run("sinfo", "-hN", "--states=idle", "-o", "%N").split())) == 2)
+
+    def wait_for(self, over: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS, what: str = "") -> None:
+        end = time.monotonic() + seconds
+        while not over():
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"{what}: nothing for {seconds:.0f} s; {self.run('squeue')}{self.run('sinfo', '-N')}"
+                )
+            time.sleep(0.5)
+
+    def processes(self) -> dict[int, bytes]:
+        """Commands of the processes of jobs on both nodes by their ids."""
         found = []
         for name in self.run("ip", "netns", "list").split():
-            if name.endswith(("node1", "node2")) and name.startswith("st"):
-                found += [
-                    int(pid) for pid in self.run("ip", "netns", "pids", name).split() if _is_rank(int(pid), self.folder)
-                ]
-        return found
+            if not (name.startswith("st") and name.endswith(("node1", "node2"))):
+                continue
+            found += [int(pid) for pid in self.run("ip", "netns", "pids", name, check=False).split() if pid.isdecimal()]
+        commands = {pid: _command(pid) for pid in found}
+        return {pid: command for pid, command in commands.items() if command and os.fsencode(self.folder) in command}
+
+    def ranks(self) -> list[int]:
+        """Ids of Python's processes that train, without those that have started them."""
+        ours = self.processes().items()
+        return [
+            pid
+            for pid, one in ours
+            if b"-m\0nemo2.launch.rank" in one
+            and b"\0torch.distributed.run" not in one
+            and not one.startswith((b"\0bash", b"\0srun"))
+        ]
 
 
 class Run:
-    """``llama_tiny`` of some steps on the cluster's two nodes, through `nemo2 pretrain` as a user would."""
+    """``llama_tiny`` of some steps on the cluster, through `nemo2 pretrain` as a user would."""
 
     def __init__(
-        self, cluster: Cluster, name: str, *, steps: int, profile: Mapping[str, Any], tp: int = 1, **command: str
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        steps: int,
+        profile: Optional[Mapping[str, Any]] = None,
+        tp: int = 1,
+        nodes: int = 2,
+        devices: int = DEVICES,
+        executor: str = "here",
+        title: Optional[str] = None,
+        changes: Sequence[str] = (),
+        **command: str,
     ) -> None:
-        self.cluster, self.name, self.steps = cluster, name, steps
+        self.cluster, self.name, self.steps = cluster, title or name, steps
         self.place = cluster.folder / name
         self.place.mkdir()
-        fields = {
-            "kind": "slurm",
-            "partition": "batch",
-            "time": "30",
-            "grace_seconds": 60,
-            "job_dir": str(self.place / "jobs"),
-        }
-        fields |= {"runs": str(self.place / "runs"), "code": "none", **profile}
+        self.moments: list[str] = []
+        self.jobs: list[str] = []
+        self.folder = self.place
+        self.write_profile({} if profile is None else profile)
+        settings = [
+            f"trainer.max_steps={steps}",
+            "optim.lr_scheduler.max_steps=2000",
+            f"strategy.tensor_model_parallel_size={tp}",
+            f"strategy.sequence_parallel={tp > 1}",
+            "trainer.log_every_n_steps=1",
+            "trainer.limit_val_batches=0",
+            f"log.ckpt.every_n_train_steps={SAVE_EVERY}",
+            *changes,
+        ]
+        self.command = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *settings, "--name", self.name]
+        self.command += ["--nodes", str(nodes), "--devices", str(devices), "--executor", executor, "--yes"]
+        self.command += [word for key, value in command.items() for word in (f"--{key}", value)]
+
+    def write_profile(self, profile: Mapping[str, Any]) -> None:
+        fields = {"kind": "slurm", "partition": "batch", "time": "60", "grace_seconds": 60}
+        fields |= {"job_dir": str(self.place / "jobs"), "runs": str(self.place / "runs"), "code": "none", **profile}
         lines = [
             f"{key} = {value if isinstance(value, str) and value[:1] == '{' else json.dumps(value)}"
             for key, value in fields.items()
         ]
         (self.place / "nemo2.toml").write_text("\n".join(["[clusters.here]", *lines]) + "\n")
-        changes = [
-            f"trainer.max_steps={steps}",
-            "optim.lr_scheduler.max_steps=300",
-            f"strategy.tensor_model_parallel_size={tp}",
-        ]
-        changes += [
-            "trainer.log_every_n_steps=1",
-            "trainer.limit_val_batches=0",
-            f"strategy.sequence_parallel={tp > 1}",
-        ]
-        self.command = [
-            sys.executable,
-            "-m",
-            "nemo2",
-            "pretrain",
-            "llama_tiny",
-            *changes,
-            "--name",
-            name,
-            "--nodes",
-            "2",
-        ]
-        self.command += ["--devices", "1", "--executor", "here", "--detach", "--yes"]
-        self.command += [word for key, value in command.items() for word in (f"--{key}", value)]
+
+    def here(self) -> "Run":
+        """Run it to its end without Slurm."""
+        self.cluster.run(*self.command, f"log.log_dir={self.place / 'runs'}", cwd=self.place)
+        return self
 
     def submit(self) -> "Run":
-        said = self.cluster.run(*self.command, cwd=self.place)
-        found = re.search(r"submitted as job ([\d ]+); its folder: (\S+)", said)
+        said = self.cluster.run(*self.command, "--detach", cwd=self.place)
+        found = re.search(r"submitted as job ([\d ]+); its folder: (.+)", said)
         if found is None:
             raise RuntimeError(f"not submitted: {said}")
         self.jobs, self.folder = found[1].split(), Path(found[2])
         return self
 
-    def wait_for_step(self, step: int) -> None:
-        """Until this step is done, and a random moment longer."""
-        self._wait(lambda: len(self.steps_told()) > step or not self.cluster.queue())
-        time.sleep(random.uniform(0.0, 2.0))
+    def wait_for_life(self, life: int) -> None:
+        self._wait(lambda: (self.folder / "lives" / str(life)).is_dir() or self._over(), f"life {life}")
 
-    def wait_for_end(self) -> None:
+    def wait_for_moment(self, life: int, *, early: bool = False, within: int = 9) -> None:
+        """Until a moment at random in this life: between its first steps, or where ``early``, before them."""
+        self.wait_for_life(life)
+        if early:
+            seconds = random.uniform(0.0, 15.0)
+            time.sleep(seconds)
+            self.moments.append(f"{seconds:.1f} s after its start")
+            return
+        steps = random.randint(1, within)
+        self._wait(lambda: self._steps_of(life) >= steps or self._over(), f"step {steps} of life {life}")
+        time.sleep(random.uniform(0.0, 1.0) * (self.step_seconds() or 0.5))
+        self.moments.append(f"after step {(self.steps_told() or [0])[-1] + 1}")
+
+    def wait_for_end(self) -> "Run":
         """Wait until its jobs have ended, and what they have left to do on the nodes."""
         looks = [True]
 
@@ -125,37 +179,66 @@ class Run:
             looks.append(any(job in self.cluster.queue() for job in self.jobs))
             return not any(looks[-5:])
 
-        self._wait(over)
+        self._wait(over, "its end")
+        return self
 
     def state(self) -> str:
         return str(self._told().get("state"))
 
     def lives(self) -> int:
-        return len(self._told().get("lives", []))
+        return len([*(self.folder / "lives").glob("*")])
 
     def steps_told(self) -> list[int]:
         return [record["step"] for record in self._metrics()]
 
-    def loss(self) -> float:
-        return self._metrics()[-1]["reduced_train_loss"]
+    def curve(self) -> list[float]:
+        return [record["reduced_train_loss"] for record in self._metrics()]
 
-    def problems(self, *, state: str = "done", loss: Optional[float] = None, lives: int = 1) -> list[str]:
-        """Problems found at the end."""
+    def step_seconds(self) -> Optional[float]:
+        return next((record["train_step_timing"] for record in reversed(self._metrics())), None)
+
+    def problems(
+        self, *, state: str = "done", curve: Optional[Sequence[float]] = None, lives: Optional[int] = None
+    ) -> list[str]:
+        """Problems found at the end.
+
+        Args:
+            curve: The losses of an undisturbed run, as many as are known.
+            lives: How many lives there must have been. None: any number.
+        """
         found = []
         if self.state() != state:
             found.append(f"state {self.state()}, not {state}: {json.dumps(self._told().get('lives'))}")
-        if self.lives() < lives:
-            found.append(f"{self.lives()} lives, not {lives}: it was not disturbed")
+        if lives is not None and self.lives() != lives:
+            found.append(f"{self.lives()} lives, not {lives}: {json.dumps(self._told().get('lives'))}")
         if state == "done" and self.steps_told() != list(range(self.steps)):
             found.append(f"steps {self.steps_told()}")
-        elif state == "done" and loss is not None and self.loss() != loss:
-            found.append(f"loss {self.loss()}, undisturbed {loss}")
-        if left := self.cluster.ranks():
-            found.append(f"processes are left: {left}")
+        elif state == "done" and curve:
+            pairs = enumerate(zip(self.curve(), curve, strict=False))
+            if differing := [f"step {step}: {own} and {other}" for step, (own, other) in pairs if own != other]:
+                found.append(f"losses differ from an undisturbed run's from {differing[0]}")
+        if self._left():
+            time.sleep(20)
+            if left := self._left():
+                found.append(f"left on the nodes and in the queue: {left}")
         # What is refused before it begins has none.
         if state != "failed" and len(directories := [*(self.place / "runs" / self.name).glob("2*")]) != 1:
             found.append(f"run directories: {directories}")
         return found
+
+    def _left(self) -> list[str]:
+        left = [f"{pid}: {command[:80]!r}" for pid, command in self.cluster.processes().items()]
+        return [*left, *(job for job in self.jobs if job in self.cluster.queue())]
+
+    def _over(self) -> bool:
+        return not any(job in self.cluster.queue() for job in self.jobs)
+
+    def _steps_of(self, life: int) -> int:
+        try:
+            text = (self.folder / "lives" / str(life) / "rank-00000.out").read_text()
+        except OSError:
+            return 0
+        return len(re.findall(r"reduced_train_loss", text))
 
     def _metrics(self) -> list[dict[str, Any]]:
         from nemo2.run_dir.records import read_metrics
@@ -169,18 +252,14 @@ class Run:
         except (OSError, ValueError):
             return {}
 
-    def _wait(self, over: Any) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not over():
-            if time.monotonic() > end:
-                raise TimeoutError(f"{self.name}: nothing for {PATIENCE_SECONDS:.0f} s; {self.cluster.run('squeue')}")
-            time.sleep(0.5)
+    def _wait(self, over: Callable[[], bool], what: str) -> None:
+        self.cluster.wait_for(over, what=f"{self.name}, {what}")
 
 
-def _is_rank(pid: int, folder: Path) -> bool:
-    """Whether a process is a rank of a cluster in this folder: several clusters may run side by side."""
+def _command(pid: int) -> bytes:
+    """A process' command, its words after zeros; empty for one that has ended, and for a node's daemon."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"nemo2.launch.rank" in command and os.fsencode(folder) in command
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        return b"" if name == "slurmd" else b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return b""

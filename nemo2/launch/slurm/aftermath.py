@@ -4,7 +4,8 @@
 Run by the job's script, on its node; prints one word, ``done``, ``again``, ``failed`` or ``cancelled``, and writes it with its
 reason into ``state.json``, where a launcher that follows the run reads it. Imports nothing heavy.
 
-- Ranks that saved and stopped because they were asked to: again.
+- Ranks that saved and stopped because they were asked to: again, but not `ASKED` times in a row at one step.
+- Ranks that ended because Slurm took a node from them, or the job back: again.
 - An error of the settings, the data or the checkpoint: failed. The next start would meet it, too.
 - Ranks that Slurm ended without a word of theirs, as at the return of a lost node: again, but not `STALLED` times in a row.
 - Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same step, or
@@ -27,9 +28,12 @@ from nemo2.run_dir.faults import HANG, MENDED_BY_A_START, Fault, read_faults
 from nemo2.run_dir.records import read_metrics, write_text
 
 STALLED = 3
+ASKED = 10
 RUN_DIR = "run_dir"
 """In the job's folder: a file with the path of the run directory."""
 _ENDED_BY_SLURM = ("CANCELLED",)
+_TAKEN_BY_SLURM = ("NODE_FAIL", "PREEMPTED", "REQUEUED")
+"""States of a job that Slurm itself queues again: what its ranks say meanwhile is no failure of theirs."""
 _CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT")
 
 
@@ -52,7 +56,9 @@ def judge(
     if state.startswith(_ENDED_BY_SLURM):
         return _told("cancelled", stopped.message if stopped else "cancelled", faults, folder)
     if stopped is not None:
-        return _told("again", stopped.message, faults, folder)
+        return _asked(_told("again", stopped.message, faults, folder), folder)
+    if state.startswith(_TAKEN_BY_SLURM) and not (faults and _explained(faults[0])):
+        return _told("again", f"Slurm took the job from its nodes ({state}).", faults, folder)
     message, rank = _first_words(folder / LIVES / str(life), faults, code)
     told = _told("again", message, faults, folder, rank=rank)
     if not faults and _ended_by_slurm(folder / LIVES / str(life)):
@@ -61,7 +67,7 @@ def judge(
         return {**told, "verdict": "again" if again else "failed", "ended": True}
     if not any((folder / LIVES / str(life)).glob("rank-*.out")):
         return {**told, "verdict": "failed"}
-    if faults and faults[0].explained and faults[0].kind not in MENDED_BY_A_START:
+    if faults and _explained(faults[0]):
         return {**told, "verdict": "failed"}
     earlier = [one for one in history(folder) if one.get("failed")]
     if retries is not None and len(earlier) >= retries:
@@ -87,6 +93,21 @@ def record(folder: Path, life: int, told: dict[str, Any]) -> None:
     state = {"again": "continued"}.get(told["verdict"], told["verdict"])
     lives = [*history(folder), {"life": life, "at": round(time.time(), 1), **told}]
     write_text(folder / STATE, json.dumps({"state": state, "lives": lives}, indent=1) + "\n")
+
+
+def _asked(told: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What was told of a life that was asked to stop, unless too many of them came to nothing."""
+    told = {**told, "asked": True}
+    before = history(folder)[1 - ASKED :]
+    if sum(one.get("asked", False) and one["step"] == told["step"] for one in before) < ASKED - 1:
+        return told
+    said = f"{told['message']} {ASKED} starts in a row were asked to stop at that step: a longer time limit is needed."
+    return {**told, "verdict": "failed", "message": said}
+
+
+def _explained(fault: Fault) -> bool:
+    """Whether another start would meet it, too."""
+    return fault.explained and fault.kind not in MENDED_BY_A_START
 
 
 def _ended_by_slurm(life: Path) -> bool:

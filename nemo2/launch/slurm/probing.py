@@ -5,6 +5,7 @@ The job's script is that of a run, with `probe` in the place of training: what w
 """
 
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -148,6 +149,11 @@ def judge(text: str, *, nodes: int, token: str, python: str, folder: str, word: 
             yield Finding(
                 f"{host}: {python} has no nemo2. Install it there, or name another python, set-up lines or container_image."
             )
+    for port, host in dict(re.findall(r"^port (\d+) of (\S+) is in use$", text, re.MULTILINE)).items():
+        yield Finding(
+            f"port {port} of {host} is in use by another program: the run takes the next free one, which no firewall must close.",
+            stops=False,
+        )
     yield from _differences(told, hosts)
     if sums := [data.get("error") or data.get("sum") for data in told.values() if data.get("sum") != len(told)]:
         yield Finding(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nemo2.checkpoint.lock import DirectoryLock, holds
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, RuntimeFault
+from nemo2.place import LAUNCH_VARIABLE
 
 
 def holder(directory: Path) -> int:
@@ -33,6 +34,20 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
         ):
             DirectoryLock(tmp_path, wait_seconds=0.0).acquire()
         assert not holds(tmp_path)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_an_earlier_start_of_the_same_launch_is_waited_for_and_then_no_reason_to_give_up(tmp_path, monkeypatch):
+    monkeypatch.setenv(LAUNCH_VARIABLE, "/jobs/one/run_dir")
+    pid = holder(tmp_path)
+    try:
+        with pytest.raises(RuntimeFault, match=rf"earlier start of this run.*process {pid} on "):
+            DirectoryLock(tmp_path, wait_seconds=0.0, earlier_start_seconds=0.3).acquire()
+        monkeypatch.setenv(LAUNCH_VARIABLE, "/jobs/two/run_dir")
+        with pytest.raises(CheckpointError, match="Another run"):
+            DirectoryLock(tmp_path, wait_seconds=0.0).acquire()
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs are put through on the cluster. A case gives the problems it has found, and tells what it did and measured."""
+
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+from tools.cluster.defects import defects, no_accounting
+from tools.cluster.overhead import overhead
+from tools.cluster.runs import Cluster, Run
+
+KNOWN_STEPS = 40
+"""Of the undisturbed runs that others are compared with, step by step."""
+SLURMD_TIMEOUT = 20.0
+"""`cluster.sh`'s: after so many seconds without an answer a node is lost."""
+BOOT_SECONDS = 75
+"""A machine takes as long to come back. The controller ends the first life's step on a node that is back at once."""
+
+
+class Curves:
+    """Losses of undisturbed runs on this machine without Slurm, by tensor parallelism; made when they are first asked for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[int, list[float]] = {}
+        self.step_seconds = 0.5
+
+    def of(self, tp: int = 1) -> list[float]:
+        if tp not in self._known:
+            local = Run(
+                self._cluster, f"local-tp{tp}", steps=KNOWN_STEPS, tp=tp, nodes=1, devices=2, executor="local"
+            ).here()
+            self._known[tp] = local.curve()
+            assert len(self._known[tp]) == KNOWN_STEPS
+            self.step_seconds = local.step_seconds() or self.step_seconds
+        return self._known[tp]
+
+
+Case = Callable[[Cluster, Curves, int, list[str]], list[str]]
+CASES: dict[str, Case] = {}
+DEFAULT: list[str] = []
+"""Those of `make cluster`, in a quarter of an hour."""
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    DEFAULT.append(function.__name__)
+    return function
+
+
+def long_case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def _undisturbed(
+    cluster: Cluster, curves: Curves, name: str, told: list[str], *, tp: int = 1, **options: Any
+) -> list[str]:
+    curve = curves.of(tp)
+    run = Run(cluster, name, steps=16, tp=tp, **options).submit().wait_for_end()
+    told.append(f"16 losses equal to a local run's, the last {run.curve()[-1]:.7f}" if run.curve() else "no step")
+    return run.problems(curve=curve, lives=1)
+
+
+@case
+def torchrun_dp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    return _undisturbed(cluster, curves, "dp-torchrun", told)
+
+
+@case
+def srun_tp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    return _undisturbed(cluster, curves, "tp-srun", told, profile={"starter": "srun"}, tp=2)
+
+
+@long_case
+def srun_dp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    return _undisturbed(cluster, curves, "dp-srun", told, profile={"starter": "srun"})
+
+
+@long_case
+def torchrun_tp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    return _undisturbed(cluster, curves, "tp-torchrun", told, tp=2)
+
+
+@case
+def over_ssh(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """Submitted from a machine that is none of the cluster's."""
+    said = dict(word.split("=", 1) for word in cluster.script("ssh").split())
+    ssh = f'{{ host = "{said["host"]}", port = {said["port"]}, user = "{said["user"]}", identity = "{said["identity"]}" }}'
+    env = f'{{ PYTHONPATH = "{Path(__file__).resolve().parents[2]}" }}'
+    return _undisturbed(cluster, curves, "ssh", told, profile={"ssh": ssh, "python": sys.executable, "env": env})
+
+
+def _disturbed(
+    cluster: Cluster,
+    curves: Curves,
+    name: str,
+    times: int,
+    told: list[str],
+    disturb: Callable[[Run], None],
+    *,
+    early: bool = True,
+    **options: Any,
+) -> list[str]:
+    """A run that is disturbed so often, each life once.
+
+    Args:
+        early: Whether a life may be disturbed before its first step: a third of them are.
+    """
+    curve = curves.of()
+    run = Run(cluster, name, steps=14 * times + 10, **options).submit()
+    for life in range(times):
+        run.wait_for_moment(life, early=early and random.random() < 1 / 3)
+        disturb(run)
+        run.wait_for_life(life + 1)
+    run.wait_for_end()
+    told += run.moments
+    return run.problems(curve=curve, lives=times + 1)
+
+
+@case
+def requeued(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    def requeue(run: Run) -> None:
+        cluster.run("scontrol", "requeue", run.jobs[0])
+
+    return _disturbed(cluster, curves, "requeued", times, told, requeue)
+
+
+@case
+def preempted(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    def urgent(run: Run) -> None:
+        options = ("--partition=urgent", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null")
+        cluster.run("sbatch", *options, "--wrap=sleep 5")
+
+    return _disturbed(cluster, curves, "preempted", times, told, urgent, profile={"starter": "srun"})
+
+
+@case
+def asked_to_save(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """SIGTERM to the ranks alone, as Slurm's ``--signal`` does."""
+
+    def ask(run: Run) -> None:
+        cluster.run("scancel", "--signal=TERM", run.jobs[0])
+
+    return _disturbed(cluster, curves, "asked", times, told, ask, early=False)
+
+
+@case
+def out_of_time(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """A limit of two minutes, of which it trains as long as it may."""
+    curve = curves.of()
+    steps = min(int(70 * times / curves.step_seconds) + 30, 2000)
+    run = Run(cluster, "time", steps=steps, profile={"time": "2"}).submit().wait_for_end()
+    told.append(f"{steps} steps in {run.lives()} lives")
+    found = run.problems(curve=curve)
+    return found + (["it was done within its time"] if run.lives() < 2 else [])
+
+
+@case
+def killed_rank(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    def kill(run: Run) -> None:
+        os.kill(random.choice(cluster.ranks()), signal.SIGKILL)
+
+    return _disturbed(cluster, curves, "killed", times, told, kill, early=False)
+
+
+def _wait_for_requeue(cluster: Cluster, run: Run) -> float:
+    """Seconds until the controller has taken the job from its nodes."""
+    began = time.monotonic()
+    cluster.wait_for(
+        lambda: cluster.state(run.jobs[0]) == "PENDING" or not cluster.state(run.jobs[0]), what="a requeue"
+    )
+    return time.monotonic() - began
+
+
+@long_case
+def lost_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """One of both, which comes back."""
+
+    def crash(run: Run) -> None:
+        node = random.choice(cluster.hosts(run.jobs[0]))
+        cluster.script("crash", node)
+        run.moments[-1] += f", {node}"
+        _wait_for_requeue(cluster, run)
+        time.sleep(BOOT_SECONDS)
+        cluster.script("start", node)
+
+    return _disturbed(cluster, curves, "lost", times, told, crash)
+
+
+def _without_its_node(
+    cluster: Cluster, curves: Curves, name: str, told: list[str], *, take: str, give: str, starter: str = "torchrun"
+) -> list[str]:
+    """A run on one node, of which it is taken: it goes on on the other at once."""
+    curve = curves.of()
+    run = Run(cluster, name, steps=30, nodes=1, devices=2, profile={"starter": starter}).submit()
+    run.wait_for_moment(0)
+    node = cluster.hosts(run.jobs[0])[0]
+    cluster.script(take, node)
+    try:
+        seconds = _wait_for_requeue(cluster, run)
+        told += [*run.moments, f"{node}, noticed after {seconds:.0f} s"]
+        run.wait_for_end()
+        found = run.problems(curve=curve, lives=2)
+    finally:
+        if take == "crash":
+            time.sleep(BOOT_SECONDS)
+        cluster.script(give, node)
+        cluster.wait_until_idle()
+    return found + _late(seconds)
+
+
+def _late(seconds: float) -> list[str]:
+    # The controller asks its nodes every third of the time, and a machine at half its speed answers late.
+    return [f"noticed after {seconds:.0f} s only"] if seconds > 3 * SLURMD_TIMEOUT else []
+
+
+@case
+def lost_only_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    found = []
+    for number in range(times):
+        found += _without_its_node(cluster, curves, f"only-{number}", told, take="crash", give="start", starter="srun")
+    return found
+
+
+@case
+def unplugged_only_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """The node's processes live on, with the shared disk, and know nothing."""
+    found = []
+    for number in range(times):
+        found += _without_its_node(cluster, curves, f"unplugged-{number}", told, take="unplug", give="plug")
+    return found
+
+
+@case
+def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """One of both, without the end of a connection."""
+    found: list[str] = []
+
+    def unplug(run: Run) -> None:
+        node = random.choice(cluster.hosts(run.jobs[0]))
+        cluster.script("unplug", node)
+        seconds = _wait_for_requeue(cluster, run)
+        found.extend(_late(seconds))
+        run.moments[-1] += f", {node}, noticed after {seconds:.0f} s"
+        time.sleep(30)
+        cluster.script("plug", node)
+
+    return _disturbed(cluster, curves, "unplugged", times, told, unplug) + found
+
+
+@case
+def cancelled(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """A cancelled run saves and doesn't come back; the same command goes on with it."""
+    found: list[str] = []
+    run = Run(cluster, "cancelled", steps=14 * times + 10)
+    for _ in range(times):
+        run.submit().wait_for_moment(0)
+        cluster.run("scancel", run.jobs[0])
+        run.wait_for_end()
+        found += run.problems(state="cancelled", lives=1)
+    run.submit().wait_for_end()
+    told += run.moments
+    return found + run.problems(curve=curves.of())
+
+
+@case
+def chain(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """Three links, the first asked to stop: the second ends the run, the third is cancelled."""
+    run = Run(cluster, "chain", steps=24, profile={"starter": "srun"}, chain="3").submit()
+    run.wait_for_moment(0)
+    cluster.run("scancel", "--signal=TERM", run.jobs[0])
+    run.wait_for_end()
+    told += run.moments
+    return run.problems(curve=curves.of(), lives=2)
+
+
+@case
+def two_at_once(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """On the same two nodes."""
+    runs = [Run(cluster, f"beside-{number}", steps=8).submit() for number in range(2)]
+    for run in runs:
+        run.wait_for_end()
+    return [problem for run in runs for problem in run.problems(curve=curves.of(), lives=1)]
+
+
+@case
+def wrong_setting(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """A wrong setting is not retried, and is told once."""
+    run = Run(cluster, "wrong", steps=8, changes=["data.directory=/dev/null/nowhere"]).submit().wait_for_end()
+    return run.problems(state="failed", lives=1)
+
+
+ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s $HOME\nnew line"
+"""It would run something, were it read as anything but text."""
+
+
+@case
+def odd_values(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """In variables, in paths, in Slurm's own fields; as a name they are refused."""
+    profile = {"comment": "a b; $(touch ran) `touch ran` 'q'", "env": f"{{ ODD = {_toml(ODD)} }}"}
+    name = "odd; $(touch ran) 'q' `touch ran`"
+    run = Run(cluster, name, title="odd", steps=12, profile=profile).submit()
+    run.wait_for_moment(0, within=2)
+    arrived = [_variable(pid, "ODD") for pid in cluster.ranks()]
+    comment = re.search(r"Comment=(.*)", cluster.run("scontrol", "show", "job", run.jobs[0]))
+    run.wait_for_end()
+    found = run.problems(curve=curves.of(), lives=1)
+    if set(arrived) != {ODD}:
+        found.append(f"variables: {arrived}")
+    if comment is None or comment[1].strip() != profile["comment"]:
+        found.append(f"comment: {comment and comment[1]}")
+    if ran := [str(file) for file in [*cluster.folder.rglob("ran"), *Path().glob("ran")]]:
+        found.append(f"run: {ran}")
+    said = cluster.run(*run.command, "--name", ODD, check=False, cwd=run.place)
+    return found + ([] if "can't name a directory" in said else [f"as a name: {said}"])
+
+
+def _toml(text: str) -> str:
+    import json
+
+    return json.dumps(text)
+
+
+def _variable(pid: int, name: str) -> Optional[str]:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    except OSError:
+        return None
+    return dict(one.partition("=")[::2] for one in variables if one).get(name)
+
+
+@case
+def without_accounting(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    with Cluster(accounting=False) as other:
+
+        def requeue(run: Run) -> None:
+            other.run("scontrol", "requeue", run.jobs[0])
+
+        found = _disturbed(other, curves, "unaccounted", 1, told, requeue)
+        return found + no_accounting(other)
+
+
+@case
+def ten_defects(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    return defects(cluster, told)
+
+
+@case
+def time_to_first_step(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    return overhead(cluster, told, times=times)
