@@ -11,6 +11,7 @@ import torch._dynamo  # torch imports it when the first optimizer is made, which
 import torch.distributed.fsdp
 
 import nemo2.checkpoint.model_checkpoint
+import nemo2.models.deepseek
 import nemo2.models.llama
 import nemo2.optim.megatron
 import nemo2.strategies.fsdp

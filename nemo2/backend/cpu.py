@@ -11,6 +11,7 @@ import resource
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -140,18 +141,20 @@ class CpuBackend(Backend):
         }
 
     def _apply(self, patcher: Patcher) -> None:
-        from nemo2.backend.cpu_patches import TORCH, megatron_patches
-
         with warnings.catch_warnings():
             # Megatron-Core says at import what it could not find; here that is how it is meant to be.
             warnings.filterwarnings("ignore", message=".*(not installed|Falling back).*")
             # First, because torch._dynamo, which it imports, takes stock of torch's functions by their identity.
             version = importlib.import_module("megatron.core").__version__
-            patcher.apply(TORCH)
-            # Before the modules below are imported, for the functions they decorate.
-            patcher.apply([_JIT], version=version)
-            patcher.apply(megatron_patches(), version=version)
-        patcher.rebind(_without_compile)
+            patcher.apply(_patches(), version=version, choose=_without_compile)
+
+
+def _patches() -> Iterator[Patch]:
+    from nemo2.backend.cpu_patches import TORCH, megatron_patches
+
+    yield from TORCH
+    yield _JIT  # before the modules of the next table are imported, for the functions they decorate
+    yield from megatron_patches()
 
 
 _RNG_LOGGER = "megatron.core.tensor_parallel.random"
@@ -164,8 +167,10 @@ def _no_shared_generator_warning(record: logging.LogRecord) -> bool:
 
 def _without_compile(value: Any) -> Any:
     """The function that Megatron-Core gave to torch.compile before `install()`, or `value` itself."""
+    # Some modules hold mocks of missing packages, which have every attribute.
+    if type(value) is not types.FunctionType and type(value) is not staticmethod:
+        return value
     original = getattr(value, "_torchdynamo_orig_callable", None)
-    # A function: some modules hold mocks of missing packages, which have every attribute.
     if not isinstance(original, types.FunctionType) or not original.__module__.startswith("megatron."):
         return value
     return staticmethod(original) if isinstance(value, staticmethod) else original

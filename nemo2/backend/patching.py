@@ -69,8 +69,14 @@ class Patcher:
         self._rebind_in = tuple(rebind_in)
         self._undo: list[tuple[Any, str, Any]] = []
 
-    def apply(self, patches: Iterable[Patch], *, version: str = "0") -> None:
-        """Apply those meant for `version`, then rebind the copies that already imported modules hold."""
+    def apply(
+        self, patches: Iterable[Patch], *, version: str = "0", choose: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Apply those meant for `version`, then rebind the copies that already imported modules hold.
+
+        ``choose(value)`` may name another value for every global of these modules, and for every attribute of the classes they
+        define: one pass does both, for a process that was forked pays for each page it looks at.
+        """
         replaced: dict[int, tuple[Any, Any]] = {}
         for patch in patches:
             if not patch.applies_to(version):
@@ -82,16 +88,10 @@ class Patcher:
             # Constants (True, None) are shared by everyone: only things with an identity of their own have copies.
             if callable(original):
                 replaced[id(original)] = (original, replacement)
-        self._rebind_copies(lambda value: replaced.get(id(value), (None, value))[1])
-
-    def rebind(self, choose: Callable[[Any], Any]) -> None:
-        """Replace every global of the imported modules, and every attribute of the classes they define, for which
-        `choose(value)` returns something else."""
-        self._rebind_copies(choose)
         for module in self._modules():
-            for value in list(vars(module).values()):
-                if isinstance(value, type) and value.__module__ == module.__name__:
-                    self._rebind_in_namespace(value, choose)
+            classes = self._rebind_module(module, replaced, choose)
+            for defined in classes if choose is not None else ():
+                self._rebind_class(defined, choose)  # pyright: ignore[reportArgumentType]
 
     def undo(self) -> None:
         """Put every original back."""
@@ -102,11 +102,24 @@ class Patcher:
             else:
                 setattr(owner, name, original)
 
-    def _rebind_copies(self, choose: Callable[[Any], Any]) -> None:
-        for module in self._modules():
-            self._rebind_in_namespace(module, choose)
+    def _rebind_module(
+        self, module: Any, replaced: dict[int, tuple[Any, Any]], choose: Callable[[Any], Any] | None
+    ) -> list[type]:
+        """The classes that the module defines."""
+        classes = []
+        for name, value in list(vars(module).items()):
+            chosen = value
+            while id(chosen) in replaced:  # a replacement may have been replaced in turn
+                chosen = replaced[id(chosen)][1]
+            if choose is not None:
+                chosen = choose(chosen)
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    classes.append(value)
+            if chosen is not value:
+                self._set(module, name, chosen)
+        return classes
 
-    def _rebind_in_namespace(self, owner: Any, choose: Callable[[Any], Any]) -> None:
+    def _rebind_class(self, owner: type, choose: Callable[[Any], Any]) -> None:
         for name, value in list(vars(owner).items()):
             chosen = choose(value)
             if chosen is not value:

@@ -72,10 +72,18 @@ def test_static_methods_come_back_as_such(package):
 def test_rebinding_by_choice_reaches_classes(package):
     patcher = Patcher(rebind_in=["pretend"])
     method = package.a.Thing.method
-    patcher.rebind(lambda value: (lambda self: "chosen") if value is method else value)
+    patcher.apply([], choose=lambda value: (lambda self: "chosen") if value is method else value)
     assert package.a.Thing().method() == "chosen"
     patcher.undo()
     assert package.a.Thing.method is method
+
+
+def test_a_replacement_that_was_replaced_in_turn_leaves_no_copy(package):
+    patcher = Patcher(rebind_in=["pretend"])
+    patcher.apply([patch("f", lambda: "first"), patch("f", lambda original: lambda: original() + " last", wraps=True)])
+    assert package.a.f() == package.b.renamed() == "first last"
+    patcher.undo()
+    assert package.a.f() == package.b.renamed() == "original"
 
 
 def test_versions_decide(package):
