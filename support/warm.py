@@ -6,12 +6,17 @@ rank that trains two steps takes a tenth of the time. It leaves no patch, filter
 import gc
 
 import lightning.pytorch as pl
+import pytest  # noqa: F401 # the module of a test imports it, in every rank
 import torch
 import torch._dynamo  # torch imports it when the first optimizer is made, which costs a second and more per rank
 import torch.distributed.fsdp
 
 import nemo2.checkpoint.model_checkpoint
+import nemo2.hugging_face.exporting
+import nemo2.hugging_face.importing
+import nemo2.models.conversion.families
 import nemo2.models.deepseek
+import nemo2.models.generate
 import nemo2.models.llama
 import nemo2.optim.megatron
 import nemo2.strategies.fsdp

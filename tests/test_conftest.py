@@ -58,6 +58,17 @@ def environment() -> tuple[str, bool]:
     return os.environ["MARK"] + os.environ["RANK"] + os.environ["MASTER_ADDR"], torch.distributed.is_initialized()
 
 
+def unprepared() -> set[str]:
+    import sys
+
+    return {"pytest", "support.warm", "nemo2.trainer", "nemo2.models.conversion.families"} - set(sys.modules)
+
+
+def test_a_rank_has_imported_what_its_server_was_to_import(run_on_ranks):
+    """Python drops the error of a server that couldn't: each rank would import for seconds."""
+    assert run_on_ranks(unprepared, 1) == [set()]
+
+
 def test_results_come_back_in_order_of_rank(run_on_ranks):
     assert run_on_ranks(add_over_ranks, 2, Point(5), scale=2) == [(30, Point(0)), (30, Point(1))]
 
