@@ -84,6 +84,7 @@ def ask(python: str) -> None:
         "folder": os.getcwd(),
         "environment": dict(os.environ),
     }
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until it is known where they go
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         streams = array.array("i", [0, 1, 2])
@@ -94,6 +95,7 @@ def ask(python: str) -> None:
         for number in _PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda got, _: os.kill(pid, got))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         status = int.from_bytes(_exactly(server, 8), "big")
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) != signal.SIGKILL:
