@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,6 +59,11 @@ test-resiliency: $(READY) ## run the tests of nvidia-resiliency-ext's launcher; 
 test-engines: $(READY) ## run the tests of Kubernetes and SkyPilot; brings their clients
 	@[ -d .engines/kubernetes ] || $(BIN)/python -m pip install -q --target .engines kubernetes 'kubeflow-trainer-api>=2.3' 'skypilot>=0.12.3'
 	@PYTHONPATH="$(CURDIR)/.engines:$(CURDIR)" $(BIN)/python -m pytest -q -m engines tests/engines
+
+# MLflow and Comet bring servers and pins of their own: a folder apart.
+test-trackers: $(READY) ## run the tests of W&B, MLflow and Comet, offline; brings their clients
+	@[ -d .trackers/wandb ] || $(BIN)/python -m pip install -q --target .trackers wandb mlflow comet_ml
+	@PYTHONPATH="$(CURDIR)/.trackers:$(CURDIR)" $(BIN)/python -m pytest -q -m trackers tests/trackers
 
 check: $(READY) ## formatting, lint, types
 	@echo "==> ruff format"

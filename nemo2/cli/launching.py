@@ -14,6 +14,7 @@ import typer
 
 from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, spread
 from nemo2.cli.sources import changed
+from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
 
 Executor = Annotated[str, typer.Option("--executor", help="'local', or a cluster's profile (`nemo2 cluster list`).")]
 RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; sets log.name.")]
@@ -63,6 +64,11 @@ class TrainingOptions(LaunchOptions):
 
     chain: Chain = 1
     accept_changes: AcceptChanges = False
+    trackers: Trackers = None
+
+    def __post_init__(self) -> None:
+        for word in self.trackers or []:
+            tracker_called(word)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,11 +106,14 @@ def logged(
     from nemo2.errors import ConfigError
 
     before: dict[str, Any] = {}
+    trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
 
     def make() -> Any:
         recipe = source()
         if own_name is not None:
             recipe.log.name = own_name
+        # First, so that a change may say more of them.
+        add_trackers(recipe, trackers)
         before.update(name=recipe.log.name, log_dir=recipe.log.log_dir)
         return recipe
 
@@ -119,6 +128,7 @@ def logged(
         if now not in (before[field], asked):
             raise ConfigError(f"{option} {asked} contradicts log.{field}={now}: leave one of them out.")
         setattr(log, field, asked)
+    place_trackers(recipe, trackers)
     if isinstance(options, TrainingOptions) and options.accept_changes:
         recipe.resume.accept_changes = True
     return recipe
@@ -149,9 +159,11 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     _say_what_starts(recipe, name, executor, changes=changes, kind=kind)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
+    trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
     result = launch(
         recipe,
         executor,
+        env=variables_for(trackers) if executor != "local" else None,
         devices=options.devices,
         nodes=options.nodes,
         gpu=kind,

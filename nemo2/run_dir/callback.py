@@ -11,11 +11,14 @@ from lightning.pytorch.callbacks import Callback
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.errors import RuntimeFault
 from nemo2.run_dir.directory import RunDirectory, writing_to
-from nemo2.run_dir.effective import EFFECTIVE_FILE, write_effective_config
+from nemo2.run_dir.effective import EFFECTIVE_FILE, effective_config, write_effective_config
+from nemo2.run_dir.environment import ENVIRONMENT_FILE
 from nemo2.run_dir.faults import record_fault
 from nemo2.run_dir.log_files import remove_log_file
 from nemo2.run_dir.metrics import JSONLLogger, read_metrics
+from nemo2.run_dir.records import RECIPE_FILE
 from nemo2.run_dir.report import write_report
+from nemo2.run_dir.trackers import attach, describe_run
 
 logger = logging.getLogger(__name__)
 
@@ -77,22 +80,24 @@ class RunDirectoryCallback(Callback):
         if not self._described:
             self._described = True
             if trainer.is_global_zero:
-                write_effective_config(self.directory.log_dir / EFFECTIVE_FILE, trainer, pl_module)
+                effective = write_effective_config(self.directory.log_dir / EFFECTIVE_FILE, trainer, pl_module)
+                described = [effective, *(self.directory.log_dir / name for name in (RECIPE_FILE, ENVIRONMENT_FILE))]
+                describe_run(trainer.loggers, effective_config(trainer, pl_module), described)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self._report()
+            self._report(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         record_fault(exception, step=trainer.global_step)
         logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
         if trainer.is_global_zero:
-            self._report()
+            self._report(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         remove_log_file()
 
-    def _report(self) -> None:
+    def _report(self, trainer: Any) -> None:
         if not self.metrics.path.is_file():
             logger.info("no report: no step has been logged, as fewer than trainer.log_every_n_steps were done")
             return
@@ -102,3 +107,4 @@ class RunDirectoryCallback(Callback):
             logger.exception("the report could not be written; `nemo2 report %s` tries again", self.directory.log_dir)
         else:
             logger.info("report: %s", path)
+            attach(trainer.loggers, [path])

@@ -25,9 +25,9 @@ from nemo2.run_dir.directory import (
 from nemo2.run_dir.environment import write_environment
 from nemo2.run_dir.log_files import add_log_file, warn_on_console
 from nemo2.run_dir.metrics import JSONLLogger
-from nemo2.run_dir.records import write_text
+from nemo2.run_dir.records import RECIPE_FILE, write_text
+from nemo2.run_dir.trackers import name_run
 
-RECIPE_FILE = "recipe.json"
 RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
 """A file with the recipe of this run as JSON; set by the launcher, copied into the run directory."""
 
@@ -172,8 +172,9 @@ class NeMoLogger:
             if not isinstance(item, JSONLLogger)
             and not (self.tensorboard is not None and isinstance(item, TensorBoardLogger))
         ]
-        if self.update_logger_directory:
-            for item in (*kept, *given):
+        for item in (*kept, *given):
+            name_run(item, directory)
+            if self.update_logger_directory:
                 move_logger(item, directory)
         metrics = JSONLLogger(
             str(directory.log_dir), name=directory.name or directory.log_dir.name, version=directory.version or ""
@@ -215,8 +216,6 @@ def move_logger(item: Logger, directory: RunDirectory) -> None:
     if isinstance(item, TensorBoardLogger):
         item._root_dir, item._name, item._version = str(directory.log_dir / "tb_logs"), "", ""
     elif type(item).__name__ == "WandbLogger":  # by name: wandb is an extra
-        if getattr(item, "_id", None) is None and directory.version:
-            item._id = directory.version  # pyright: ignore[reportAttributeAccessIssue]
         item._save_dir = str(directory.log_dir)  # pyright: ignore[reportAttributeAccessIssue]
         item._wandb_init["dir"] = str(directory.log_dir)  # pyright: ignore[reportAttributeAccessIssue]
 

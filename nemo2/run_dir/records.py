@@ -12,6 +12,7 @@ from typing import Any
 from nemo2.errors import DataError
 from nemo2.files import open_to_write
 
+RECIPE_FILE = "recipe.json"
 METRICS_FILE = "metrics.jsonl"
 SET_ASIDE_FILE = "metrics.redone.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"

@@ -2,22 +2,18 @@
 """Optional packages: what a run on this machine asks for, and this machine hasn't got."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nemo2.backend.extras import has, why_missing
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.config.walk import class_of
 from nemo2.models.layers import rules as layers
+from nemo2.run_dir.trackers import missing_login, missing_package
 
 PARTS = Topic("Optional packages", needs_sizes=False, recipe="llama_tiny")
 _TWO = (2, 2)
-_LOGGERS = {
-    "WandbLogger": "wandb",
-    "MLFlowLogger": "mlflow",
-    "CometLogger": "comet_ml",
-    "TensorBoardLogger": "tensorboard",
-}
 
 
 @PARTS.rule(
@@ -98,15 +94,40 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
     launched=_TWO,
 )
 def _loggers(facts: Facts) -> Iterator[str]:
+    for path, kind, _ in _loggers_of(facts):
+        if package := missing_package(kind):
+            yield f"{path}: {kind} needs {package}, which is not installed. Run: pip install {package}, or take the logger away."
+
+
+@PARTS.rule(
+    "tracker-can-log-in",
+    says="W&B and Comet have a key on this machine, or stay offline.",
+    otherwise="The service's client asks for a key, and every rank ends.",
+    broken="log.extra_loggers=[lightning.pytorch.loggers.comet.CometLogger]",
+    mended="log.extra_loggers=[]",
+    here=True,
+    launched=_TWO,
+)
+def _logins(facts: Facts) -> Iterator[str]:
+    for path, kind, arguments in _loggers_of(facts):
+        if why := missing_login(kind, arguments):
+            yield f"{path}: {why}."
+
+
+def _loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The path, class and arguments of each logger of a recipe for this machine."""
     if not facts.here:
         return
-    log = getattr(facts.recipe, "log", None)
-    for field in ("tensorboard", "wandb"):
-        node = getattr(log, field, None)
-        name = getattr(class_of(node), "__name__", "")
-        package = _LOGGERS.get(name)
-        if package is not None and not has(package):
-            yield (
-                f"log.{field}: {name} needs {package}, which is not installed. Run: pip install {package}, or set "
-                f"log.{field}=None."
-            )
+    log, trainer = getattr(facts.recipe, "log", None), getattr(facts.recipe, "trainer", None)
+    for owner, place, field in (
+        (log, "log", "tensorboard"),
+        (log, "log", "wandb"),
+        (log, "log", "extra_loggers"),
+        (trainer, "trainer", "logger"),
+    ):
+        given = getattr(owner, field, None)
+        several = isinstance(given, list | tuple)
+        for number, node in enumerate(given if several else [given]):
+            kind = getattr(class_of(node), "__name__", "")
+            arguments = getattr(node, "__arguments__", {})
+            yield f"{place}.{field}[{number}]" if several else f"{place}.{field}", kind, arguments

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--tracker NAME``: a run is also followed by an experiment tracker, under the run's own names."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+Trackers = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--tracker",
+        help="Log to it too: tensorboard, wandb, mlflow or comet; NAME:offline keeps what it writes on this machine.",
+    ),
+]
+OFFLINE = ":offline"
+"""Behind a tracker's name: nothing leaves the machine."""
+
+
+def tracker_called(word: str) -> tuple[Any, bool]:
+    """The tracker that ``word`` names, and whether it is to stay offline. Raises ConfigError for an unknown name."""
+    from nemo2.errors import ConfigError
+    from nemo2.names import did_you_mean
+    from nemo2.run_dir.trackers import TRACKERS
+
+    name, offline = word.removesuffix(OFFLINE), word.endswith(OFFLINE)
+    if name not in TRACKERS:
+        raise ConfigError(
+            f"--tracker {word}: no such tracker{did_you_mean(name, TRACKERS)} NAME{OFFLINE} keeps its files on this machine; "
+            f"any other logger of Lightning goes into log.extra_loggers. --tracker takes {', '.join(TRACKERS)}."
+        )
+    return TRACKERS[name], offline
+
+
+def add_trackers(recipe: Any, words: Iterable[str]) -> None:
+    """Give ``recipe.log`` the loggers that ``words`` name, unless it has them. Raises as `tracker_called`."""
+    from importlib import import_module
+
+    from nemo2.config import Config
+
+    for word in words:
+        tracker, offline = tracker_called(word)
+        own = logger_of(recipe.log, tracker)
+        if own is None:
+            module, _, kind = tracker.logger.rpartition(".")
+            own = Config(getattr(import_module(module), kind))
+            if tracker.log_field == "extra_loggers":
+                recipe.log.extra_loggers = [*(recipe.log.extra_loggers or []), own]
+            else:
+                setattr(recipe.log, tracker.log_field, own)
+        if tracker.log_field == "tensorboard":
+            own.save_dir = own.save_dir if "save_dir" in own.__arguments__ else "tb_logs"
+        for argument, value in tracker.offline.items() if offline else ():
+            setattr(own, argument, value)
+
+
+def place_trackers(recipe: Any, words: Iterable[str]) -> None:
+    """Name the project of each tracker after the run, and its files' place, where the recipe doesn't; the run has its final
+    name and folder by now."""
+    log = recipe.log
+    folder = Path(log.explicit_log_dir or log.log_dir or "nemo_experiments").absolute()
+    for word in words:
+        tracker, offline = tracker_called(word)
+        own = logger_of(log, tracker)
+        if own is None:  # an override took it away
+            continue
+        given = own.__arguments__
+        if tracker.project and not given.get(tracker.project):
+            setattr(own, tracker.project, log.name)
+        if tracker.name == "mlflow" and not given.get("tracking_uri") and (offline or not _mlflow_server()):
+            # The store of one file; MLflow 3 refuses its older one of folders.
+            own.tracking_uri = f"sqlite:///{folder / 'mlflow.db'}"
+            own.artifact_location = given.get("artifact_location") or (folder / "mlflow").as_uri()
+        if tracker.name == "comet" and not given.get("offline_directory"):
+            own.offline_directory = str(folder / "comet")
+
+
+def logger_of(log: Any, tracker: Any) -> Optional[Any]:
+    """The config of this tracker's logger in ``recipe.log``; None where there is none."""
+    from nemo2.config.walk import class_of
+
+    own = getattr(log, tracker.log_field, None)
+    candidates = (own or []) if tracker.log_field == "extra_loggers" else [own]
+    return next((one for one in candidates if getattr(class_of(one), "__name__", "") == tracker.kind), None)
+
+
+def variables_for(words: Iterable[str]) -> dict[str, str]:
+    """The environment variables that these trackers read, as they are set here, for ranks that don't inherit them."""
+    names = [name for word in words for name in tracker_called(word)[0].variables]
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def _mlflow_server() -> bool:
+    return bool(os.environ.get("MLFLOW_TRACKING_URI"))

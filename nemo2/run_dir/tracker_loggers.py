@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's loggers of MLflow and Comet, where Lightning's own don't fit a run of many ranks that goes on after a break."""
+
+import os
+from typing import Any, Optional
+
+from lightning.pytorch.loggers import CometLogger, MLFlowLogger
+from lightning.pytorch.loggers.logger import Logger
+
+from nemo2.config.capture import configurable
+from nemo2.place import here
+
+
+@configurable
+class MLFlowTracker(MLFlowLogger):
+    """Lightning's MLFlowLogger whose first rank alone opens the store.
+
+    MLflow's client lays out a new database as soon as it is made, and two ranks that do so at once break it.
+    """
+
+    def __init__(
+        self,
+        experiment_name: str = "lightning_logs",
+        run_name: Optional[str] = None,
+        tracking_uri: Optional[str] = None,
+        tags: Optional[dict[str, Any]] = None,
+        artifact_location: Optional[str] = None,
+        run_id: Optional[str] = None,
+    ) -> None:
+        """
+        Args:
+            experiment_name: what holds the runs; Lightning's default stands for the run's name.
+            run_name: None takes the run's version, the name of its folder.
+            tracking_uri: of the server or the database; None reads MLFLOW_TRACKING_URI.
+            tags: of the run.
+            artifact_location: where a new experiment keeps files; None leaves it to the store.
+            run_id: of an MLflow run to go on with; None finds the one of this name, or begins it.
+        """
+        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if here().rank == 0:
+            super().__init__(
+                experiment_name,
+                run_name,
+                uri,
+                tags,
+                artifact_location=artifact_location,
+                run_id=run_id,
+                log_model=False,
+            )
+            return
+        Logger.__init__(self)
+        self._tracking_uri = uri or ""
+        self._log_model = False
+
+    @property
+    def name(self) -> Optional[str]:
+        return super().name if here().rank == 0 else None
+
+    @property
+    def version(self) -> Optional[str]:
+        return super().version if here().rank == 0 else None
+
+
+@configurable
+class CometTracker(CometLogger):
+    """Lightning's CometLogger that begins its experiment once the run's directory is known, and can stay offline.
+
+    Lightning's begins it while the trainer is built, so a run that is resumed would be a second experiment; its
+    ``online=False`` records nothing at all.
+    """
+
+    def __init__(
+        self,
+        project: Optional[str] = None,
+        workspace: Optional[str] = None,
+        experiment_key: Optional[str] = None,
+        offline: bool = False,
+        offline_directory: Optional[str] = None,
+    ) -> None:
+        """
+        Args:
+            project: None takes the run's name.
+            workspace: None takes the user's own.
+            experiment_key: of an experiment to go on with; None derives it from the run's folder.
+            offline: write an archive for `comet upload` rather than to the service.
+            offline_directory: for these archives; None is Comet's default.
+        """
+        if offline:
+            os.environ["COMET_START_ONLINE"] = "0"
+        more: dict[str, Any] = {"display_summary_level": 0}
+        if offline_directory is not None:
+            more["offline_directory"] = offline_directory
+        self._begins = False
+        super().__init__(project=project, workspace=workspace, experiment_key=experiment_key, **more)
+        self._begins = True
+        self.run_name: Optional[str] = None
+
+    def _create_experiment(self) -> None:
+        if not self._begins:
+            return
+        super()._create_experiment()
+        if self.run_name is not None and self._experiment is not None:
+            self._experiment.set_name(self.run_name)

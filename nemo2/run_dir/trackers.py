@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiment trackers by name, and what each is told about a run beside its metrics.
+
+Their loggers are Lightning's. `NeMoLogger` names their runs after its own, and `RunDirectoryCallback` hands them the settings
+in force at the first step, the recipe and, at the end, the report.
+"""
+
+import hashlib
+import logging
+import netrc
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+from urllib.parse import urlsplit
+
+import yaml
+
+from nemo2.backend.extras import has
+from nemo2.place import here
+from nemo2.run_dir.directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+_LIGHTNINGS_NAME = "lightning_logs"
+"""The project that Lightning's loggers write to where nobody named another."""
+_OFF = frozenset({"0", "false", "no", "off"})
+_NEEDS = {"MLFlowLogger": "mlflow", "CometLogger": "comet_ml"}
+"""The packages of Lightning's own loggers that have a better one of ours."""
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """One experiment tracker."""
+
+    name: str
+    logger: str
+    """The dotted name of its class."""
+    package: str
+    """What has to be installed."""
+    project: str
+    """The logger's argument for what holds runs of one name; "" for none."""
+    log_field: str = "extra_loggers"
+    """Of ``recipe.log``."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that a rank on another machine needs too, where they are set here."""
+    offline: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that keep everything on the machine."""
+
+    @property
+    def kind(self) -> str:
+        """The name of its logger's class."""
+        return self.logger.rpartition(".")[2]
+
+
+TRACKERS = {
+    tracker.name: tracker
+    for tracker in (
+        Tracker(
+            "tensorboard",
+            "lightning.pytorch.loggers.TensorBoardLogger",
+            "tensorboard",
+            project="",
+            log_field="tensorboard",
+        ),
+        Tracker(
+            "wandb",
+            "lightning.pytorch.loggers.WandbLogger",
+            "wandb",
+            project="project",
+            log_field="wandb",
+            variables=("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_MODE"),
+            offline={"offline": True},
+        ),
+        Tracker(
+            "mlflow",
+            "nemo2.run_dir.tracker_loggers.MLFlowTracker",
+            "mlflow",
+            project="experiment_name",
+            variables=(
+                "MLFLOW_TRACKING_URI",
+                "MLFLOW_TRACKING_TOKEN",
+                "MLFLOW_TRACKING_USERNAME",
+                "MLFLOW_TRACKING_PASSWORD",
+            ),
+        ),
+        Tracker(
+            "comet",
+            "nemo2.run_dir.tracker_loggers.CometTracker",
+            "comet_ml",
+            project="project",
+            variables=("COMET_API_KEY", "COMET_WORKSPACE", "COMET_URL_OVERRIDE"),
+            offline={"offline": True},
+        ),
+    )
+}
+
+
+def missing_login(kind: str, arguments: Mapping[str, Any]) -> Optional[str]:
+    """Why the logger of this class, with these arguments, could not log in from this machine; None where it can.
+
+    W&B and Comet ask for a key at the terminal, and a rank has none: every rank would end. Whether a key is valid, only the
+    service knows.
+    """
+    if kind == "WandbLogger":
+        offline = arguments.get("offline") or os.environ.get("WANDB_MODE", "online") != "online"
+        if offline or any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))) or _in_netrc():
+            return None
+        return (
+            "W&B has no key: run `wandb login`, set WANDB_API_KEY, or keep the run on this machine with "
+            "`--tracker wandb:offline` (offline=True of its logger)"
+        )
+    if kind in ("CometLogger", "CometTracker"):
+        offline = arguments.get("offline") or arguments.get("online") is False
+        if offline or os.environ.get("COMET_START_ONLINE", "1").lower() in _OFF:
+            return None
+        files = (os.environ.get("COMET_CONFIG"), "~/.comet.config", ".comet.config")
+        if os.environ.get("COMET_API_KEY") or any(name and Path(name).expanduser().is_file() for name in files):
+            return None
+        return (
+            "Comet has no key: run `comet login`, set COMET_API_KEY, or keep the run on this machine with "
+            "`--tracker comet:offline` (offline=True of its logger)"
+        )
+    return None
+
+
+def _in_netrc() -> bool:
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def name_run(item: Any, directory: RunDirectory) -> None:
+    """Call the tracker's run as the run directory is called, where nobody named it; a run that goes on is the same there."""
+    kind, version = type(item).__name__, directory.version or None
+    if kind == "CometTracker":
+        item.run_name = version
+        item._project_name = item._project_name or directory.name or None
+        item._experiment_key = item._experiment_key or hashlib.sha256(str(directory.log_dir).encode()).hexdigest()[:40]
+    elif kind == "WandbLogger":
+        settings = item._wandb_init
+        settings["id"] = item._id = settings.get("id") or version
+        settings["name"] = item._name = settings.get("name") or version
+        if settings.get("project") == _LIGHTNINGS_NAME and directory.name:
+            settings["project"] = item._project = directory.name
+        if settings.get("anonymous", "") is None:  # Lightning's; a wandb that has dropped it warns of it
+            del settings["anonymous"]
+    elif kind == "MLFlowTracker" and here().rank == 0:
+        item._run_name = item._run_name or version
+        if item._experiment_name == _LIGHTNINGS_NAME and directory.name:
+            item._experiment_name = directory.name
+        if item._run_id is None and version:
+            item._run_id = _mlflow_run(item)
+
+
+def _mlflow_run(item: Any) -> Optional[str]:
+    """The id of the run of this name in the experiment; None if there is none yet."""
+    client = item._mlflow_client
+    experiment = client.get_experiment_by_name(item._experiment_name)
+    if experiment is None:
+        return None
+    name = item._run_name.replace("'", "\\'")
+    runs = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'", max_results=1)
+    return runs[0].info.run_id if runs else None
+
+
+def describe_run(loggers: Iterable[Any], settings: Mapping[str, Any], files: Iterable[Path]) -> None:
+    """Tell each tracker the settings in force, and give it the files. A tracker that fails is warned of, and no more: what it
+    is told is in the run directory."""
+    for item in loggers:
+        if type(item).__name__ == "TensorBoardLogger":
+            text = yaml.safe_dump(dict(settings), sort_keys=False, width=120)
+            _told(
+                item, lambda item=item, text=text: item.experiment.add_text("effective_config", f"```yaml\n{text}```")
+            )
+        elif type(item).__name__ in _ATTACH:
+            _told(item, lambda item=item: item.log_hyperparams(dict(settings)))
+    attach(loggers, files)
+
+
+def attach(loggers: Iterable[Any], files: Iterable[Path]) -> None:
+    """Give each tracker that keeps files those of ``files`` that exist. Failures are warned of."""
+    there = [path for path in files if path.is_file()]
+    for item in loggers:
+        if give := _ATTACH.get(type(item).__name__):
+            for path in there:
+                _told(item, lambda item=item, path=path, give=give: give(item, path))
+
+
+def _to_wandb(item: Any, path: Path) -> None:
+    # A copy: wandb links what lies elsewhere, and warns of each link.
+    copied = shutil.copy(path, item.experiment.dir)
+    item.experiment.save(copied, base_path=item.experiment.dir, policy="now")
+
+
+_ATTACH: dict[str, Callable[[Any, Path], Any]] = {
+    "WandbLogger": _to_wandb,
+    "MLFlowTracker": lambda item, path: item.experiment.log_artifact(item.run_id, str(path)),
+    "CometTracker": lambda item, path: item.experiment.log_asset(str(path), overwrite=True),
+}
+
+
+def _told(item: Any, tell: Callable[[], Any]) -> None:
+    try:
+        tell()
+    except Exception as error:  # a service that is away must not end a run
+        logger.warning("%s was not told about the run: %s: %s", type(item).__name__, type(error).__name__, error)
+
+
+def missing_package(kind: str) -> Optional[str]:
+    """The package that the logger of this class needs and that isn't installed; None otherwise."""
+    package = (_NEEDS | {one.kind: one.package for one in TRACKERS.values()}).get(kind)
+    return package if package is not None and not has(package) else None
