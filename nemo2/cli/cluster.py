@@ -66,13 +66,15 @@ def list_clusters() -> None:
 
 @cluster.command("show", epilog="Example: nemo2 cluster show mycluster")
 def show(name: Name) -> None:
-    """A profile, and the executor that it makes."""
+    """A profile, and the executor that it makes. Values of variables that look like secrets are left out."""
     from nemo2.launch.clusters import built
+    from nemo2.launch.local import split_secrets
 
     profile = _profile(name)
     print(f"# {profile.file}\n[clusters.{json.dumps(name)}]")
     for key, value in profile.values.items():
-        print(f"{key} = {_toml(value)}")
+        shown = {**value, **dict.fromkeys(split_secrets(value)[1], "***")} if key == "env" else value
+        print(f"{key} = {_toml(shown)}")
     executor, _ = built(profile)
     print(f"# makes a nemo_run.{type(executor).__name__}")
 

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -208,6 +208,19 @@ def _say_what_starts(recipe: Any, name: str, executor: str, *, changes: list[str
     from nemo2.settle.machine import Machine
 
     cluster = None if executor == "local" else executor
-    machine = Machine.named(kind) if kind else Machine.here() if cluster is None else Machine()
     with contextlib.suppress(ConfigError, AttributeError, TypeError):
-        print(start_block(recipe, name, machine, changes=changes, executor=cluster), file=sys.stderr, flush=True)
+        said = _profile_of(cluster)
+        kind = kind or said.get("gpu")
+        machine = Machine.named(kind) if kind else Machine.here() if cluster is None else Machine()
+        runs = str(said.get("runs", ""))
+        text = start_block(recipe, name, machine, changes=changes, executor=cluster, runs=runs)
+        print(text, file=sys.stderr, flush=True)
+
+
+def _profile_of(cluster: Optional[str]) -> Mapping[str, Any]:
+    if cluster is None:
+        return {}
+    from nemo2.launch.clusters import profiles
+
+    known = profiles()
+    return known[cluster].values if cluster in known else {}

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def start_block(
-    recipe: Any, name: str, machine: "Machine", *, changes: Sequence[str] = (), executor: Optional[str] = None
+    recipe: Any,
+    name: str,
+    machine: "Machine",
+    *,
+    changes: Sequence[str] = (),
+    executor: Optional[str] = None,
+    runs: str = "",
 ) -> str:
     """What will run, a line per fact.
 
@@ -20,6 +26,7 @@ def start_block(
         machine: Where it will run.
         changes: What the command line changes in the recipe.
         executor: The cluster's profile; None: this machine.
+        runs: Where the profile has runs go whose recipe names no absolute directory.
     """
     from nemo2.cli.list_show import counted_parameters, short_count
     from nemo2.config.overrides import in_shell
@@ -34,6 +41,7 @@ def start_block(
     nodes = f" on {world.nodes} nodes" if world.nodes > 1 else ""
     kind = machine.describe() if executor is None else f"{executor} ({machine.describe()})"
     data, log = recipe.data, recipe.log
+    base = log.log_dir or ("" if runs else DEFAULT_BASE)
     parameters = counted_parameters(recipe)
     facts = {
         "machine": f"{count}{nodes}, {kind}",
@@ -41,7 +49,7 @@ def start_block(
         "parameters": "" if parameters is None else short_count(parameters),
         "data": f"{data.__fn_or_cls__.__name__}, sequences of {data.seq_length:,} tokens, {data.global_batch_size:,} a step",
         "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 else "",
-        "writes to": str(Path(log.explicit_log_dir or Path(log.log_dir or DEFAULT_BASE) / (log.name or "default"))),
+        "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
         "changed": in_shell(changes),
     }
     # Before the checks, which refuse a secret among the changes.

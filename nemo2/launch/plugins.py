@@ -18,6 +18,7 @@ from nemo2.config.typed_text import WrongType, split_items
 from nemo2.config.values import typed
 from nemo2.errors import ConfigError
 from nemo2.launch.local import split_secrets
+from nemo2.launch.shape import launcher_of
 
 Plugins = Union[None, Any, Sequence[Any]]
 """A plugin, its config or its name with arguments, or a list of these."""
@@ -70,7 +71,7 @@ def _made(one: Any) -> Any:
 
 def _settings(executor: Any) -> dict[str, str]:
     """What an executor and its launcher say, and its variables by name; secrets' values stay out."""
-    launcher = executor.get_launcher()
+    launcher = launcher_of(executor)
     plain, secret = split_secrets(executor.env_vars)
     return {
         **{

@@ -13,6 +13,9 @@
 
 from typing import Any
 
+import nemo_run
+from nemo_run.core.execution.base import Executor
+
 from nemo2.errors import ConfigError
 
 _NODES = ("nodes", "num_nodes")
@@ -47,3 +50,12 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
             f"{kind} would start {carried[0]} nodes of {carried[1]} ranks, and the run has {nodes} of {devices} "
             f"(trainer.num_nodes, trainer.devices).{one_node}"
         )
+
+
+def launcher_of(executor: Any) -> Any:
+    """``executor.get_launcher()``, which of Slurm's (nemo-run 0.11) also prints that it has set ntasks_per_node
+    to 1 where a dry run's script stands: our script has its own shape."""
+    if isinstance(executor, nemo_run.SlurmExecutor) and not executor._launcher_setup:
+        Executor._setup_launcher(executor)
+        executor._launcher_setup = True
+    return executor.get_launcher()

@@ -8,6 +8,7 @@ import nemo_run
 import pytest
 
 from nemo2.cli.app import main
+from nemo2.cli.launching import _say_what_starts
 from nemo2.errors import ConfigError, SecurityError
 from nemo2.launch.clusters import KINDS, named, profiles, user_file
 from nemo2.launch.shape import give_shape
@@ -175,14 +176,29 @@ def test_a_kind_that_cant_carry_the_shape_is_refused():
 
 def test_the_commands_write_list_and_show_profiles(capsys):
     command = ["cluster", "add", "new", "kind=slurm", "partition=batch", "gpus_per_node=8", "env.A=a b", 'time="30"']
+    command += ["env.MY_TOKEN=canary"]
     assert main(command) == 0
     assert stat.S_IMODE(user_file().stat().st_mode) == 0o600
     executor, _ = named("new")
-    assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b"}, "30")
+    assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b", "MY_TOKEN": "canary"}, "30")
     assert main(command) == 2 and "is there already" in capsys.readouterr().err
     assert main(["cluster", "list"]) == 0 and "new" in capsys.readouterr().out
     assert main(["cluster", "show", "new"]) == 0
-    assert 'partition = "batch"' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert 'partition = "batch"' in shown and '"A" = "a b"' in shown and "canary" not in shown
     assert main(["cluster", "add", "bad", "kind=slurm", "partiton=x"]) == 2
     assert "did you mean 'partition'" in capsys.readouterr().err and sorted(profiles()) == ["new"]
     assert main(["cluster", "test", "nwe"]) == 2 and "did you mean 'new'" in capsys.readouterr().err
+
+
+def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys):
+    from nemo2.recipes import llama3_8b
+
+    assert main(["cluster", "add", "new", "kind=slurm", "gpu=H100", "runs=/shared/runs"]) == 0
+    recipe = llama3_8b.pretrain_recipe(num_nodes=2)
+    _say_what_starts(recipe, "llama3_8b", "new", changes=[], kind=None)
+    recipe.log.log_dir = "mine"
+    _say_what_starts(recipe, "llama3_8b", "new", changes=[], kind=None)
+    said = capsys.readouterr().err
+    assert "16 GPUs on 2 nodes, new (H100" in said
+    assert "/shared/runs/default" in said and "/shared/runs/mine/default" in said

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on Slurm, on a stand-in for it: commands of its names that run scripts here. `make cluster` runs the real one."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,7 +18,7 @@ import nemo_run
 import pytest
 
 from nemo2.config import Partial
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.rank import end_with_a_later_life
 from nemo2.launch.slurm import probing, queue, ship
@@ -265,6 +267,19 @@ def test_slurms_own_line_says_who_ended_a_life_and_those_of_lives_before_dont(sl
     assert (slurm / "scontrol.asked").read_text().count("requeue") == 0, "Slurm does that itself"
 
 
+def test_a_task_that_a_node_cant_start_ends_the_others_and_is_told(slurm, tmp_path):
+    one = job(tmp_path)
+    log = Path(one.folder) / "job-12345.out"
+    line = "srun: error: task 1 launch failed: Slurmd could not connect IO"
+    (slurm / "srun").write_text(f"#!/bin/bash\necho '{line}' >>'{log}'; exec {shutil.which('sleep')} 50\n")
+    (slurm / "sleep").write_text(f"#!/bin/bash\nexec {shutil.which('sleep')} 0.05\n")
+    (slurm / "sleep").chmod(0o755)
+    started = time.monotonic()
+    done = run_script(one)
+    assert "life 0: failed" in done.stdout and time.monotonic() - started < 45
+    assert "could not connect IO" in history(Path(one.folder))[0]["message"]
+
+
 def test_a_life_that_another_has_followed_says_nothing_more(slurm, tmp_path):
     one = job(tmp_path, starter="srun", nodes=1, devices=1)
     later = Path(one.folder) / "lives" / "1"
@@ -402,10 +417,12 @@ def test_what_slurm_refuses_is_said_in_its_words_with_what_to_look_at(program, t
         launch(Partial(program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="x", check=False)
 
 
-def test_a_dry_run_prints_a_script_that_can_be_pasted(program, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("launcher", ["torchrun", None])
+def test_a_dry_run_prints_a_script_that_can_be_pasted(program, tmp_path, capsys, monkeypatch, launcher):
     monkeypatch.setenv("COLUMNS", "20")
     task = Partial(program.work, place="x" * 200)
-    result = launch(task, executor(tmp_path), devices=1, nodes=1, name="dry", check=False, dryrun=True, env={"A": ODD})
+    on = executor(tmp_path, launcher=launcher)
+    result = launch(task, on, devices=1, nodes=1, name="dry", check=False, dryrun=True, env={"A": ODD})
     assert result.status == "dryrun" and not (tmp_path / "jobs").exists()
     text = capsys.readouterr().out
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=dry\n")
@@ -521,6 +538,20 @@ def test_states_are_known_with_accounting_and_without():
     assert queue.state(Answers(squeue=forgotten, sacct=(0, "CANCELLED by 0\n", "")), "7") == "CANCELLED"
     with pytest.raises(Exception, match="scontrol.*DOWN"):
         queue.state(Answers(squeue=(1, "", "Unable to contact"), scontrol=(1, "", "DOWN")), "7")
+
+
+def test_a_full_disk_is_told_as_one(tmp_path, monkeypatch):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "file").write_text("x")
+
+    def full(source, target, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(shutil, "copystat", full)
+    with pytest.raises(
+        RuntimeFault, match=r"/there/job can't be written: .*No space left.*The disk is full: make room"
+    ):
+        LocalShell().place(tmp_path / "job", str(tmp_path / "there" / "job"))
 
 
 def test_a_growing_file_is_read_line_by_line_through_a_shell(tmp_path):

@@ -108,20 +108,25 @@ def _disturbed(
     early: bool = True,
     **options: Any,
 ) -> list[str]:
-    """A run that is disturbed so often, each life once.
+    """A run that is disturbed so often, each life once, as far as it isn't Slurm that ends one.
 
     Args:
         early: Whether a life may be disturbed before its first step: a third of them are.
     """
     curve = curves.of()
     run = Run(cluster, name, steps=14 * times + 10, **options).submit()
-    for life in range(times):
-        run.wait_for_moment(life, early=early and random.random() < 1 / 3)
+    beyond = 0
+    for _ in range(times):
+        life = max(run.lives() - 1, 0)
+        run.wait_for_moment(life, early=early and random.random() < 1 / 3, beyond=beyond)
+        beyond = max(run.steps_told(), default=0) + 1
         disturb(run)
         run.wait_for_life(life + 1)
     run.wait_for_end()
     told += run.moments
-    return run.problems(curve=curve, lives=times + 1)
+    if ended := run.ended_by_slurm():
+        told.append(f"{ended} more ended by Slurm")
+    return run.problems(curve=curve, lives=times + 1 + ended)
 
 
 @case
@@ -249,7 +254,7 @@ def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]
         seconds = _wait_for_requeue(cluster, run)
         found.extend(_late(seconds))
         run.moments[-1] += f", {node}, noticed after {seconds:.0f} s"
-        time.sleep(30)
+        time.sleep(BOOT_SECONDS)
         cluster.script("plug", node)
 
     return _disturbed(cluster, curves, "unplugged", times, told, unplug) + found

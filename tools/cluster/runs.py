@@ -158,16 +158,20 @@ class Run:
     def wait_for_life(self, life: int) -> None:
         self._wait(lambda: (self.folder / "lives" / str(life)).is_dir() or self._over(), f"life {life}")
 
-    def wait_for_moment(self, life: int, *, early: bool = False, within: int = 9) -> None:
-        """Until a moment at random in this life: between its first steps, or where ``early``, before them."""
+    def wait_for_moment(self, life: int, *, early: bool = False, within: int = 9, beyond: int = 0) -> None:
+        """Until a moment at random in this life: between its first steps after that one, or where ``early``, before them."""
         self.wait_for_life(life)
         if early:
             seconds = random.uniform(0.0, 15.0)
             time.sleep(seconds)
             self.moments.append(f"{seconds:.1f} s after its start")
             return
-        steps = random.randint(1, within)
-        self._wait(lambda: self._steps_of(life) >= steps or self._over(), f"step {steps} of life {life}")
+        wanted = beyond + random.randint(1, within)
+
+        def there() -> bool:
+            return self._steps_of(life) > 0 and max(self.steps_told(), default=0) >= wanted
+
+        self._wait(lambda: there() or self._over(), f"step {wanted} in life {life}")
         time.sleep(random.uniform(0.0, 1.0) * (self.step_seconds() or 0.5))
         self.moments.append(f"after step {(self.steps_told() or [0])[-1] + 1}")
 
@@ -187,6 +191,10 @@ class Run:
 
     def lives(self) -> int:
         return len([*(self.folder / "lives").glob("*")])
+
+    def ended_by_slurm(self) -> int:
+        """Lives that the controller ended late, taking them for those before: it does so to nodes that are back soon."""
+        return sum(bool(life.get("ended")) for life in self._told().get("lives", []))
 
     def steps_told(self) -> list[int]:
         return [record["step"] for record in self._metrics()]

@@ -196,7 +196,7 @@ def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: s
         why = "the container's image can't be had: check container_image and the credentials of its registry"
     elif "no space left" in lowered:
         why = f"the disk of {folder} is full"
-    elif "no such file or directory" in lowered or "can't open" in lowered:
+    elif "no such file or directory" in lowered or "can't open" in lowered or "could not connect io" in lowered:
         why = f"{folder} is not seen there: set job_dir and runs to a file system that all nodes mount"
     elif not text.strip():
         why = f"nothing was written to {folder}: it isn't shared, or its disk is full"

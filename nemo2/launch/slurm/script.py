@@ -124,6 +124,8 @@ def _body(job: Job) -> list[str]:
         'export NEMO2_FAULT_DIR="$NEMO2_LIFE/faults"',
         'echo "$SLURM_JOB_ID" >"$NEMO2_LIFE/job"',
         'written=$(stat --format=%s "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null || echo 0)',
+        "# Lines of Slurm's in this life.",
+        'said() { tail -c +$((written + 1)) "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null | grep -a "$1"; }',
         *(['mkdir -p "$NEMO2_LIFE/nsys_profile"'] if job.nsys else []),
         "",
         *_RENDEZVOUS,
@@ -132,9 +134,11 @@ def _body(job: Job) -> list[str]:
         "trap : TERM USR1 USR2 HUP INT",
         *_step(job),
         "running=$!",
+        *_WATCH,
         'wait "$running"',
         "code=$?",
         'while kill -0 "$running" 2>/dev/null; do wait "$running"; code=$?; done',
+        'kill "$watching" 2>/dev/null',
         "",
         "# Another life began while this node was cut off: the run, and the job's place in the queue, are its own.",
         f'[ -d "$folder/{LIVES}/$((life + 1))" ] && exit 143',
@@ -158,6 +162,18 @@ _RENDEZVOUS = [
     '    echo "port $MASTER_PORT of $head is in use"; MASTER_PORT=$((MASTER_PORT + 1))',
     "done",
     "export MASTER_ADDR MASTER_PORT",
+]
+
+
+_WATCH = [
+    "# Where a node couldn't start its task, as one that doesn't see this folder, srun waits for the others for ever.",
+    "(",
+    "    for _ in $(seq 60); do",
+    "        sleep 5",
+    '        failed=$(said "task.* launch failed") && { echo "$failed" >"$NEMO2_LIFE/task-srun.out"; kill "$running"; break; }',
+    "    done",
+    ") >/dev/null 2>&1 &",
+    "watching=$!",
 ]
 
 
@@ -223,8 +239,7 @@ def _end(job: Job) -> list[str]:
         "# Done, to be continued, or failed: the ranks' own words decide, and what Slurm has decided meanwhile.",
         "state=$(scontrol show job \"$SLURM_JOB_ID\" --oneliner 2>/dev/null | sed -n 's/.* JobState=\\([A-Z_]*\\).*/\\1/p')",
         "# While a job is completing, its state doesn't say why; slurmd's own line does, unless a user cancelled it.",
-        'why=$(tail -c +$((written + 1)) "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null | '
-        'grep "JOB $SLURM_JOB_ID ON .* CANCELLED AT" | tail -n 1)',
+        'why=$(said "JOB $SLURM_JOB_ID ON .* CANCELLED AT" | tail -n 1)',
         'case "$why" in',
         "    *NODE*FAIL*) state=NODE_FAIL ;;",
         "    *PREEMPT*) state=PREEMPTED ;;",

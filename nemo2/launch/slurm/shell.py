@@ -28,7 +28,11 @@ class Shell(Protocol):
         ...
 
     def place(self, source: Path, target: str) -> None:
-        """Copy a folder, its modes included, to a place that doesn't exist yet; what is above it is made."""
+        """Copy a folder, its modes included, to a place that doesn't exist yet; what is above it is made.
+
+        Raises:
+            RuntimeFault: it can't be written there.
+        """
         ...
 
 
@@ -41,8 +45,14 @@ class LocalShell:
         return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
     def place(self, source: Path, target: str) -> None:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, target, symlinks=True)
+        try:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, target, symlinks=True)
+        except OSError as error:
+            # copytree's own error is a list of what went wrong with each file.
+            first = error.args[0][0][2] if isinstance(error, shutil.Error) else str(error)
+            fix = "The disk is full: make room" if "No space left" in first else "Check who may write there"
+            raise RuntimeFault(f"{target} can't be written: {first}. {fix}, or set job_dir elsewhere.") from error
 
 
 class TunnelShell:

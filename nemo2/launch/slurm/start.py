@@ -24,6 +24,7 @@ from nemo2.errors import ConfigError
 from nemo2.launch.import_path import OWN_FOLDERS, own_folders, path_variables
 from nemo2.launch.local import split_secrets
 from nemo2.launch.rank import CONFIG, MAIN
+from nemo2.launch.shape import launcher_of
 from nemo2.launch.slurm import queue
 from nemo2.launch.slurm.aftermath import RUN_DIR
 from nemo2.launch.slurm.script import SCRIPT, SECRETS, Job, Starter, job_script
@@ -251,7 +252,7 @@ def starter_of(executor: Any) -> Starter:
 
 
 def _nsys(executor: Any) -> tuple[str, ...]:
-    launcher = executor.get_launcher()
+    launcher = launcher_of(executor)
     if not launcher.nsys_profile:
         return ()
     return ("profile", "-s", "none", "-t", ",".join(launcher.nsys_trace), *launcher.nsys_extra_args)
@@ -259,7 +260,7 @@ def _nsys(executor: Any) -> tuple[str, ...]:
 
 def _monitor(executor: Any) -> Optional[dict[str, str]]:
     """What nvidia-resiliency-ext's launcher is told; None without it."""
-    launcher = executor.get_launcher()
+    launcher = launcher_of(executor)
     if not isinstance(launcher, FaultTolerance):
         return None
     options = {name: getattr(launcher, name) for name in _MONITORED}
