@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -411,9 +412,17 @@ def test_a_wrong_setting_is_told_in_its_own_words_and_not_tried_again(
     assert caught.value.rank == 0 and "requeue" not in (slurm / "scontrol.asked").read_text()
 
 
-def test_what_slurm_refuses_is_said_in_its_words_with_what_to_look_at(program, tmp_path, monkeypatch):
-    monkeypatch.setenv("REFUSES", "Invalid partition name specified")
-    with pytest.raises(ConfigError, match="Invalid partition name specified.*sinfo -s"):
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("Invalid partition name specified", "sinfo -s"),
+        ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
+        ("fatal: Could not establish a configuration source", "sinfo answers"),
+    ],
+)
+def test_what_slurm_refuses_is_said_in_its_words_with_what_to_look_at(program, tmp_path, monkeypatch, words, advice):
+    monkeypatch.setenv("REFUSES", words)
+    with pytest.raises(ConfigError, match=f"{re.escape(words)}.*{advice}"):
         launch(Partial(program.wrong, place=""), executor(tmp_path), devices=1, nodes=1, name="x", check=False)
 
 

@@ -146,7 +146,7 @@ def preempted(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> 
     return _disturbed(cluster, curves, "preempted", times, told, urgent, profile={"starter": "srun"})
 
 
-@case
+@long_case
 def asked_to_save(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     """SIGTERM to the ranks alone, as Slurm's ``--signal`` does."""
 
@@ -156,7 +156,7 @@ def asked_to_save(cluster: Cluster, curves: Curves, times: int, told: list[str])
     return _disturbed(cluster, curves, "asked", times, told, ask, early=False)
 
 
-@case
+@long_case
 def out_of_time(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     """A limit of two minutes, of which it trains as long as it may."""
     curve = curves.of()
@@ -226,7 +226,7 @@ def _late(seconds: float) -> list[str]:
     return [f"noticed after {seconds:.0f} s only"] if seconds > 3 * SLURMD_TIMEOUT else []
 
 
-@case
+@long_case
 def lost_only_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     found = []
     for number in range(times):
@@ -243,7 +243,7 @@ def unplugged_only_node(cluster: Cluster, curves: Curves, times: int, told: list
     return found
 
 
-@case
+@long_case
 def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     """One of both, without the end of a connection."""
     found: list[str] = []
@@ -275,7 +275,7 @@ def cancelled(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> 
     return found + run.problems(curve=curves.of())
 
 
-@case
+@long_case
 def chain(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     """Three links, the first asked to stop: the second ends the run, the third is cancelled."""
     run = Run(cluster, "chain", steps=24, profile={"starter": "srun"}, chain="3").submit()
@@ -295,7 +295,7 @@ def two_at_once(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
     return [problem for run in runs for problem in run.problems(curve=curves.of(), lives=1)]
 
 
-@case
+@long_case
 def wrong_setting(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     """A wrong setting is not retried, and is told once."""
     run = Run(cluster, "wrong", steps=8, changes=["data.directory=/dev/null/nowhere"]).submit().wait_for_end()
@@ -357,6 +357,6 @@ def ten_defects(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
     return defects(cluster, told)
 
 
-@case
+@long_case
 def time_to_first_step(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     return overhead(cluster, told, times=times)

@@ -24,6 +24,9 @@ _HELP = {
     "node count": "lower nodes, or choose another partition; `sinfo -o '%P %D'` tells their sizes",
     "invalid qos": "check qos",
     "container-image": "the cluster has no pyxis, which brings --container-image to Slurm: leave container_image out",
+    "command not found": "there is no Slurm on this machine: log in where there is, or set ssh in the profile",
+    "configuration source": "this machine knows no cluster: log in where sinfo answers, or set ssh in the profile",
+    "contact slurm controller": "the controller is down; `scontrol ping` tells when it is back",
     "gres": "the partition has no such GPUs: check gpus_per_node; `sinfo -o '%P %G'` tells them",
 }
 
