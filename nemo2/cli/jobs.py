@@ -154,7 +154,8 @@ def _state(submission: Any) -> tuple[str, dict[str, Any]]:
         word = told.get("state")
         if word not in ENDED:
             words = [queue.state(shell, job) for job in submission.jobs]
-            word = next((one for one in words if queue.lives(one)), word or words[-1])
+            words = [queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)]
+            word = next((one for one in words if queue.lives(one.partition(",")[0])), word or words[-1])
     except Nemo2Error as error:
         return f"can't be asked: {error}", told
     return str(word), told

@@ -549,6 +549,15 @@ def test_states_are_known_with_accounting_and_without():
         queue.state(Answers(squeue=(1, "", "Unable to contact"), scontrol=(1, "", "DOWN")), "7")
 
 
+def test_a_job_that_slurm_holds_is_told_with_what_releases_it():
+    held = Answers(squeue=(0, "launch failed requeued held\n", ""))
+    assert queue.with_hold(held, "7", "PENDING") == (
+        "PENDING, held (launch failed requeued held): `scontrol release 7` lets it go on"
+    )
+    assert queue.with_hold(Answers(squeue=(0, "Priority\n", "")), "7", "PENDING") == "PENDING"
+    assert queue.with_hold(held, "7", "RUNNING") == "RUNNING"
+
+
 def test_a_full_disk_is_told_as_one(tmp_path, monkeypatch):
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "file").write_text("x")

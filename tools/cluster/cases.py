@@ -249,13 +249,18 @@ def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]
     found: list[str] = []
 
     def unplug(run: Run) -> None:
-        node = random.choice(cluster.hosts(run.jobs[0]))
+        hosts = cluster.hosts(run.jobs[0])
+        node = random.choice(hosts)
         cluster.script("unplug", node)
         seconds = _wait_for_requeue(cluster, run)
         found.extend(_late(seconds))
         run.moments[-1] += f", {node}, noticed after {seconds:.0f} s"
         time.sleep(BOOT_SECONDS)
+        if node == hosts[0]:  # with the job's script still on it, Slurm would drain it and hold the job: it boots
+            cluster.script("crash", node)
         cluster.script("plug", node)
+        if node == hosts[0]:
+            cluster.script("start", node)
 
     return _disturbed(cluster, curves, "unplugged", times, told, unplug) + found
 

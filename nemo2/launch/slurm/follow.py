@@ -59,7 +59,7 @@ def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[f
                 shown.say(f"{error}; looking again")
                 time.sleep(10 * pause)
                 continue
-            shown.queue(words)
+            shown.queue([queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)])
             gone = 0 if any(map(queue.lives, words)) else gone + 1
             if gone >= _GONE_LOOKS:
                 ending = _ended_by_slurm(shell, submission, words, told)

@@ -65,6 +65,19 @@ def state(shell: Shell, job: str) -> str:
     return out.split()[0] if code == 0 and out.strip() else "UNKNOWN"
 
 
+def with_hold(shell: Shell, job: str, word: str) -> str:
+    """The word for a job, and where it waits because somebody has to release it, why and how.
+
+    Slurm holds a job back that a node couldn't start, as one that was cut off and has come back with processes of the job's
+    life before.
+    """
+    if word not in WAITING:
+        return word
+    _, why, _ = shell.run(f"squeue --noheader --states=all --format=%r --jobs={shlex.quote(job)}")
+    why = why.strip()
+    return f"{word}, held ({why}): `scontrol release {job}` lets it go on" if "held" in why.lower() else word
+
+
 def lives(word: str) -> bool:
     """Whether a job of this state is waiting or running."""
     return word in WAITING or word in RUNNING
