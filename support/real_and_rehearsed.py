@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same small model on gloo ranks and rehearsed: what each allocates, measured by different code."""
 
+import math
 from typing import Any
 
 import lightning.pytorch as pl
@@ -86,7 +87,7 @@ CASES: dict[str, Case] = {
 
 
 def _parts(case: Case, callbacks: Any = ()) -> tuple[Any, Any, Any]:
-    ddp = case["ddp"]
+    ddp, sizes = case["ddp"], case["strategy"]
     if ddp is not None:
         from megatron.core.distributed import DistributedDataParallelConfig
 
@@ -102,7 +103,11 @@ def _parts(case: Case, callbacks: Any = ()) -> tuple[Any, Any, Any]:
         **case["strategy"],
         **(ddp or {}),
     )
-    return model, small_runs.TokenData(global_batch_size=16), trainer
+    # Stages hold several microbatches at once; elsewhere the second shows what a step keeps of the first.
+    microbatches = 4 if sizes.get(PP, 1) > 1 else 2
+    replicas = WORLD // math.prod(sizes.get(name, 1) for name in (TP, PP, CP))
+    batch = small_runs.MBS * replicas * microbatches
+    return model, small_runs.TokenData(global_batch_size=batch), trainer
 
 
 class SavedBytes(pl.Callback):

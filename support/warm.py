@@ -14,6 +14,7 @@ import torch.distributed.fsdp
 import nemo2.checkpoint.model_checkpoint
 import nemo2.hugging_face.exporting
 import nemo2.hugging_face.importing
+import nemo2.llm.api
 import nemo2.models.conversion.families
 import nemo2.models.deepseek
 import nemo2.models.generate

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 
+from nemo2.backend.compilation import uncompiled
 from nemo2.models.conversion.deepseek import check_routing
 from nemo2.models.conversion.llama import output_layer
 from nemo2.models.conversion.pieces import one, qkv, rows
@@ -181,14 +182,15 @@ def _routing(hf: Config) -> dict[str, Any]:
 def hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
     pattern = ours.hybrid_override_pattern or ""
     kinds = [_LETTERS.get(letter, letter) for letter in pattern]
-    names = {function: name for name, function in _ACTIVATIONS.items()}
+    # The backend of CPUs, installed since this module was imported, takes Megatron-Core's compilation away.
+    names = {uncompiled(function): name for name, function in _ACTIVATIONS.items()}
     heads = _heads(ours)
     hf = {
         **written(ours, _HYBRID, only=_ONLY_HYBRID),
         "num_hidden_layers": len(pattern),
         "hybrid_override_pattern": pattern,
         "layers_block_type": kinds,
-        "mlp_hidden_act": names.get(ours.activation_func, getattr(ours.activation_func, "__name__", "")),
+        "mlp_hidden_act": names.get(uncompiled(ours.activation_func), getattr(ours.activation_func, "__name__", "")),
         "mamba_num_heads": heads,
         "expand": max(1, heads * ours.mamba_head_dim // ours.hidden_size),
         "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,

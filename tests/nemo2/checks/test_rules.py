@@ -14,10 +14,13 @@ each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
 @pytest.fixture(scope="module")
-def megatron(run_on_ranks: Any) -> dict[tuple[str, str], str | None]:
-    """Megatron-Core's verdict on each rule's two recipes, of those where it has one."""
-    wanted = [(rule.name, "mended", rule.mended) for rule in RULES]
-    wanted += [(rule.name, "broken", rule.broken) for rule in RULES if rule.megatron_refuses]
+def megatron(run_on_ranks: Any, request: pytest.FixtureRequest) -> dict[tuple[str, str], str | None]:
+    """Megatron-Core's verdict on the two recipes of each rule that this session asks about, of those where it has one."""
+    items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
+    asked = {item.callspec.params["rule"].name for item in items if "megatron" in item.fixturenames}
+    rules = [rule for rule in RULES if rule.name in asked]
+    wanted = [(rule.name, "mended", rule.mended) for rule in rules]
+    wanted += [(rule.name, "broken", rule.broken) for rule in rules if rule.megatron_refuses]
     distinct = {repr(case): case for _, _, case in wanted}
     answers = run_on_ranks(verdicts, 1, list(distinct.values()), init_process_group=False, timeout=280)[0]
     by_case = dict(zip(distinct, answers, strict=True))
@@ -37,11 +40,13 @@ def test_the_mended_recipe_is_refused_by_none(rule: Rule, problems_once: Any) ->
     assert problems_once(rule.mended) == []
 
 
+@pytest.mark.quick
 @each_rule
 def test_megatron_core_builds_the_mended_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
     assert megatron[rule.name, "mended"] is None
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.megatron_refuses], ids=lambda rule: rule.name)
 def test_megatron_core_refuses_the_broken_recipe(rule: Rule, megatron: dict[tuple[str, str], str | None]) -> None:
     assert megatron[rule.name, "broken"] is not None

@@ -110,6 +110,7 @@ def both_positions() -> dict[str, Any]:
     return {position: between_factors(position) for position in ("pre", "post")}
 
 
+@pytest.mark.quick
 def test_tensor_parallel_ranks_drop_alike_what_they_hold_alike_and_apart_what_they_hold_apart(run_on_ranks) -> None:
     first, second = run_on_ranks(both_positions, 2)
     for position in ("pre", "post"):

@@ -275,3 +275,20 @@ def test_a_released_config_json_is_our_named_configuration(released: str) -> Non
     told, name = RELEASED[released]
     found = conversion_for(told).config(told)
     assert differences(made(name, vocab_size=found.vocab_size), found) == {}
+
+
+def exported_after_the_backend_came() -> str:
+    from nemo2.backend import get_backend
+    from nemo2.models.conversion.families import conversion_of  # before the backend
+
+    config = made("ssm.NemotronHConfig8B")
+    compiled = config.activation_func
+    get_backend().install()
+    config = made("ssm.NemotronHConfig8B")
+    assert config.activation_func is not compiled, "nothing was compiled: this test shows nothing"
+    return conversion_of(config).hf_config(config)["mlp_hidden_act"]
+
+
+def test_an_activation_has_its_name_whenever_the_backend_of_cpus_came(run_on_ranks: Any) -> None:
+    """A command may import the tables first: Megatron-Core's functions are compiled until that backend is installed."""
+    assert run_on_ranks(exported_after_the_backend_came, 1) == ["relu2"]
