@@ -2,7 +2,9 @@
 """The checkpoint that a path means, and the model that it describes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
+
+import fiddle as fdl
 
 from nemo2.checkpoint.context import describes, load_context
 from nemo2.checkpoint.directory import LAST_SUFFIX
@@ -25,12 +27,19 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
-def model_of(checkpoint: Path, *, trust_remote_code: bool = False) -> Any:
+def model_of(checkpoint: Path, *, trust_remote_code: bool = False, seq_length: Optional[int] = None) -> Any:
     """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built.
 
-    ``trust_remote_code``: the tokenizer may run Python that lies beside its files.
+    Args:
+        trust_remote_code: The tokenizer may run Python that lies beside its files.
+        seq_length: Of the sequences that it is trained on now, where it isn't that of its run; where positions are weights, the
+            run's it stays. None: the run's.
     """
-    model = load_context(checkpoint, "model")
+    described = load_context(checkpoint, "model", build=False)
+    config = getattr(described, "config", None)
+    if seq_length is not None and getattr(config, "position_embedding_type", "learned_absolute") != "learned_absolute":
+        config.seq_length = seq_length  # pyright: ignore[reportOptionalMemberAccess]
+    model = fdl.build(described)
     trusted = ["transformers:trust_remote_code"] if trust_remote_code else []
     model.tokenizer = load_context(checkpoint, "tokenizer", allowed_modules=trusted)
     if "seq_length" not in explicit_fields(model.config) and describes(checkpoint, "data"):

@@ -5,6 +5,7 @@ A name that nemo2 has is found where its front doors list it. Here stand the oth
 with the reason.
 """
 
+import re
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -137,9 +138,20 @@ _REASONS = {
     "ChatDataModule or FineTuningDataModule over its files": "MLPerfGovReportDataModule",
     "run.LocalExecutor(launcher='torchrun', ntasks_per_node=8), or --executor local on the command line": "torchrun",
     "nl.AutoResume(restore_config=nl.RestoreConfig(path=...))": "nemo_resume",
+    "a recipe of the family has model() and trainer()": "gemma2 nemotron qwen2 qwen3 starcoder2",
+    "the machine decides between Transformer Engine's layers and others; config.transformer_layer_spec takes one's own": """
+        local_layer_spec transformer_engine_layer_spec transformer_engine_full_layer_spec
+    """,
 }
 """The names that aren't there, by what is in their place or why not."""
 GONE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+_NO_DECODER = re.compile(
+    "(Bert|HuggingFaceBert|MegatronBert|T5|Hyena|ReRanker|Llama32Reranker|LlamaBidirectional)[A-Z0-9]"
+    "|(bert|t5|hyena|e5|llama_embedding|llama_reranker)_"
+)
+"""Families that are left out as a whole."""
 
 
 class Found(NamedTuple):
@@ -165,6 +177,8 @@ def find(name: str) -> Found:
         return Found("works", home, name)
     if name in GONE:
         return Found("gone", reason=GONE[name])
+    if _NO_DECODER.match(name):
+        return Found("gone", reason=GONE["T5Model"])
     return Found("unknown", reason="nemo2 has no such name")
 
 

@@ -45,7 +45,8 @@ def import_ckpt(
     """Make a checkpoint of ours from weights of others. Neither a model nor a process group is built.
 
     Args:
-        model: Whose configuration they are of, or the configuration. None: what the source says of itself.
+        model: Whose configuration they are of, or the configuration. None, or a class as the configuration: what the source says
+            of itself.
         source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or Megatron-LM's; an
             adapter of ``peft`` (`nemo2.hugging_face.adapter_import`) too.
         output_path: The checkpoint's directory. None: ``organisation/name``, or the folder's name, in `models_home`, where
@@ -70,6 +71,8 @@ def import_ckpt(
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
+    if isinstance(config, type):
+        config = None  # the family's class: sizes are the source's
     if is_adapter(folder):
         if model is not None:
             raise ConfigError(f"{folder} holds an adapter, whose model is its base's: give base_model, and no model.")

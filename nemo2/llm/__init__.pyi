@@ -39,3 +39,9 @@ from nemo2.parallel.loss import MaskedTokenLossReduction as MaskedTokenLossReduc
 from nemo2.parallel.loss import MaskedTokenLossReductionWithLossMask as MaskedTokenLossReductionWithLossMask
 from nemo2.parallel.loss import MegatronLossReduction as MegatronLossReduction
 from nemo2.recipes import *
+from nemo2.recipes.data.default import dolly as dolly
+from nemo2.recipes.data.default import hf_dataset as hf_dataset
+from nemo2.recipes.data.default import mock as mock
+from nemo2.recipes.data.default import squad as squad
+from nemo2.recipes.optim import adam as adam
+from nemo2.recipes.optim import sgd as sgd

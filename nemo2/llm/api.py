@@ -5,17 +5,19 @@ Each takes built objects (a recipe builds to one of these calls) and returns whe
 an exception here, written down for the launcher (`nemo2.run_dir.faults`).
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.checks.domains import parts_out_of_range
-from nemo2.config.capture import configurable
+from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.tokenizers import take_released_tokenizer
@@ -31,6 +33,8 @@ from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.run_dir.resumed import ResumedRecipe
 from nemo2.run_dir.run_folder import RunFolder
 from nemo2.strategies.checkpoints import Checkpoints
+
+_log = logging.getLogger(__name__)
 
 install_fault_hook()
 end_with_parents()
@@ -120,7 +124,7 @@ def train(
 
     The others are those of `pretrain`. Returns the run's directory.
     """
-    model = _described(model)
+    model = _described(model, data)
     run_directory = _setup(
         model=model,
         data=data,
@@ -255,13 +259,13 @@ def generate(
     )
 
 
-def _described(model: Any) -> Any:
+def _described(model: Any, data: Any) -> Any:
     """The model that the checkpoint at this path describes; what is a model already is itself."""
     if not isinstance(model, str | Path) or not Path(model).is_dir():
         return model
-    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.checkpoint.described import find_checkpoint, model_of
 
-    return model_of(find_checkpoint(Path(model)))
+    return model_of(find_checkpoint(Path(model)), seq_length=getattr(data, "seq_length", None))
 
 
 def _save_only_what_is_trained(trainer: pl.Trainer) -> None:
@@ -292,6 +296,7 @@ def _setup(
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
             callback.model_name = directory.name or None
     if training:
+        _say_where_nothing_is_saved(trainer)
         _watch(trainer)
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
@@ -312,6 +317,17 @@ def _refuse_out_of_range(model: Any, data: Any, *, training: bool) -> None:
     told = list(parts_out_of_range(model=model, data=data, optim=getattr(model, "optim", None) if training else None))
     if told:
         raise ConfigError("\n".join(told))
+
+
+def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:
+    """A line where a run has no checkpoint callback and nobody said that it needs none: NeMo 2.0 has Lightning's for such."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    told = "enable_checkpointing" in (captured_arguments(trainer) or {})
+    if not told and not any(isinstance(item, Checkpoint) for item in callbacks):
+        _log.warning(
+            "This run saves no checkpoint: log=NeMoLogger(ckpt=ModelCheckpoint()) does, and "
+            "Trainer(enable_checkpointing=False) says that none is wanted."
+        )
 
 
 def _watch(trainer: pl.Trainer) -> None:

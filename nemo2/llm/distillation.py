@@ -11,7 +11,7 @@ from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.described import find_checkpoint, model_of
 from nemo2.config import Config
 from nemo2.config.aliases import parameter_names
-from nemo2.config.capture import configurable
+from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.llm.api import train
@@ -45,6 +45,7 @@ def distill(
         distillation_config_path: A YAML file with the settings of `DistillationConfig`. None: ``distillation_config``.
         resume: Where the run resumes from, if it was interrupted. None: nowhere; either way its first weights are the student's.
         optim: None: the student's own.
+        tokenizer: As `nemo2.llm.train`. None: the student's, also for data that was made without one.
         distillation_config: None: its defaults.
 
     The others are those of `nemo2.llm.train`. The training loss that is reported is the one that is learned from; validation
@@ -63,14 +64,23 @@ def distill(
     if distillation_config_path is not None:
         settings = DistillationConfig.from_file(Path(distillation_config_path))
     start = find_checkpoint(Path(student_model_path))
-    student, teaching = model_of(start), DistillationCallback(teacher_model_path, settings)
+    student, teaching = (
+        model_of(start, seq_length=getattr(data, "seq_length", None)),
+        DistillationCallback(teacher_model_path, settings),
+    )
     if optim is not None:
         optim.connect(student)
     teaching.refuse(student, trainer.strategy)
     resume = resume or AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True)
-    if resume.restore_config is not None:
-        raise ConfigError("resume.restore_config: the student begins as student_model_path. Leave it out.")
-    resume.restore_config = RestoreConfig(path=str(start))
+    if tokenizer is None and student.tokenizer is not None and "tokenizer" not in (captured_arguments(data) or ()):
+        tokenizer = "model"
+    given = resume.restore_config
+    if given is not None and find_checkpoint(Path(given.path)) != start:
+        raise ConfigError(
+            f"resume.restore_config.path={str(given.path)!r}: the student begins as "
+            f"student_model_path={str(student_model_path)!r}. Leave it out."
+        )
+    resume.restore_config = given or RestoreConfig(path=str(start))
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     callbacks.append(teaching)
     return train(

@@ -16,7 +16,7 @@ from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.api import export_ckpt, import_ckpt
 from nemo2.hugging_face.foreign import foreign_at, nemo_tokenizer
 
-__all__ = ["IOMixin", "TrainerContext", "export_ckpt", "import_ckpt", "load_context", "reinit", "track_io"]
+__all__ = ["IOMixin", "TrainerContext", "export_ckpt", "import_ckpt", "load", "load_context", "reinit", "track_io"]
 
 _T = TypeVar("_T")
 
@@ -107,6 +107,11 @@ def load_context(path: Union[str, Path], subpath: Optional[str] = None, build: b
     for name in rest:
         value = getattr(value, name)
     return value
+
+
+def load(path: Union[str, Path], output_type: Any = Any, subpath: Optional[str] = None, build: bool = True) -> Any:
+    """`load_context` in NeMo's order of arguments; ``output_type`` has no effect."""
+    return load_context(path, subpath, build)
 
 
 def _part(checkpoint: Path, name: Any, *, build: bool) -> Any:

@@ -18,6 +18,7 @@ __all__ = [
     "LoRA",
     "ModuleMatcher",
     "export_lora",
+    "gpt_lora",
     "merge_lora",
 ]
 
@@ -32,6 +33,11 @@ PEFT_STR2CLS: dict[str, type[PEFT]] = {
     "canonical_dora": CanonicalDoRA,
 }
 """Methods by the names that ``peft_scheme`` and configuration files give them."""
+
+
+def gpt_lora() -> PEFT:
+    """`LoRA` with its defaults."""
+    return LoRA()
 
 
 def merge_lora(

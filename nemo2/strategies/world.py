@@ -114,6 +114,8 @@ class WorldStrategy(DDPStrategy):
         return self._process_group_backend or get_backend().process_group_backend
 
     def _connect_data_sampler(self) -> None:
+        if self.lightning_module is None:
+            return  # a script that wants the process groups alone
         trainer = self._trainer_of_module()
         datamodule = getattr(trainer, "datamodule", None)
         self.data_sampler = self.data_sampler or getattr(datamodule, "data_sampler", None)

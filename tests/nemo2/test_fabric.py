@@ -120,6 +120,17 @@ def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision() -> None:
         nl.Trainer(devices=1, strategy=nl.FSDP2Strategy()).to_fabric()
 
 
+def groups_alone() -> bool:
+    from megatron.core import parallel_state
+
+    small_runs.build_trainer(max_steps=1).strategy.setup_environment()
+    return parallel_state.model_parallel_is_initialized()
+
+
+def test_a_strategy_sets_its_groups_up_before_there_is_a_model(run_on_ranks) -> None:
+    assert run_on_ranks(groups_alone, 1) == [True]
+
+
 def test_what_a_loop_need_not_do_is_said() -> None:
     fabric = nl.Fabric(devices=1, strategy=nl.FabricMegatronStrategy())
     with pytest.raises(ConfigError, match="has run backward already"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import lcm
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from torch.utils.data import Dataset
 
@@ -123,16 +123,36 @@ class HFDatasetDataModule(SampleDataModule):
         records = [dict(zip(names, row, strict=True)) for row in zip(*dataset_dict.values(), strict=True)]
         return cls({split: records}, split=split, **settings)
 
-    def map(self, function: Callable[[Any], Any], split_names: Union[str, Sequence[str], None] = None) -> None:
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        split_names: Union[str, Sequence[str], None] = None,
+        *,
+        remove_columns: Union[str, Sequence[str], None] = None,
+        batched: bool = False,
+        batch_size: Optional[int] = None,
+        num_proc: Optional[int] = None,
+    ) -> None:
         """Have ``function`` change each record before it is made a sample of. To be called before set-up.
+
+        What it returns is written over the record's fields, as `datasets.Dataset.map` does.
 
         Args:
             split_names: Of which splits, "train", "validation" or "test". None: of all.
+            remove_columns: Fields of the record that are dropped.
+            batched: False: a function of lists of records isn't taken.
+            batch_size, num_proc: No effect: records are changed one by one, where they are read.
+
+        Raises:
+            ConfigError: another split, or ``batched``.
         """
+        if batched:
+            raise ConfigError("map(batched=True): the function is given a record at a time. Write it of a record.")
         names = [split_names] if isinstance(split_names, str) else split_names
         if unknown := set(names or ()) - set(SPLITS):
             raise ConfigError(f"split_names={sorted(unknown)}: the splits are {', '.join(SPLITS)}.")
-        self._maps.append((function, None if names is None else frozenset(names)))
+        dropped = frozenset([remove_columns] if isinstance(remove_columns, str) else remove_columns or ())
+        self._maps.append((_Change(function, dropped), None if names is None else frozenset(names)))
 
     def source(self, split: str) -> Optional[Source]:
         if self.split is not None and split != "train":
@@ -220,6 +240,19 @@ class HFDatasetDataModule(SampleDataModule):
         if dataset is None:
             return []
         return WrappedDataLoader(mode=mode, dataset=dataset, batch_size=None, collate_fn=_as_it_is)
+
+
+class _Change(NamedTuple):
+    """A function of a record, and the fields that it drops."""
+
+    function: Callable[[Any], Any]
+    dropped: frozenset[str]
+
+    def __call__(self, record: Any) -> Any:
+        changed = self.function(record)
+        if not isinstance(record, dict) or not isinstance(changed, dict):
+            return changed
+        return {name: value for name, value in record.items() if name not in self.dropped} | changed
 
 
 class Mapped(Source):

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,19 @@ from nemo2.data.tokenizer import Tokenizer
 
 def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """The tokenizer's own identifiers, and for a fast Hugging Face one a hash of all that it does: its merges, how it splits."""
-    found = dict(tokenizer.unique_identifiers)
+    found = dict(getattr(tokenizer, "unique_identifiers", None) or _told_by_its_ids(tokenizer))
     backend = getattr(getattr(tokenizer, "tokenizer", None), "backend_tokenizer", None)
     if backend is not None:
         found["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
     return found
+
+
+def _told_by_its_ids(tokenizer: Any) -> dict[str, Any]:
+    """The identity of a class of the user's own that has none: what it makes of every printable character and of some words."""
+    text = f"{string.printable} The quick brown fox jumps over the lazy dog. In 2026, 3 + 4 = 7;\n\treturn None"
+    ids = json.dumps([int(one) for one in tokenizer.text_to_ids(text)])
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    return {"class": kind, "vocab_size": tokenizer.vocab_size, "ids": hashlib.sha256(ids.encode()).hexdigest()}
 
 
 def key_of(facts: Mapping[str, Any]) -> str:

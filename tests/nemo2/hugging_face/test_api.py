@@ -154,6 +154,13 @@ def test_a_model_that_is_named_must_be_the_one_of_the_weights(released: Path, tm
     assert not (tmp_path / "in").exists()
 
 
+def test_a_class_in_place_of_a_configuration_names_the_family_alone(released: Path, tmp_path: Path) -> None:
+    from nemo2.checkpoint.described import model_of
+
+    place = llm.import_ckpt(llm.LlamaModel(config=llm.Llama2Config7B), str(released), tmp_path / "in")  # pyright: ignore
+    assert model_of(place).config.num_layers == 2
+
+
 def test_a_tokenizer_that_leads_out_of_its_folder_is_refused(released: Path, tmp_path: Path) -> None:
     folder = tmp_path / "released"
     folder.mkdir()

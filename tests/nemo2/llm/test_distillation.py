@@ -174,6 +174,34 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> N
         llm.DistillationConfig(logit_kl_topk=0)
 
 
+def follows_the_data(directory: str, places: dict[str, str]) -> dict[str, Any]:
+    """As NeMo's script calls it: the student named twice, data of another length and without a tokenizer."""
+    from nemo2 import llm
+    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+    from nemo2.data.mock import MockDataModule
+    from nemo2.llm.inference import find_checkpoint, model_of
+
+    run = parts(directory, "follows", max_steps=1)
+    run["data"] = MockDataModule(seq_length=small_runs.SEQ // 2, micro_batch_size=2, global_batch_size=8, num_workers=0)
+    start = AutoResume(restore_config=RestoreConfig(path=places["student"]))
+    place = llm.distill(places["student"], places["teacher"], **run, resume=start)
+    other = AutoResume(restore_config=RestoreConfig(path=places["other"]))
+    try:
+        llm.distill(places["student"], places["teacher"], **parts(directory, "no", max_steps=1), resume=other)
+    except ConfigError as error:
+        refused = str(error)
+    run = {**parts(directory, "trained", max_steps=1), "data": run["data"]}
+    trained = llm.train(model=places["student"], **run, tokenizer="model", resume=start)  # pyright: ignore[reportArgumentType]
+    lengths = [model_of(find_checkpoint(Path(str(one)))).config.seq_length for one in (place, trained)]
+    return {"lengths": lengths, "refused": refused}
+
+
+def test_a_student_from_its_checkpoint_follows_the_data_and_is_named_once(run_on_ranks: Any, places: Any) -> None:
+    [found] = run_on_ranks(follows_the_data, 1, *places, timeout=180)
+    assert found["lengths"] == [small_runs.SEQ // 2] * 2
+    assert "the student begins as student_model_path" in found["refused"]
+
+
 # As a recipe
 
 

@@ -72,6 +72,21 @@ def test_columns_and_functions_over_records():
     )
     data.map(lambda record: {**record, "output": "mapped"}, "train")
     assert all(text.endswith("mapped") for text in texts(trained(data, 6)))
+    data = HFDatasetDataModule.from_dict(
+        {**columns, "note": ["n"] * 24},
+        "train",
+        seq_length=SEQ,
+        tokenizer=ByteTokenizer(),
+        num_workers=0,
+        global_batch_size=4,
+    )
+    seen = []
+    data.map(lambda record: {"output": "over it"}, remove_columns=["note"], batched=False, batch_size=2)
+    data.map(lambda record: seen.append(sorted(record)) or record, "train")
+    assert all(text.endswith("over it") for text in texts(trained(data, 6)))
+    assert seen[0] == ["input", "output"]
+    with pytest.raises(ConfigError, match="a record at a time"):
+        data.map(len, batched=True)
     with pytest.raises(ConfigError, match="the splits are train, validation, test"):
         data.map(str, "training")
     with pytest.raises(ConfigError, match="different lengths"):

@@ -27,6 +27,21 @@ def test_the_answer_and_its_end_are_trained_on():
     assert sample.num_trained == 3
 
 
+def test_a_tokenizer_of_ones_own_is_known_by_its_ids():
+    class Shifted:
+        vocab_size, eos_id, bos_id, pad_id = 400, 0, None, 0
+
+        def __init__(self, by):
+            self.by = by
+
+        def text_to_ids(self, text):
+            return [ord(character) + self.by for character in text]
+
+    of = {by: TemplateEncoder(Shifted(by)).identity["tokenizer"] for by in (3, 4)}
+    assert of[3] == TemplateEncoder(Shifted(3)).identity["tokenizer"]
+    assert of[3] != of[4]
+
+
 def test_any_fields_and_text_behind_the_answer():
     template = "Context: {context}\nQuestion: {question}\nAnswer:  {label}\n###"
     sample = encode(
