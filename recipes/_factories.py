@@ -44,6 +44,12 @@ def _callbacks() -> list[str]:
     return list(vars(callbacks)["__all__"])
 
 
+def _peft_methods() -> dict[str, Any]:
+    from nemo2.llm.peft import PEFT_STR2CLS
+
+    return PEFT_STR2CLS
+
+
 def _schedules() -> list[str]:
     from nemo2.optim import lr_scheduler
 
@@ -85,6 +91,7 @@ SOURCES = [
         "nemo2.data.tokenizer:Tokenizer",
         ["AutoTokenizer", "BPETokenizer", "ByteTokenizer", "GPT2BPETokenizer", "NullTokenizer"],
     ),
+    Source("nemo2.peft.base:PEFT", lambda: _peft_methods(), lambda name: _peft_methods()[name]),
     _from("nemo2.llm", "nemo2.data.finetuning.packing:PackedSequenceSpecs", ["PackedSequenceSpecs"]),
     _from("nemo2.recipes.callbacks.common", _CALLBACK),
     Source(_CALLBACK, _callbacks, lambda name: getattr(import_module("nemo2.callbacks"), name)),

@@ -6,42 +6,70 @@ applied by `nemo2.config.apply_overrides`, which types them by the signatures th
 command fail: nemo-run's own parser refuses some spellings we document, and its `run` exits 0 whatever happened.
 """
 
+import dataclasses
 import functools
 import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import fiddle as fdl
 import nemo_run
+import torch
 from nemo_run.cli.api import RunContext
+from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
 import nemo2.plugins  # noqa: F401  (whose names it announces)
 from nemo2 import recipes
 from nemo2.config import apply_overrides
+from nemo2.config.factories import called
 from nemo2.config.show import render
+from nemo2.config.values import typed
 from nemo2.errors import ConfigError
+from nemo2.hugging_face.api import export_ckpt, import_ckpt
 from nemo2.launch import run
 from nemo2.llm.api import finetune, generate, pretrain, train, validate
+from nemo2.llm.distillation import distill
+from nemo2.llm.pruning import prune
+from nemo2.llm.quantization import ptq
+from nemo2.llm.serving import deploy
 from nemo2.names import did_you_mean
 from nemo2.run_dir.environment import redact_text
 
 NAMESPACE = "llm"
 
-_FACTORY = re.compile(r"^[A-Za-z_]\w*$")
+_FACTORY = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?", re.DOTALL)
+
+
+COMMANDS = {
+    "pretrain": pretrain,
+    "finetune": finetune,
+    "train": train,
+    "validate": validate,
+    "generate": generate,
+    "import": import_ckpt,
+    "export": export_ckpt,
+    "distill": distill,
+    "prune": prune,
+    "ptq": ptq,
+    "deploy": deploy,
+}
+"""The commands behind ``nemo llm``, under NeMo's names."""
 
 
 class HonestRunContext(RunContext):
     """nemo-run's context for a command, with our overrides and with an end that tells the truth."""
+
+    _as_many_ranks_as_devices = False
 
     def cli_execute(self, fn: Callable[..., Any], args: list[str], entrypoint_type: Any = "task") -> None:
         """nemo-run prints an error and exits 0 where a script calls ``run.cli.main``; here it exits 1."""
         try:
             super().cli_execute(fn, args, entrypoint_type)
         except Exception as error:
-            if not isinstance(error, ConfigError):
+            if not isinstance(error, ConfigError | CLIException):
                 traceback.print_exc()
             print(f"error: {redact_text(str(error))}", file=sys.stderr)
             raise SystemExit(1) from None
@@ -53,6 +81,9 @@ class HonestRunContext(RunContext):
         task = self.parse_fn(fn, task_args)
         print(render(task))
         executor = _made(getattr(self, "executor", None))
+        devices = getattr(getattr(task, "trainer", None), "devices", None)
+        if self._as_many_ranks_as_devices and isinstance(devices, int):
+            executor.ntasks_per_node = devices
         plugins = getattr(self, "plugins", None)
         if self.dryrun:
             if executor is not None and not self.direct:
@@ -73,12 +104,50 @@ class HonestRunContext(RunContext):
         Raises:
             ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
         """
-        if isinstance(self.factory, str) and _FACTORY.match(self.factory):
-            known = recipes.names()
-            if self.factory not in known:
-                raise ConfigError(f"--factory {self.factory}: no such recipe{did_you_mean(self.factory, known)}")
-        task = super().parse_fn(fn, [], **default_kwargs)
+        task = self._recipe(fn)
+        if task is None:
+            try:
+                task = super().parse_fn(fn, [], **default_kwargs)
+            except ValueError as error:
+                if not str(error).startswith("No matching factory"):
+                    raise
+                known = did_you_mean(str(self.factory), recipes.names())
+                raise ConfigError(f"--factory {self.factory}: no such recipe{known}") from None
         return apply_overrides(task, args) or task
+
+    def _recipe(self, fn: Any) -> Any:
+        """The recipe of ``--factory NAME`` or ``--factory "NAME(argument=value)"``. None: the name isn't one of ours."""
+        match = _FACTORY.fullmatch(self.factory.strip()) if isinstance(self.factory, str) else None
+        if match is None or match[1] not in recipes.names():
+            return None
+        module = recipes.get(match[1])
+        make = getattr(module, "finetune_recipe" if fn is finetune else "pretrain_recipe", None)
+        if make is None or fn not in (pretrain, finetune, train, validate):
+            return None
+        task = called(make, match[2] or "", fit=typed, name=match[1])
+        if fn in (train, validate):
+            fdl.update_callable(task, fn)
+        return task
+
+    def parse_executor(self, name: str, *args: str) -> Any:
+        """As nemo-run's, and of a function of the script that gives an executor, and no config of one, too.
+
+        Raises:
+            ConfigError: nothing registered, imported or written in the script has this name.
+        """
+        own = getattr(sys.modules["__main__"], name, None)
+        if inspect.isfunction(own) and isinstance(made := own(), nemo_run.Executor):
+            given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
+            return parse_cli_args(nemo_run.Config(type(made), **given), list(args))
+        try:
+            config = super().parse_executor(name, *args)
+            self._as_many_ranks_as_devices = name == "torchrun" and "ntasks_per_node" not in config.__arguments__
+            return config
+        except ValueError:
+            raise ConfigError(
+                f"run.executor={name}: no such executor. There are torchrun, a function of the script that gives one, and what "
+                "is registered with run.cli.factory."
+            ) from None
 
 
 def _made(executor: Any) -> Any:
@@ -90,13 +159,27 @@ def _made(executor: Any) -> Any:
 
 def register() -> None:
     """Tell nemo-run of the entry points and of every recipe. Called once, on import."""
-    for entry in (pretrain, finetune, train, validate, generate):
-        nemo_run.cli.entrypoint(entry, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
+    for name, entry in COMMANDS.items():
+        nemo_run.cli.entrypoint(entry, name=name, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
+    nemo_run.cli.factory(torchrun)
     for name in recipes.names():
         module = recipes.get(name)
         nemo_run.cli.factory(_factory(name, module.pretrain_recipe), target=pretrain, name=name)
         if hasattr(module, "finetune_recipe"):
             nemo_run.cli.factory(_factory(name, module.finetune_recipe), target=finetune, name=name)
+
+
+def torchrun(devices: Optional[int] = None) -> nemo_run.Config[nemo_run.LocalExecutor]:
+    """Ranks on this machine, for ``run.executor=torchrun``.
+
+    Args:
+        devices: How many. None: as many as there are GPUs; without any, as ``trainer.devices`` says.
+            ``run.executor.ntasks_per_node`` goes before.
+    """
+    config = nemo_run.Config(nemo_run.LocalExecutor, launcher="torchrun")
+    if found := devices or torch.cuda.device_count():
+        config.ntasks_per_node = found
+    return config
 
 
 def _factory(name: str, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,12 +55,25 @@ def made_by_name(text: str, classes: tuple[type, ...], *, fit: Callable[..., Any
     factory = _find(match[1], classes) if match else None
     if match is None or factory is None:
         raise WrongType(refusal(text, classes))
-    arguments = _arguments(factory, match[2] or "", fit)
     if isinstance(factory, type):
-        return Config(factory, **arguments)
+        return Config(factory, **_arguments(factory, match[2] or "", fit))
+    return called(factory, match[2] or "", fit=fit, name=match[1])
+
+
+def called(factory: Callable[..., Any], text: str, *, fit: Callable[..., Any], name: str = "") -> Any:
+    """What the function ``factory`` gives for the arguments ``text``, as in ``num_nodes=2, dir="runs"``.
+
+    Args:
+        fit: As of `made_by_name`.
+        name: Its name for the user. "": its own.
+
+    Raises:
+        ConfigError: the arguments don't fit it, or one that it needs is missing.
+    """
+    arguments = _arguments(factory, text, fit)
     if missing := [name for name in required(factory) if name not in arguments]:
         needed = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"{factory.__name__} needs {needed}: write {match[1]}({needed}).")
+        raise ConfigError(f"{factory.__name__} needs {needed}: write {name or factory.__name__}({needed}).")
     return factory(**arguments)
 
 

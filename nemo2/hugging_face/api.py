@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import lightning.pytorch as pl
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.places import HUGGING_FACE, newest_in, resolved
@@ -33,7 +35,7 @@ TARGETS = ("hf",)
 
 
 def import_ckpt(
-    model: Any = None,
+    model: Optional[Union[pl.LightningModule, TransformerConfig]] = None,
     source: str = "",
     output_path: Optional[Union[str, Path]] = None,
     overwrite: bool = False,

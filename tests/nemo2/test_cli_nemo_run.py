@@ -3,8 +3,18 @@
 
 import os
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+import nemo_run
+import pytest
+
+from nemo2 import llm
+from nemo2.cli.nemo_run import COMMANDS, HonestRunContext
+from nemo2.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,3 +108,63 @@ def test_a_script_of_ones_own_finds_recipes_and_parts_and_its_exit_code_tells_th
     assert all(words in done.stdout for words in ("devices: 4", "lr: 0.02", "precision: '16-mixed'")), done.stdout
     broken = script("trainer.max_stepss=3")
     assert broken.returncode == 1 and "did you mean 'max_steps'" in broken.stderr
+
+
+def parsed(factory: Any, *overrides: str, of: Any = llm.pretrain) -> Any:
+    return HonestRunContext(name="asked", factory=factory).parse_fn(of, list(overrides))
+
+
+def test_a_recipe_takes_the_arguments_of_its_factory_and_parts_by_name() -> None:
+    assert parsed("llama3_70b(num_nodes=128)").trainer.num_nodes == 128
+    assert fdl.get_callable(parsed("llama3_8b", of=llm.validate)) is llm.validate
+    tuned = parsed("llama3_8b", "peft=dora", "peft.dim=16", of=llm.finetune)
+    assert fdl.get_callable(tuned.peft) is llm.peft.DoRA and tuned.peft.dim == 16
+    whole = parsed(None, "model=llama3_8b", "data=mock", "trainer=llama3_70b", "log=default_log(name=by_hand)")
+    assert isinstance(fdl.build(whole.model), llm.LlamaModel) and whole.log.name == "by_hand"
+    with pytest.raises(ConfigError, match="num_node'.*num_nodes"):
+        parsed("llama3_70b(num_node=128)")
+    with pytest.raises(ConfigError, match="--factory llama3_8bb: no such recipe; did you mean 'llama3_8b'"):
+        parsed("llama3_8bb")
+
+
+def test_functions_of_a_script_are_found_by_their_names(monkeypatch) -> None:
+    def of_my_own() -> Any:
+        recipe = llm.llama3_8b.pretrain_recipe()
+        recipe.trainer.max_steps = 11
+        return recipe
+
+    def my_executor() -> Any:
+        return nemo_run.LocalExecutor(ntasks_per_node=3, env_vars={"A": "1"})
+
+    monkeypatch.setattr(sys.modules["__main__"], "of_my_own", of_my_own, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "my_executor", my_executor, raising=False)
+    assert parsed("of_my_own", "trainer.max_steps*=2").trainer.max_steps == 22
+    context = HonestRunContext(name="asked")
+    executor = fdl.build(context.parse_executor("my_executor", "nodes=2"))
+    assert (executor.ntasks_per_node, executor.nodes, executor.env_vars) == (3, 2, {"A": "1"})
+    with pytest.raises(ConfigError, match="run.executor=somewhere: no such executor. There are torchrun"):
+        context.parse_executor("somewhere")
+
+
+def test_torchrun_starts_as_many_ranks_as_the_recipe_has_devices(monkeypatch, capsys) -> None:
+    launched = []
+    monkeypatch.setattr(
+        "nemo2.cli.nemo_run.run", lambda task, executor, **how: launched.append(executor.ntasks_per_node)
+    )
+    for given in ([], ["run.executor.ntasks_per_node=5"]):
+        context = HonestRunContext(name="asked", factory="llama_tiny(num_gpus_per_node=4)", dryrun=True)
+        context.cli_execute(llm.pretrain, ["run.executor=torchrun", *given])
+    assert launched == [4, 5]
+    assert "devices: 4" in capsys.readouterr().out
+
+
+def test_the_commands_have_nemos_names() -> None:
+    listed = {command.__name__: name for name, command in COMMANDS.items()}
+    assert listed["import_ckpt"] == "import" and listed["export_ckpt"] == "export"
+    assert {"pretrain", "finetune", "train", "validate", "generate", "distill", "prune", "ptq", "deploy"} < set(
+        COMMANDS
+    )
+    prune = parsed(None, "nemo_checkpoint=in", "save_path=out", "pruning_config.target_num_layers=2", of=llm.prune)
+    assert prune.pruning_config.target_num_layers == 2
+    taken = parsed(None, "model=llama3_8b", "source=hf://some/where", of=llm.import_ckpt)
+    assert isinstance(fdl.build(taken.model), llm.LlamaModel)
