@@ -2,7 +2,6 @@
 """Modules compiled by torch."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -22,7 +21,8 @@ class JitConfig:
 
     module_selector: str = ""
     """A module by its dotted path in each chunk, such as ``decoder.layers.0.mlp``; ``*`` stands for any part of a name. "" or
-    "*": each chunk as a whole."""
+    "*": each chunk as a whole; under another strategy than ours the LightningModule's ``module`` or ``model``, else each of
+    its parts."""
     use_torch: bool = False
     """Compile, with torch. False: nothing is compiled."""
     torch_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -58,16 +58,23 @@ class JitTransform(pl.Callback):
         if not self.config.use_torch or self._done:
             return
         for chunk in chunks_of(trainer):
-            root = chunk.module if type(chunk).__name__ == "PlainChunk" else chunk
-            self._done += list(_selected(root, self.config.module_selector))  # pyright: ignore[reportArgumentType]
+            self._done += _selected(_called_in(chunk), self.config.module_selector)
         for module in self._done:
             module.compile(**self.config.torch_kwargs)
 
 
-def _selected(root: nn.Module, selector: Optional[str]) -> Iterator[nn.Module]:
+def _called_in(chunk: nn.Module) -> nn.Module:
+    """What a step calls of a chunk: the chunk, or what a LightningModule, whose own call is no part of a step, has as its
+    ``module`` or ``model``. A LightningModule without either is itself."""
+    if type(chunk).__name__ != "PlainChunk" and not isinstance(chunk, pl.LightningModule):
+        return chunk
+    named = (getattr(chunk, name, None) for name in ("module", "model"))
+    return next((one for one in named if isinstance(one, nn.Module)), chunk)
+
+
+def _selected(root: nn.Module, selector: Optional[str]) -> list[nn.Module]:
     if selector in (None, "", "*"):
-        yield root
-        return
+        return list(root.children()) if isinstance(root, pl.LightningModule) else [root]
     pattern = re.compile(re.escape(selector).replace(r"\*", "[^.]*"))
     names = [name for name, _ in root.named_modules() if name]
     found = [name for name in names if pattern.fullmatch(name)]
@@ -75,4 +82,4 @@ def _selected(root: nn.Module, selector: Optional[str]) -> Iterator[nn.Module]:
         raise ConfigError(
             f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
         )
-    yield from (root.get_submodule(name) for name in found)
+    return [root.get_submodule(name) for name in found]

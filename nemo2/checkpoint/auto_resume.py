@@ -135,12 +135,13 @@ class AutoResume:
                     f"{looked}). Nothing is started from the beginning beside them: repair or remove them, or give the run "
                     "another log.name."
                 )
-            if not self.resume_ignore_no_checkpoint:
+            if not self.resume_ignore_no_checkpoint and self.restore_config is None:
                 raise CheckpointError(
                     f"resume.resume_if_exists=True, and there is no finished checkpoint to resume from (looked in {looked}). To "
                     "start from the beginning where there is none, set resume.resume_ignore_no_checkpoint=True."
                 )
-            _say(f"No checkpoint to resume from in {looked}: starting from the beginning.")
+            beginning = "the beginning" if self.restore_config is None else f"{self.restore_config.path}"
+            _say(f"No checkpoint to resume from in {looked}: starting from {beginning}.")
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only

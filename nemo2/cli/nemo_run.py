@@ -13,7 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import fiddle as fdl
 import nemo_run
@@ -24,9 +24,10 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 import nemo2.plugins  # noqa: F401  (whose names it announces)
 from nemo2 import recipes
 from nemo2.config import apply_overrides
-from nemo2.config.factories import called
+from nemo2.config.factories import called, required
 from nemo2.config.show import render
 from nemo2.config.values import typed
+from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.api import export_ckpt, import_ckpt
 from nemo2.launch import run
@@ -41,7 +42,6 @@ from nemo2.run_dir.environment import redact_text
 NAMESPACE = "llm"
 
 _FACTORY = re.compile(r"([A-Za-z_]\w*)\s*(?:\((.*)\))?", re.DOTALL)
-
 
 COMMANDS = {
     "pretrain": pretrain,
@@ -82,7 +82,7 @@ class HonestRunContext(RunContext):
         print(render(task))
         executor = _made(getattr(self, "executor", None))
         devices = getattr(getattr(task, "trainer", None), "devices", None)
-        if self._as_many_ranks_as_devices and isinstance(devices, int):
+        if self._as_many_ranks_as_devices and isinstance(devices, int) and devices > 0:
             executor.ntasks_per_node = devices
         plugins = getattr(self, "plugins", None)
         if self.dryrun:
@@ -133,20 +133,25 @@ class HonestRunContext(RunContext):
         """As nemo-run's, and of a function of the script that gives an executor, and no config of one, too.
 
         Raises:
-            ConfigError: nothing registered, imported or written in the script has this name.
+            ConfigError: nothing registered, importable or in the script has this name.
         """
         own = getattr(sys.modules["__main__"], name, None)
-        if inspect.isfunction(own) and isinstance(made := own(), nemo_run.Executor):
-            given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
-            return parse_cli_args(nemo_run.Config(type(made), **given), list(args))
+        if inspect.isfunction(own) and not required(own):
+            made = own()
+            if isinstance(made, nemo_run.Executor):
+                given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
+                made = nemo_run.Config(type(made), **given)
+            if isinstance(made, fdl.Buildable) and issubclass(class_of(made), nemo_run.Executor):
+                return parse_cli_args(cast(Any, made), list(args))
+        self._as_many_ranks_as_devices = name == "torchrun" and not any(
+            item.startswith("ntasks_per_node=") for item in args
+        )
         try:
-            config = super().parse_executor(name, *args)
-            self._as_many_ranks_as_devices = name == "torchrun" and "ntasks_per_node" not in config.__arguments__
-            return config
+            return super().parse_executor(name, *args)
         except ValueError:
             raise ConfigError(
-                f"run.executor={name}: no such executor. There are torchrun, a function of the script that gives one, and what "
-                "is registered with run.cli.factory."
+                f"run.executor={name}: no such executor. There are torchrun, a function of the script that gives one and "
+                "needs no argument, and what is registered with run.cli.factory."
             ) from None
 
 
@@ -170,16 +175,13 @@ def register() -> None:
 
 
 def torchrun(devices: Optional[int] = None) -> nemo_run.Config[nemo_run.LocalExecutor]:
-    """Ranks on this machine, for ``run.executor=torchrun``.
+    """Ranks on this machine, for ``run.executor=torchrun``, which in ``nemo llm`` are as many as ``trainer.devices`` says.
 
     Args:
-        devices: How many. None: as many as there are GPUs; without any, as ``trainer.devices`` says.
-            ``run.executor.ntasks_per_node`` goes before.
+        devices: How many. None: as many as there are GPUs. ``run.executor.ntasks_per_node`` goes before.
     """
-    config = nemo_run.Config(nemo_run.LocalExecutor, launcher="torchrun")
-    if found := devices or torch.cuda.device_count():
-        config.ntasks_per_node = found
-    return config
+    ranks = devices or max(torch.cuda.device_count(), 1)
+    return nemo_run.Config(nemo_run.LocalExecutor, launcher="torchrun", ntasks_per_node=ranks)
 
 
 def _factory(name: str, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,10 +64,8 @@ def distill(
     if distillation_config_path is not None:
         settings = DistillationConfig.from_file(Path(distillation_config_path))
     start = find_checkpoint(Path(student_model_path))
-    student, teaching = (
-        model_of(start, seq_length=getattr(data, "seq_length", None)),
-        DistillationCallback(teacher_model_path, settings),
-    )
+    student = model_of(start, seq_length=getattr(data, "seq_length", None))
+    teaching = DistillationCallback(teacher_model_path, settings)
     if optim is not None:
         optim.connect(student)
     teaching.refuse(student, trainer.strategy)

@@ -352,6 +352,43 @@ def test_arguments_that_cannot_be_are_refused(make: Any, words: str) -> None:
         make()
 
 
+def test_under_other_strategies_what_the_step_calls_is_compiled() -> None:
+    class Net(torch.nn.Module):  # dynamo leaves calls of torch's own classes alone
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.weight
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Net()
+
+        def training_step(self, batch: Any) -> Any:
+            return self.module(batch).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    graphs: list[Any] = []
+    jit = JitTransform(JitConfig(use_torch=True, torch_kwargs={"backend": backend}))
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, callbacks=[jit], **quiet)  # pyright: ignore[reportArgumentType]
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(2, 4), num_workers=0))  # pyright: ignore[reportArgumentType]
+    assert len(graphs) == 1
+
+
 def test_a_schedule_reads_as_nemos() -> None:
     freezer = LayerFreezer({"a": -1, "b": 10, "c": [5, 9], "d": [5, -1]})
     assert freezer._steps == {"a": (0, math.inf), "b": (0, 9), "c": (5, 9), "d": (5, math.inf)}

@@ -136,18 +136,25 @@ def test_functions_of_a_script_are_found_by_their_names(monkeypatch) -> None:
     def my_executor() -> Any:
         return nemo_run.LocalExecutor(ntasks_per_node=3, env_vars={"A": "1"})
 
-    monkeypatch.setattr(sys.modules["__main__"], "of_my_own", of_my_own, raising=False)
-    monkeypatch.setattr(sys.modules["__main__"], "my_executor", my_executor, raising=False)
+    def as_config() -> Any:
+        made.append(1)
+        return nemo_run.Config(nemo_run.LocalExecutor, ntasks_per_node=3)
+
+    made: list[int] = []
+    for written in (of_my_own, my_executor, as_config):
+        monkeypatch.setattr(sys.modules["__main__"], written.__name__, written, raising=False)
     assert parsed("of_my_own", "trainer.max_steps*=2").trainer.max_steps == 22
     context = HonestRunContext(name="asked")
     executor = fdl.build(context.parse_executor("my_executor", "nodes=2"))
     assert (executor.ntasks_per_node, executor.nodes, executor.env_vars) == (3, 2, {"A": "1"})
+    assert fdl.build(context.parse_executor("as_config", "nodes=2")).nodes == 2 and made == [1]
     with pytest.raises(ConfigError, match="run.executor=somewhere: no such executor. There are torchrun"):
         context.parse_executor("somewhere")
 
 
 def test_torchrun_starts_as_many_ranks_as_the_recipe_has_devices(monkeypatch, capsys) -> None:
     launched = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     monkeypatch.setattr(
         "nemo2.cli.nemo_run.run", lambda task, executor, **how: launched.append(executor.ntasks_per_node)
     )

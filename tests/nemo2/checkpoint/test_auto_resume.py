@@ -191,7 +191,7 @@ def test_weights_without_an_optimizer_cannot_be_resumed_but_validated(tmp_path, 
 def test_a_checkpoint_of_the_run_itself_goes_before_weights_to_start_from(tmp_path):
     restore = RestoreConfig(path=str(tmp_path / "other"))
     fresh, resumed = trainer(tmp_path / "run"), trainer(tmp_path / "run")
-    AutoResume(restore_config=restore, resume_if_exists=True, resume_ignore_no_checkpoint=True).setup(fresh)
+    AutoResume(restore_config=restore, resume_if_exists=True).setup(fresh)
     assert fresh.strategy.restore_config is restore and fresh.ckpt_path is None
     own = saved(tmp_path / "run" / "step=3", 3)
     AutoResume(restore_config=restore, resume_if_exists=True).setup(resumed)
