@@ -161,7 +161,8 @@ def out_of_time(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
     """A limit of two minutes, of which it trains as long as it may."""
     curve = curves.of()
     steps = min(int(70 * times / curves.step_seconds) + 30, 2000)
-    run = Run(cluster, "time", steps=steps, profile={"time": "2"}).submit().wait_for_end()
+    run = Run(cluster, "time", steps=steps, profile={"time": "2"}).submit()
+    run.wait_for_end(seconds=600.0 * (times + 1))
     told.append(f"{steps} steps in {run.lives()} lives")
     found = run.problems(curve=curve)
     return found + (["it was done within its time"] if run.lives() < 2 else [])
@@ -175,13 +176,13 @@ def killed_rank(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
     return _disturbed(cluster, curves, "killed", times, told, kill, early=False)
 
 
-def _wait_for_requeue(cluster: Cluster, run: Run) -> float:
-    """Seconds until the controller has taken the job from its nodes."""
-    began = time.monotonic()
-    cluster.wait_for(
-        lambda: cluster.state(run.jobs[0]) == "PENDING" or not cluster.state(run.jobs[0]), what="a requeue"
-    )
-    return time.monotonic() - began
+def _wait_for_requeue(cluster: Cluster, run: Run, node: str) -> float:
+    """Wait until the controller has queued the job again; seconds until it gave the node up."""
+    job, lives, began = run.jobs[0], run.lives(), time.monotonic()
+    cluster.wait_for(lambda: cluster.is_down(node), what=f"the loss of {node}")
+    seconds = time.monotonic() - began
+    cluster.wait_for(lambda: cluster.state(job) in ("PENDING", "") or run.lives() > lives, what="a requeue")
+    return seconds
 
 
 @long_case
@@ -192,7 +193,7 @@ def lost_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> 
         node = random.choice(cluster.hosts(run.jobs[0]))
         cluster.script("crash", node)
         run.moments[-1] += f", {node}"
-        _wait_for_requeue(cluster, run)
+        _wait_for_requeue(cluster, run, node)
         time.sleep(BOOT_SECONDS)
         cluster.script("start", node)
 
@@ -209,7 +210,7 @@ def _without_its_node(
     node = cluster.hosts(run.jobs[0])[0]
     cluster.script(take, node)
     try:
-        seconds = _wait_for_requeue(cluster, run)
+        seconds = _wait_for_requeue(cluster, run, node)
         told += [*run.moments, f"{node}, noticed after {seconds:.0f} s"]
         run.wait_for_end()
         found = run.problems(curve=curve, lives=2)
@@ -252,7 +253,7 @@ def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]
         hosts = cluster.hosts(run.jobs[0])
         node = random.choice(hosts)
         cluster.script("unplug", node)
-        seconds = _wait_for_requeue(cluster, run)
+        seconds = _wait_for_requeue(cluster, run, node)
         found.extend(_late(seconds))
         run.moments[-1] += f", {node}, noticed after {seconds:.0f} s"
         time.sleep(BOOT_SECONDS)

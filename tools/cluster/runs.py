@@ -59,6 +59,9 @@ class Cluster:
         listed = self.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
         return self.run("scontrol", "show", "hostnames", listed).split()
 
+    def is_down(self, node: str) -> bool:
+        return self.run("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T").startswith("down")
+
     def wait_until_idle(self) -> None:
         self.wait_for(lambda: self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split() != [])
         self.wait_for(lambda: len(set(self.run("sinfo", "-hN", "--states=idle", "-o", "%N").split())) == 2)
@@ -175,7 +178,7 @@ class Run:
         time.sleep(random.uniform(0.0, 1.0) * (self.step_seconds() or 0.5))
         self.moments.append(f"after step {(self.steps_told() or [0])[-1] + 1}")
 
-    def wait_for_end(self) -> "Run":
+    def wait_for_end(self, *, seconds: float = PATIENCE_SECONDS) -> "Run":
         """Wait until its jobs have ended, and what they have left to do on the nodes."""
         looks = [True]
 
@@ -183,7 +186,7 @@ class Run:
             looks.append(any(job in self.cluster.queue() for job in self.jobs))
             return not any(looks[-5:])
 
-        self._wait(over, "its end")
+        self._wait(over, "its end", seconds)
         return self
 
     def state(self) -> str:
@@ -260,8 +263,8 @@ class Run:
         except (OSError, ValueError):
             return {}
 
-    def _wait(self, over: Callable[[], bool], what: str) -> None:
-        self.cluster.wait_for(over, what=f"{self.name}, {what}")
+    def _wait(self, over: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        self.cluster.wait_for(over, seconds=seconds, what=f"{self.name}, {what}")
 
 
 def _command(pid: int) -> bytes:
