@@ -626,6 +626,8 @@ def probed(rank, **changes):
         "time": 100.0,
         "python": "3.11",
         "sum": 2,
+        "gpus": 2,
+        "cuda": "13.0",
     }
     data |= {"versions": versions, "sees_folder": True, "token": "t", "free_gb": 50.0} | changes
     return "probe " + json.dumps(data)
@@ -642,11 +644,16 @@ def probed(rank, **changes):
         ({"time": 400.0}, "clock of n1 is .300 s off"),
         ({"free_gb": 0.01}, "n1: 0.01 GB are free"),
         ({"sum": None, "error": "DistNetworkError: refused"}, "add up.*DistNetworkError"),
+        (
+            {"gpus": 0, "no_gpu": "The NVIDIA driver is too old"},
+            "n1: .*CUDA 13.0, sees 0 of 2 GPUs .*driver is too old",
+        ),
+        ({"gpus": 1}, "n1: .*sees 1 of 2 GPUs .*gpus_per_node"),
     ],
 )
 def test_each_defect_of_a_node_is_named(second, words):
     text = "\n".join(["noise", f"0: {probed(0)}", probed(1, **second)])
-    found = [one.message for one in probing.judge(text, nodes=2, token="t", python="python3", folder="/jobs/x")]
+    found = [one.message for one in probing.judge(text, nodes=2, token="t", python="python3", folder="/jobs/x", gpus=2)]
     assert len(found) == 1
     import re
 
@@ -659,6 +666,21 @@ def test_a_cluster_without_fault_has_no_findings_and_a_silent_node_is_said():
     text = f"{probed(0, sum=1)}\nbash: line 1: /opt/python: No such file or directory\n"
     found = [one.message for one in probing.judge(text, nodes=2, token="t", python="/opt/python", folder="/j")]
     assert "1 of 2 nodes said nothing" in found[0] and "/opt/python isn't there" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "gpus"),
+    [
+        ({"gpus_per_node": 8}, {}, 8),
+        ({"gres": "gpu:a100:4"}, {}, 1),
+        ({"gpus_per_task": 1}, {}, 1),
+        ({}, {"gpu": "H100"}, 1),
+        ({"gres": "craynetwork:1"}, {}, 0),
+    ],
+)
+def test_gpus_that_a_profile_promises_are_looked_for(fields, settings, gpus):
+    executor = nemo_run.SlurmExecutor(account="", **fields)
+    assert probing.gpus_of(executor, ClusterSettings(**settings)) == gpus
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])

@@ -44,6 +44,25 @@ def facts(folder: Path) -> dict:
     }
 
 
+def devices() -> dict:
+    """The GPUs that torch sees on this node, and its own words where it sees none."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    found = {"gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0, "cuda": torch.version.cuda}
+    if not found["gpus"]:
+        try:
+            torch.cuda.init()
+        except Exception as error:
+            found["no_gpu"] = _first_line(error)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
 def add_up(seconds: float) -> dict:
     """An all-reduce over all tasks; how it went, in plain data."""
     started = time.monotonic()
@@ -60,9 +79,9 @@ def add_up(seconds: float) -> dict:
         dist.all_reduce(one)
         total = int(one.item())
         dist.destroy_process_group()
-        return {"gpus": gpus, "sum": total, "seconds": round(time.monotonic() - started, 1)}
+        return {"sum": total, "seconds": round(time.monotonic() - started, 1)}
     except Exception as error:
-        return {"sum": None, "error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        return {"sum": None, "error": f"{type(error).__name__}: {_first_line(error)}"}
 
 
 def _take_interface() -> None:
@@ -79,6 +98,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     told = facts(folder)
     print("probe " + json.dumps(told), flush=True)
+    print("probe " + json.dumps({"rank": told["rank"], **devices()}), flush=True)
     print("probe " + json.dumps({"rank": told["rank"], **add_up(60.0)}), flush=True)
 
 

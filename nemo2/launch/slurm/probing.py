@@ -67,10 +67,18 @@ def test_cluster(
         )
         return
     _, text, _ = shell.run(f"cat {quote(job.folder)}/lives/*/task-*.out {quote(job.folder)}/job-*.out 2>/dev/null")
-    found = list(judge(text, nodes=nodes, token=token, python=job.python, folder=job.folder, word=word))
+    wanted = gpus_of(executor, settings)
+    found = list(judge(text, nodes=nodes, token=token, python=job.python, folder=job.folder, word=word, gpus=wanted))
     yield from found
     if not any(one.stops for one in found):
         shell.run(f"rm -rf {quote(job.folder)}")
+
+
+def gpus_of(executor: Any, settings: ClusterSettings) -> int:
+    """How many GPUs a profile promises on each node, as far as it says; 0 where it names none."""
+    if executor.gpus_per_node:
+        return int(executor.gpus_per_node)
+    return int(bool(settings.gpu or executor.gpus_per_task or "gpu" in (executor.gres or "")))
 
 
 def _before(shell: Shell) -> Iterator[Finding]:
@@ -115,8 +123,14 @@ def _wait(shell: Shell, number: str, wait_seconds: float) -> str:
         time.sleep(1.0 if shell.local else 5.0)
 
 
-def judge(text: str, *, nodes: int, token: str, python: str, folder: str, word: str = "COMPLETED") -> Iterator[Finding]:
-    """The faults that the output of a test's tasks tells of."""
+def judge(
+    text: str, *, nodes: int, token: str, python: str, folder: str, word: str = "COMPLETED", gpus: int = 0
+) -> Iterator[Finding]:
+    """The faults that the output of a test's tasks tells of.
+
+    Args:
+        gpus: As many GPUs as each node must have.
+    """
     told: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():
         _, mark, record = line.partition("probe {")
@@ -148,6 +162,12 @@ def judge(text: str, *, nodes: int, token: str, python: str, folder: str, word: 
         if data["versions"]["nemo2"] is None:
             yield Finding(
                 f"{host}: {python} has no nemo2. Install it there, or name another python, set-up lines or container_image."
+            )
+        if (seen := data.get("gpus")) is not None and seen < gpus:
+            why = data.get("no_gpu") or "`nvidia-smi` there tells what Slurm gives a job"
+            yield Finding(
+                f"{host}: torch, of CUDA {data['cuda'] or 'none'}, sees {seen} of {gpus} GPUs ({why}). Install a torch of a CUDA "
+                "that the node's driver has, ask for a newer driver, or correct gpus_per_node, gres or gpu."
             )
     for port, host in dict(re.findall(r"^port (\d+) of (\S+) is in use$", text, re.MULTILINE)).items():
         yield Finding(
