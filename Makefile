@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick docs-site test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -93,6 +93,12 @@ reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 
 
 docs: $(READY) ## run every example of the README, the docs and the notebook
 	@$(BIN)/python -m pytest -q tests/docs
+
+docs-site: $(READY) ## build the documentation site into site/ and test its pages, names and links; installs MkDocs
+	@$(BIN)/python -m pip install -q -e '.[site]'
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" $(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/python -m pytest -q -m site tests/docs
+	@echo "site/index.html; with its search: $(BIN)/python -m http.server --directory site"
 
 figures: $(READY) ## draw the figures of the documentation anew, from what Megatron-Core, torch and nemo2 say
 	@$(BIN)/python -m tools.figures

@@ -22,7 +22,7 @@ def front_door(
     found is kept in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
     nearest known ones.
     """
-    homes = {**_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
+    homes = {**stub_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
 
     def find(name: str) -> Any:
         home = homes.get(name)
@@ -40,7 +40,7 @@ def front_door(
     return find, names, sorted(homes)
 
 
-def _homes(stub: str) -> dict[str, str]:
+def stub_homes(stub: str) -> dict[str, str]:
     """The module that each name of a stub is imported from. ``import *`` brings what that package's ``__all__`` says."""
     homes = {}
     for node in ast.parse(stub).body:

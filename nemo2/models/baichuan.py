@@ -57,7 +57,7 @@ class Baichuan2Config7B(Baichuan2Config):
 
 @configurable
 class Baichuan2Model(GPTModel):
-    """A Baichuan 2 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Baichuan 2 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
 
 
 def with_rows_of_length_one(output_layer: nn.Module) -> None:

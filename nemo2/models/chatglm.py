@@ -48,4 +48,4 @@ class ChatGLM3Config6B(ChatGLMConfig):
 
 @configurable
 class ChatGLMModel(GPTModel):
-    """A ChatGLM as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A ChatGLM as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""

@@ -149,7 +149,7 @@ class DeepSeekV3Config(DeepSeekConfig):
 
 @configurable
 class DeepSeekModel(GPTModel):
-    """A DeepSeek as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A DeepSeek as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
 
 
 def _dense_then_experts(dense: int, experts: int) -> list[int]:

@@ -82,7 +82,7 @@ class CodeGemmaConfig7B(GemmaConfig7B):
 
 @configurable
 class GemmaModel(GPTModel):
-    """A Gemma as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Gemma as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
 
 
 def _scaled(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:

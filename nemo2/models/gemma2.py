@@ -79,4 +79,4 @@ class Gemma2Config27B(Gemma2Config):
 
 @configurable
 class Gemma2Model(GPTModel):
-    """A Gemma 2 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Gemma 2 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""

@@ -143,7 +143,7 @@ class Gemma3Config27B(Gemma3Config):
 
 @configurable
 class Gemma3Model(GPTModel):
-    """A Gemma 3 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Gemma 3 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
 
 
 class Gemma3RotaryEmbedding(RotaryEmbedding):

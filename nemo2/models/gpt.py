@@ -371,7 +371,7 @@ class GPTModel(FNMixin, pl.LightningModule):
         )
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:
-        """The next micro-batch for this rank, its token ids checked; see :func:`gpt_data_step`."""
+        """The next micro-batch for this rank, its token ids checked; see `gpt_data_step`."""
         if self.padded_vocab_size is not None:
             token_ids = self.config.num_token_ids(self.tokenizer)
             dataloader_iter = (check_token_ids(batch, token_ids) for batch in dataloader_iter)
@@ -404,7 +404,7 @@ class GPTModel(FNMixin, pl.LightningModule):
 
     @cached_property
     def validation_loss_reduction(self) -> MaskedTokenLossReduction:
-        """As :attr:`training_loss_reduction`, for validation."""
+        """As `training_loss_reduction`, for validation."""
         return MaskedTokenLossReduction(validation_step=True, per_token=self.config.calculate_per_token_loss)
 
     @property

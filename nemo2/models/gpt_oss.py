@@ -80,4 +80,4 @@ class GPTOSSConfig120B(GPTOSSConfig):
 
 @configurable
 class GPTOSSModel(GPTModel):
-    """A GPT-OSS as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A GPT-OSS as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""

@@ -114,7 +114,7 @@ def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
 
 
 def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | None]) -> Tensor:
-    """Runs one model chunk on a batch from :func:`gpt_data_step`.
+    """Runs one model chunk on a batch from `gpt_data_step`.
 
     Returns the per-token loss ``[batch, sequence]`` on the last pipeline stage, hidden states
     ``[sequence, batch, hidden]`` elsewhere. A batch without labels gives the logits.

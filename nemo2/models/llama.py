@@ -147,7 +147,7 @@ class Llama3Config70B(Llama3Config):
 class Llama31Config(Llama3Config):
     """Llama 3.1: rotary frequencies scaled for a context longer than the one trained on first.
 
-    See :func:`scale_rotary_frequencies` for what the four numbers mean.
+    See `scale_rotary_frequencies` for what the four numbers mean.
     """
 
     seq_length: int = 131072
@@ -238,7 +238,7 @@ class Llama32Config3B(Llama31Config):
 
 @configurable
 class LlamaModel(GPTModel):
-    """A Llama as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Llama as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
 
 
 def scale_rotary_frequencies(

@@ -68,4 +68,4 @@ class MixtralConfig8x22B(MixtralConfig):
 
 @configurable
 class MixtralModel(GPTModel):
-    """A Mixtral as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Mixtral as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""

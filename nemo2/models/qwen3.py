@@ -137,4 +137,4 @@ class Qwen3Config235B_A22B(Qwen3MoEConfig):
 
 @configurable
 class Qwen3Model(GPTModel):
-    """A Qwen 3 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A Qwen 3 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""

@@ -333,7 +333,7 @@ class NemotronNano9Bv2(NemotronNano12Bv2):
 
 @configurable
 class MambaModel(GPTModel):
-    """A Mamba or hybrid model as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`.
+    """A Mamba or hybrid model as Lightning and ``MegatronStrategy`` see it; see `GPTModel`.
 
     ``build_chunk`` is that of the GPT, since the configuration builds the model.
     """

@@ -122,9 +122,9 @@ class Starcoder2Config15B(Starcoder2Config):
 
 @configurable
 class StarcoderModel(GPTModel):
-    """A StarCoder as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A StarCoder as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
 
 
 @configurable
 class Starcoder2Model(GPTModel):
-    """A StarCoder 2 as Lightning and ``MegatronStrategy`` see it; see :class:`GPTModel`."""
+    """A StarCoder 2 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""

@@ -196,7 +196,7 @@ class _WarmedUp(LRSchedule):
 
 
 class StepSchedule(LRScheduler):
-    """Applies an :class:`LRSchedule` to every parameter group of an optimizer.
+    """Applies an `LRSchedule` to every parameter group of an optimizer.
 
     A group's peak is its ``max_lr`` (Megatron-Core writes it), else ``initial_lr``, else the ``lr`` it has when the
     scheduler is made; the rate is multiplied by the group's ``lr_mult`` where it has one. Works on anything that has

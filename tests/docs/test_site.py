@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation site: complete, without a dead link, and with the pages' lists and tables as GitHub shows them."""
+
+import functools
+import inspect
+import json
+from collections import Counter
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import typer
+from markdown_it import MarkdownIt
+
+from nemo2 import recipes
+from nemo2.cli.app import app
+
+pytestmark = pytest.mark.site
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "site"
+DOORS = [
+    ".".join(("nemo2", *(part for part in stub.parent.relative_to(ROOT).parts if part != "nemo2")))
+    for folder in ("nemo2", "callbacks")
+    for stub in sorted((ROOT / folder).rglob("__init__.pyi"))
+    if not any(parent.is_symlink() for parent in stub.parents)
+]
+BLOCKS = {"h2", "h3", "img", "li", "ol", "pre", "table", "tr", "ul"}
+
+
+class Page(HTMLParser):
+    """What a page has: places that links may lead to, links, and its blocks."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.blocks: Counter[str] = Counter()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.blocks[tag] += tag in BLOCKS
+        if given.get("id"):
+            self.ids.add(str(given["id"]))
+        if tag == "a" and given.get("href"):
+            self.links.append(str(given["href"]))
+        if tag in ("script", "img", "link") and given.get("rel") != "canonical":
+            self.loaded += [str(given[name]) for name in ("src", "href") if given.get(name)]
+
+
+@functools.cache
+def pages() -> dict[Path, Page]:
+    assert SITE.is_dir(), "`make docs-site` builds the site, and then runs this"
+    return {file: Page(file.read_text()) for file in sorted(SITE.rglob("*.html"))}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_public_name_is_in_the_reference(door: str) -> None:
+    there = {name for file, page in pages().items() if file.parent.name == "reference" for name in page.ids}
+    module, missing = import_module(door), []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            continue
+        doors = {f"{one}.{name}" for one in DOORS if getattr(import_module(one), name, None) is value}
+        if not {*doors, f"{value.__module__}.{value.__qualname__}"} & there:
+            missing.append(name)
+    assert missing == []
+
+
+def test_every_command_and_recipe_is_in_the_reference() -> None:
+    commands, listed = pages()[SITE / "reference/commands.html"], (SITE / "reference/recipes.html").read_text()
+    for name, command in typer.main.get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+        inner = [f"nemo2-{name}-{one}" for one in getattr(command, "commands", {})] or [f"nemo2-{name}"]
+        assert command.hidden or set(inner) <= commands.ids
+    assert [name for name in recipes.names() if f"<code>{name}</code>" not in listed] == []
+
+
+def test_no_link_is_dead() -> None:
+    dead = []
+    for file, page in pages().items():
+        for link in page.links if file.name != "404.html" else []:  # its links begin at the server's root
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            there = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            there = there / "index.html" if there.is_dir() else there
+            anchor = unquote(parts.fragment)
+            if not there.is_file() or (anchor and there in pages() and anchor not in pages()[there].ids):
+                dead.append(f"{file.relative_to(SITE)}: {link}")
+    assert dead == []
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    elsewhere = {
+        target for page in pages().values() for target in page.loaded if urlsplit(target).scheme in ("http", "https")
+    }
+    assert elsewhere == set()
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_has_the_blocks_that_github_shows(source: Path) -> None:
+    """MkDocs' dialect takes a list behind a line of text for more text, and wants four columns where GitHub takes two."""
+    github = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    html = (SITE / f"{source.stem}.html").read_text()
+    article = html[html.index("<article") : html.index("</article>")]
+    assert Page(article).blocks == Page(github.render(source.read_text())).blocks
+
+
+def test_a_search_finds_classes_and_settings_and_leaves_files_out() -> None:
+    found = json.loads((SITE / "search/search_index.json").read_text())["docs"]
+    places = {one["location"].partition("#")[0] for one in found if "MegatronStrategy" in one["title"] + one["text"]}
+    assert "reference/training.html" in places
+    assert not any(one["location"].startswith("source/") for one in found)
+
+
+def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
+    from tools.site.grouped import apart
+
+    before, after = "A.\n\nArgs:\n", "    c: Only.\n\nRaises:\n    ConfigError: a, b: no entry."
+    both = "    {}: Both\n        of them.\n"
+    assert apart(before + both.format("a, b") + after) == before + both.format("a") + both.format("b") + after
+    assert apart("Nothing, to: take apart.") == "Nothing, to: take apart."

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of all commands, from what typer knows of them."""
+
+from typing import Any
+
+import typer
+
+from nemo2.cli.app import app
+
+
+def page() -> str:
+    """Every command with its arguments and options."""
+    lines = [
+        "# Commands",
+        "",
+        "`nemo2 COMMAND --help` says the same. [Exit codes](../environment.md#exit-codes) are those of all commands. "
+        "`-v` shows what else goes to the run's log, `--debug` shows tracebacks; both may stand anywhere.",
+        "",
+    ]
+    for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",))):
+        lines += _section(" ".join(words), command)
+    return "\n".join(lines)
+
+
+def _commands(command: Any, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    if not hasattr(command, "commands"):
+        return [(words, command)]
+    return [
+        found
+        for name, inner in command.commands.items()
+        if not inner.hidden
+        for found in _commands(inner, (*words, name))
+    ]
+
+
+def _section(words: str, command: Any) -> list[str]:
+    context = command.make_context(words, [], resilient_parsing=True)
+    parameters = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    options = [one for one in parameters if one.param_type_name == "option"]
+    usage = " ".join([words, *(_usage(one) for one in arguments), *(["[OPTIONS]"] if options else [])])
+    lines = [f"## {words}", "", _line(command.help or ""), "", f"```text\n{usage}\n```", ""]
+    if parameters:
+        lines += ["| argument, option | meaning |", "|---|---|"]
+        lines += [f"| `{_usage(one)}` | {_line(one.help or '')} |" for one in arguments]
+        lines += [
+            f"| `{_bar(spelt)}` | {_line(told)} |" for spelt, told in (one.get_help_record(context) for one in options)
+        ]
+        lines += [""]
+    if command.epilog:
+        lines += [_example(command.epilog), ""]
+    return lines
+
+
+def _usage(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    name = f"{name}..." if argument.nargs == -1 and "..." not in name else name
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def _bar(text: str) -> str:
+    return text.replace(" range>", ">").replace("|", "\\|")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _example(epilog: str) -> str:
+    before, colon, command = epilog.partition(": ")
+    return f"{before}:\n\n```bash\n{command}\n```" if colon and command.startswith("nemo2") else _line(epilog)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MkDocs' hooks (mkdocs.yml): pages that are generated, and pages of the repository as the site shows them."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tools.site import notebooks, reference
+from tools.site.pages import HOME, ROOT, SITE_PAGES, as_site_page, linked_files, source_page
+
+
+@functools.cache
+def _generated() -> dict[str, str]:
+    """Every page that isn't a file of docs/, by its place in the site. They stay the same while ``mkdocs serve`` runs."""
+    pages = {HOME: (ROOT / "README.md").read_text(), **notebooks.pages(), **reference.pages()}
+    for path in linked_files({**pages, **{page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}}):
+        pages[SITE_PAGES[path]] = source_page(path)
+    return pages
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for place, content in _generated().items():
+        files.append(File.generated(config, place, content=content))
+    for place, content in notebooks.pictures().items():
+        files.append(File.generated(config, place, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    return as_site_page(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+    # Files that are shown are no answers to a search: what describes them is.
+    if Path(page.file.src_uri).parts[0] == "source":
+        page.meta["search"] = {"exclude": True}
+    return html

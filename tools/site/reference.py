@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of the reference, written from the front doors' lists of names, the commands, the recipes and the models."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from nemo2.lazy import stub_homes
+from tools.site.pages import ROOT
+
+Names = dict[str, str]
+"""Public names and the module that each is defined in."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """A package whose names are documented on a page of their own. ``intro`` says what it is for."""
+
+    package: str
+    page: str
+    title: str
+    intro: str
+    names: tuple[str, ...] = ()
+    """What is documented of a package without a list of its names."""
+
+
+DOORS = (
+    Door(
+        "nemo2", "training", "nemo2", "`import nemo2 as nl`: the trainer, strategies, precision, checkpoints, logging."
+    ),
+    Door(
+        "nemo2.models",
+        "models",
+        "Models",
+        "Named configurations and the models that train them. All are in `nemo2.llm` too.",
+    ),
+    Door(
+        "nemo2.data", "data", "nemo2.data", "Data modules, datasets, tokenizers. Data modules are in `nemo2.llm` too."
+    ),
+    Door("nemo2.llm", "llm", "nemo2.llm", "`from nemo2 import llm`: what is done with a model."),
+    Door("nemo2.llm.io", "llm", "nemo2.llm.io", "`nl.io`: objects that remember their arguments.", ("nemo2.llm.io",)),
+    Door("nemo2.llm.fn", "llm", "nemo2.llm.fn", "`llm.fn`: functions over the modules of a model.", ("nemo2.llm.fn",)),
+    Door("nemo2.callbacks", "callbacks", "nemo2.callbacks", "Callbacks: `recipe.trainer.callbacks.append(...)`."),
+    Door(
+        "nemo2.optim",
+        "optim",
+        "nemo2.optim",
+        "Schedules of the learning rate, and optimizers.",
+        (
+            "nemo2.optim.lr_scheduler",
+            "nemo2.optim.pytorch",
+            "nemo2.optim.distributed_fused_adam",
+        ),
+    ),
+    Door("nemo2.peft", "peft", "nemo2.peft", "LoRA, DoRA and their kin. All are in `llm.peft` too."),
+    Door("nemo2.overlap", "overlap", "nemo2.overlap", "Settings by which communication hides behind computation."),
+    Door("nemo2.launch", "launch", "nemo2.launch", "A recipe, started on this machine or a cluster."),
+    Door("nemo2.plugins", "plugins", "nemo2.plugins", "Plugins: what edits a recipe and its executor together."),
+    Door("nemo2.run_dir", "run_dir", "nemo2.run_dir", "A run's folder: what writes it and what reads it."),
+    Door("nemo2.config", "config", "nemo2.config", "The tree of settings: made, changed, compared, written, read."),
+    Door("nemo2.settle", "settle", "nemo2.settle", "What a recipe will be on a machine."),
+    Door("nemo2.explain", "settle", "nemo2.explain", "Where each setting comes from."),
+    Door("nemo2.backend", "settle", "nemo2.backend", "The devices that a process has."),
+    Door(
+        "nemo2.rehearse",
+        "rehearse",
+        "nemo2.rehearse",
+        "A job of any size, run on tensors without memory.",
+        ("nemo2.rehearse",),
+    ),
+    Door("nemo2.planner", "planner", "nemo2.planner", "A job's memory and time by formula.", ("nemo2.planner",)),
+    Door("nemo2.errors", "errors", "Errors", "Every error that nemo2 raises on purpose.", ("nemo2.errors",)),
+)
+"""In the order in which a name that several have is documented: the first has it."""
+
+
+def pages() -> dict[str, str]:
+    """The reference's pages by their places in the site."""
+    from tools.site import commands, recipe_list
+
+    written: dict[str, list[str]] = {}
+    told: dict[str, str] = {}
+    for door in DOORS:
+        lines = written.setdefault(door.page, [])
+        lines += [f"{'##' if lines else '#'} {door.title}", "", door.intro, ""]
+        for name, home in public_names(door).items():
+            if f"{home}.{name}" not in told:
+                told[f"{home}.{name}"] = f"{door.page}.md#{door.package}.{name}"
+                lines += _entry(door, name, home)
+    places = {f"reference/{page}.md": "\n".join(lines) for page, lines in written.items()}
+    return {
+        "reference/index.md": _index(told),
+        "reference/model_fields.md": _model_fields(),
+        "reference/commands.md": commands.page(),
+        "reference/recipes.md": recipe_list.page(),
+        **places,
+    }
+
+
+def public_names(door: Door) -> Names:
+    """The classes and functions that a door offers, with the module that each is defined in. Modules are doors themselves."""
+    if door.names:
+        return {name: home for module in door.names for name, home in _defined_in(module)}
+    stub = ROOT.joinpath(*door.package.split(".")) / "__init__.pyi"
+    values = {name: getattr(import_module(door.package), name) for name in stub_homes(stub.read_text())}
+    return {name: value.__module__ for name, value in values.items() if not inspect.ismodule(value)}
+
+
+def _defined_in(module: str) -> Iterator[tuple[str, str]]:
+    """What a module lists, or defines, in public."""
+    found = import_module(module)
+    for name in getattr(found, "__all__", None) or vars(found):
+        value = getattr(found, name)
+        home = getattr(value, "__module__", "")
+        if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        if home == module or (hasattr(found, "__all__") and home.startswith("nemo2")):
+            yield name, home
+
+
+def _entry(door: Door, name: str, home: str) -> list[str]:
+    value = getattr(import_module(home), name)
+    if named := _named_size(value):
+        return [f"## {name} {{ #{door.package}.{name} }}", "", *named, ""]
+    options = ["    options:", f"      heading: '{name}'", f"      toc_label: '{name}'"]
+    members = ["      members: false"] if door.page == "models" else []
+    anchor = f'<span id="{door.package}.{name}"></span>`from {door.package} import {name}`'
+    return [f"::: {home}.{name}", *options, *members, "", anchor, ""]
+
+
+def _named_size(value: Any) -> list[str]:
+    """A model's configuration: its docstring and what it sets. Empty for anything else."""
+    if not _is_model_config(value):
+        return []
+    base = value.__mro__[1]
+    is_public = base.__module__.startswith("nemo2")
+    own = [one for one in dataclasses.fields(value) if one.name in vars(value).get("__annotations__", {})]
+    inherited = {one.name: one for one in dataclasses.fields(base)}
+    changed = [one for one in own if one.name not in inherited or _default(inherited[one.name]) != _default(one)]
+    of = (
+        f"[`{base.__name__}`](#nemo2.models.{base.__name__})" if is_public and base.__name__ in _model_names() else None
+    )
+    lines = [inspect.getdoc(value) or "", "", f"A {of or f'`{base.__name__}`'} with" if changed else f"A {of}."]
+    if not changed:
+        return lines
+    return [*lines, "", "| field | value |", "|---|---|", *(f"| `{one.name}` | {_default(one)} |" for one in changed)]
+
+
+def _is_model_config(value: Any) -> bool:
+    return inspect.isclass(value) and dataclasses.is_dataclass(value) and hasattr(value, "configure_model")
+
+
+def _model_names() -> Names:
+    return public_names(next(door for door in DOORS if door.package == "nemo2.models"))
+
+
+def _default(one: Any) -> str:
+    if one.default is not dataclasses.MISSING:
+        value = one.default
+        text = getattr(value, "__qualname__", None) or repr(value)
+    elif one.default_factory is not dataclasses.MISSING:
+        text = f"{getattr(one.default_factory, '__name__', 'made anew')}()"
+    else:
+        return "to be given"
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+def _model_fields() -> str:
+    """Every field of the configurations that all others derive from."""
+    from nemo2 import models
+
+    lines = [
+        "# Fields of models",
+        "",
+        "Every field of `model.config`, with its type and default. Most are Megatron-Core's `TransformerConfig`: their meaning "
+        "stands there, and [the page on checks](../checks.md) says which go together.",
+        "",
+    ]
+    for config in (models.GPTConfig, models.SSMConfig):
+        lines += [f"## {config.__name__}", "", "| field | type | default |", "|---|---|---|"]
+        lines += [f"| `{one.name}` | {_type(one.type)} | {_default(one)} |" for one in _sorted(config)]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _sorted(config: Any) -> Iterable[Any]:
+    return sorted(dataclasses.fields(config), key=lambda one: one.name)
+
+
+def _type(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return "`" + text.replace("|", "\\|").replace("typing.", "") + "`"
+
+
+def _index(told: dict[str, str]) -> str:
+    """All names in alphabetical order, each with its page and what it is."""
+    lines = [
+        "# Reference",
+        "",
+        "What has a name, and where it stands: [commands](commands.md), [recipes](recipes.md), [rules](../checks.md), "
+        "[environment variables and exit codes](../environment.md), [fields of models](model_fields.md), and the classes and "
+        "functions below.",
+        "",
+        "| name | what it is | import from |",
+        "|---|---|---|",
+    ]
+    for path, target in sorted(told.items(), key=lambda item: item[0].rpartition(".")[2].lower()):
+        home, _, name = path.rpartition(".")
+        package = target.partition("#")[2].rpartition(".")[0]
+        lines.append(f"| [`{name}`]({target}) | {_first_sentence(home, name)} | `{package}` |")
+    return "\n".join([*lines, ""])
+
+
+def _first_sentence(home: str, name: str) -> str:
+    paragraph = (inspect.getdoc(getattr(import_module(home), name)) or "").partition("\n\n")[0]
+    sentence = re.split(r"(?<=[.:;])\s", " ".join(paragraph.split()), maxsplit=1)[0]
+    return sentence.rstrip(":;").replace("|", "\\|")
