@@ -2,6 +2,7 @@
 from nemo2.callbacks.ddp_parity_checker import DdpParityChecker as DdpParityChecker
 from nemo2.callbacks.deepep import DeepEPCallback as DeepEPCallback
 from nemo2.callbacks.evaluation import EvaluationCallback as EvaluationCallback
+from nemo2.callbacks.experimental import MegatronEnableExperimentalCallback as MegatronEnableExperimentalCallback
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback as FaultToleranceCallback
 from nemo2.callbacks.flops_measurement import FLOPsMeasurementCallback as FLOPsMeasurementCallback
 from nemo2.callbacks.garbage_collection import GarbageCollectionCallback as GarbageCollectionCallback

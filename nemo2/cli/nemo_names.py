@@ -9,6 +9,7 @@ import re
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any, NamedTuple, Optional
 
 DOORS = (
@@ -26,11 +27,14 @@ DOORS = (
     "nemo2.recipes.optim.sgd",
     "nemo2.recipes.precision.mixed_precision",
     "nemo2.recipes.callbacks.common",
+    "nemo2.recipes.finetune_default",
+    "nemo2.recipes.run.executor",
     "nemo2.recipes.tp_overlap_configs.userbuffers",
     "nemo2.overlap",
     "nemo2.parallel.megatron_parallel",
     "nemo2.parallel.loss",
     "nemo2.parallel.hooks",
+    "nemo2.parallel.layout",
     "nemo2.models.gpt_step",
     "nemo2.models.ssm",
     "nemo2.checkpoint.io",
@@ -38,6 +42,7 @@ DOORS = (
     "nemo2.data.finetuning.published",
     "nemo2.data.home",
     "nemo2.fabric",
+    "nemo2.precision",
 )
 """Where a name is looked for, in this order."""
 
@@ -50,6 +55,7 @@ MODULES = {
     "nemo.lightning.megatron_parallel": "nemo2.parallel.megatron_parallel",
     "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
     "nemo.lightning.pytorch.strategies": "nemo2",
+    "nemo.lightning.ckpt_utils": "nemo2.checkpoint.directory",
     "nemo.lightning.resume": "nemo2.checkpoint.auto_resume",
     "nemo.lightning.pytorch.optim.lr_scheduler": "nemo2.optim.lr_scheduler",
     "nemo.collections.llm": "nemo2.llm",
@@ -61,10 +67,12 @@ MODULES = {
     "nemo.collections.llm.fn.activation": "nemo2.llm.fn",
     "nemo.collections.llm.recipes": "nemo2.recipes",
     "nemo.collections.llm.recipes.callbacks.common": "nemo2.recipes.callbacks.common",
+    "nemo.collections.llm.recipes.finetune_default": "nemo2.recipes.finetune_default",
     "nemo.collections.llm.recipes.log.default": "nemo2.recipes.log.default",
     "nemo.collections.llm.recipes.optim.adam": "nemo2.recipes.optim.adam",
     "nemo.collections.llm.recipes.optim.sgd": "nemo2.recipes.optim.sgd",
     "nemo.collections.llm.recipes.precision.mixed_precision": "nemo2.recipes.precision.mixed_precision",
+    "nemo.collections.llm.recipes.run.executor": "nemo2.recipes.run.executor",
     "nemo.collections.llm.recipes.tp_overlap_configs.userbuffers": "nemo2.recipes.tp_overlap_configs.userbuffers",
 }
 """Modules that scripts import as such."""
@@ -76,6 +84,8 @@ RENAMED = {
     "DistributedDataParallelConfig": "megatron.core.distributed:DistributedDataParallelConfig",
     "ModelCallback": "lightning.pytorch.callbacks:LambdaCallback",
     "logging": "logging:",
+    "WEIGHTS_PATH": "nemo2.checkpoint.directory:WEIGHTS_PATH",
+    "CONTEXT_PATH": "nemo2.checkpoint.directory:CONTEXT_PATH",
 }
 """Names that are something else here: "module:name"."""
 
@@ -92,7 +102,6 @@ _REASONS = {
     "ModelOpt's own classes aren't wired in": """
         DistillationGPTModel LogitsKLLoss MSELoss
         HiddenStateCosineLoss prune_language_model save_pruned_model Quantizer apply_speculative_decoding
-        distillation_recipe prune_recipe
     """,
     "`nemo2 plan NAME` searches layouts and batch sizes": "AutoConfigurator generate_configs get_results",
     "no text model that is pre-trained as a decoder: BERT, T5, Hyena, embeddings and re-rankers are left out": """
@@ -126,21 +135,45 @@ _REASONS = {
         setup_model_and_tokenizer setup_mcore_engine MCoreTokenizerWrappper build_pretraining_datamodule
     """,
     "no multimodal models; FLOPsMeasurementCallback counts a text model's configuration": "MM_FLOPsMeasurementCallback",
-    "Megatron-Core's own switch: megatron.core.config.set_experimental_flag": "MegatronEnableExperimentalCallback",
     "checkpoints are written in the background to the run's directory; none node-local": """
         update_trainer_local_checkpoint_io
     """,
-    "a recipe's own finetune_recipe() and trainer()": "default_finetune_trainer default_finetune_recipe",
     "models of transformers are imported (llm.import_ckpt)": "HFAutoModelForCausalLM hf_auto_model_for_causal_lm",
     "HFDatasetDataModule(packed_sequence_specs=...)": "HFDatasetDataModulePacked",
     "MockDataModule": "HFMockDataModule",
     "SquadDataModule": "SquadHFDataModule",
     "ChatDataModule or FineTuningDataModule over its files": "MLPerfGovReportDataModule",
-    "run.LocalExecutor(launcher='torchrun', ntasks_per_node=8), or --executor local on the command line": "torchrun",
-    "nl.AutoResume(restore_config=nl.RestoreConfig(path=...))": "nemo_resume",
-    "a recipe of the family has model() and trainer()": "gemma2 nemotron qwen2 qwen3 starcoder2",
+    "a recipe of the family has model() and trainer()": "deepseek gemma2 nemotron qwen2 qwen3 starcoder2",
     "the machine decides between Transformer Engine's layers and others; config.transformer_layer_spec takes one's own": """
         local_layer_spec transformer_engine_layer_spec transformer_engine_full_layer_spec
+    """,
+    "llm.peft's methods are named by their settings, and an adapter's checkpoint by its folder": "AdapterPath",
+    "run.Partial(llm.distill, ...) and run.Partial(llm.prune, ...) with a recipe's parts": "distillation_recipe prune_recipe",
+    "nemo2.recipes.finetune_default.nemo_resume(model_id)": "nemotron3_8b.nemo_resume",
+    "finetune_recipe(performance_mode=True)": "finetune_performance_optimizations",
+    "weights/ of the folder that get_trainer_ckpt_path names": "AutoResume.get_weights_path",
+    "the fields of the step: sizes, microbatches and data are known when it is made": """
+        MegatronStep.infer MegatronStep.infer_micro_batch_size MegatronStep.infer_seq_length
+        MegatronStep.infer_num_microbatches MegatronStep.to_data_iterator_list
+        MegatronStep.get_data_iterator_and_seq_length MegatronStep.forward_backward_func
+        MegatronStep.adjust_tensor_shapes_fn MegatronStep.has_global_batch_sampler
+    """,
+    "chunks are wrapped while the strategy sets up; their wrapper, Megatron-Core's, has the hooks": """
+        MegatronParallel.wrapped_forward_step MegatronParallel.init_model_parallel MegatronParallel.init_ddp
+        MegatronParallel.teardown_ddp MegatronParallel.apply_convert_module_fn
+        MegatronParallel.enable_forward_pre_hook MegatronParallel.disable_forward_pre_hook
+    """,
+    "done within the strategy's setup, load and save": """
+        MegatronStrategy.init_model_parallel MegatronStrategy.optimizer_sharded_state_dict
+        MegatronStrategy.should_restore_optimizer_states MegatronStrategy.unwrapped_checkpoint_io
+        MegatronStrategy.sharded_state_dict_metadata MegatronMixedPrecision.convert_optimizer
+        MegatronCheckpointIO.adjust_non_strict_load OptimizerModule.configure_optimizers
+        PEFT.setup PEFT.apply_transform PEFT.adapter_key_filter PEFT.set_params_to_save PEFT.get_wrappped_io
+        GPTModel.get_inference_wrapper
+    """,
+    "arguments are remembered without a method: nl.io.reinit makes an object anew, a run writes its recipe": """
+        Trainer.add_io Trainer.io_init IOMixin.io_init IOMixin.io_transform_args IOMixin.io_artifacts IOMixin.io_dump
+        TrainerContext.from_trainer TrainerContext.construct_extra
     """,
 }
 """The names that aren't there, by what is in their place or why not."""
@@ -149,7 +182,7 @@ GONE = {name: reason for reason, names in _REASONS.items() for name in names.spl
 
 _NO_DECODER = re.compile(
     "(Bert|HuggingFaceBert|MegatronBert|T5|Hyena|ReRanker|Llama32Reranker|LlamaBidirectional)[A-Z0-9]"
-    "|(bert|t5|hyena|e5|llama_embedding|llama_reranker)_"
+    "|(bert|t5|hyena|e5|llama_embedding|llama_reranker)_|bert$"
 )
 """Families that are left out as a whole."""
 
@@ -168,7 +201,11 @@ class Found(NamedTuple):
 
 @cache
 def find(name: str) -> Found:
-    """Where nemo2 has what NeMo calls ``name``, the last part of its path."""
+    """Where nemo2 has what NeMo calls ``name``: the last part of its path, or a class or a recipe and what is in it,
+    as "AutoResume.setup"."""
+    owner, _, member = name.rpartition(".")
+    if owner:
+        return _member(find(owner), name, member)
     if name in RENAMED:
         home, _, own = RENAMED[name].partition(":")
         same = own == name
@@ -180,6 +217,22 @@ def find(name: str) -> Found:
     if _NO_DECODER.match(name):
         return Found("gone", reason=GONE["T5Model"])
     return Found("unknown", reason="nemo2 has no such name")
+
+
+def _member(owner: Found, name: str, member: str) -> Found:
+    if owner.status not in ("works", "renamed"):
+        return owner
+    if name in GONE:
+        return Found("gone", reason=GONE[name])
+    found = getattr(import_module(owner.home), owner.name)
+    annotated = {one for base in getattr(found, "__mro__", ()) for one in vars(base).get("__annotations__", ())}
+    if hasattr(found, member) or (isinstance(found, type) and member in {*signature(found).parameters, *annotated}):
+        return Found("works", owner.home, f"{owner.name}.{member}")
+    return (
+        Found("gone", reason=GONE[member])
+        if member in GONE
+        else Found("unknown", reason=f"nemo2's {owner.name} has no such name")
+    )
 
 
 def module_of(path: str) -> Optional[str]:

@@ -13,11 +13,10 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 import fiddle as fdl
 import nemo_run
-import torch
 from nemo_run.cli.api import RunContext
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
@@ -37,6 +36,7 @@ from nemo2.llm.pruning import prune
 from nemo2.llm.quantization import ptq
 from nemo2.llm.serving import deploy
 from nemo2.names import did_you_mean
+from nemo2.recipes.run.executor import torchrun
 from nemo2.run_dir.environment import redact_text
 
 NAMESPACE = "llm"
@@ -172,16 +172,6 @@ def register() -> None:
         nemo_run.cli.factory(_factory(name, module.pretrain_recipe), target=pretrain, name=name)
         if hasattr(module, "finetune_recipe"):
             nemo_run.cli.factory(_factory(name, module.finetune_recipe), target=finetune, name=name)
-
-
-def torchrun(devices: Optional[int] = None) -> nemo_run.Config[nemo_run.LocalExecutor]:
-    """Ranks on this machine, for ``run.executor=torchrun``, which in ``nemo llm`` are as many as ``trainer.devices`` says.
-
-    Args:
-        devices: How many. None: as many as there are GPUs. ``run.executor.ntasks_per_node`` goes before.
-    """
-    ranks = devices or max(torch.cuda.device_count(), 1)
-    return nemo_run.Config(nemo_run.LocalExecutor, launcher="torchrun", ntasks_per_node=ranks)
 
 
 def _factory(name: str, make: Callable[..., Any]) -> Callable[..., Any]:

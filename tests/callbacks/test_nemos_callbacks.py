@@ -15,6 +15,7 @@ from nemo2.callbacks import (
     JitConfig,
     JitTransform,
     LayerFreezer,
+    MegatronEnableExperimentalCallback,
     MegatronTokenDropCallback,
     ModelTrainingStateCallback,
     OptimizerMonitor,
@@ -387,6 +388,14 @@ def test_under_other_strategies_what_the_step_calls_is_compiled() -> None:
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, callbacks=[jit], **quiet)  # pyright: ignore[reportArgumentType]
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(2, 4), num_workers=0))  # pyright: ignore[reportArgumentType]
     assert len(graphs) == 1
+
+
+def test_the_experimental_flag_is_up_before_the_model_is_built(monkeypatch) -> None:
+    from megatron.core import config
+
+    monkeypatch.setattr(config, "ENABLE_EXPERIMENTAL", False)
+    MegatronEnableExperimentalCallback().setup(pl.Trainer(logger=False, accelerator="cpu"), pl.LightningModule(), "fit")
+    assert config.is_experimental_enabled()
 
 
 def test_a_schedule_reads_as_nemos() -> None:
