@@ -34,14 +34,25 @@ def recipe_file(source: str) -> Optional[Path]:
         return path
     if path.is_dir() and ("/" in source or (path / RECIPE_FILE).is_file()):
         if (run := latest(path)) is None:
-            raise ConfigError(f"{source} is a folder without a {RECIPE_FILE}, which every run's directory has.")
-        return run / RECIPE_FILE
+            raise ConfigError(f"{source} is a folder without a {RECIPE_FILE}, and no run's.")
+        return _recipe_of(run)
     from nemo2 import recipes
 
     if source in recipes.names() or path.suffix or source in recipes.own()[0]:
         return None
     named = run_called(source)
-    return None if named is None or (run := latest(named)) is None else run / RECIPE_FILE
+    return None if named is None or (run := latest(named)) is None else _recipe_of(run)
+
+
+def _recipe_of(run: Path) -> Path:
+    from nemo2.errors import ConfigError
+
+    if not (run / RECIPE_FILE).is_file():
+        raise ConfigError(
+            f"{run} has no {RECIPE_FILE}: the run was started in a process of the user's own, which doesn't write one. Name the "
+            "recipe that it was made of."
+        )
+    return run / RECIPE_FILE
 
 
 def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> Any:

@@ -14,7 +14,9 @@ import typer
 
 VARIABLE = "NEMO2_RUNS"
 RECIPE_FILE = "recipe.json"
-"""What every run's folder has."""
+"""What a run's folder has, unless the run was started in a process of the user's own (``run.run(recipe, direct=True)``)."""
+_SIGNS = (RECIPE_FILE, "environment.json")
+"""Files of which every run's folder has one."""
 _CHECKPOINT_HELP = "A checkpoint's folder, or a run by its folder or name, for its newest checkpoint."
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]
 Run = Annotated[str, typer.Argument(help="A run by its folder or its name.")]
@@ -66,17 +68,19 @@ def run_called(name: str) -> Optional[Path]:
 
 def latest(folder: Path) -> Optional[Path]:
     """The folder itself where it is a run's, else the latest start in it; None where it holds no run."""
-    if (folder / RECIPE_FILE).is_file():
+    if any((folder / sign).is_file() for sign in _SIGNS):
         return folder
-    starts = [file for file in folder.glob(f"*/{RECIPE_FILE}") if file.is_file()]
+    starts = [file for sign in _SIGNS for file in folder.glob(f"*/{sign}") if file.is_file()]
     return max(starts, key=lambda file: (file.stat().st_mtime, str(file))).parent if starts else None
 
 
 def all_runs() -> Iterator[Path]:
     """The folder of each start of each run that a name can reach."""
     for base in dict.fromkeys(_bases()):
-        for pattern in (f"*/{RECIPE_FILE}", f"*/*/{RECIPE_FILE}"):
-            yield from (file.parent for file in sorted(base.glob(pattern)) if file.is_file())
+        found = (
+            file for depth in ("*", "*/*") for sign in _SIGNS for file in base.glob(f"{depth}/{sign}") if file.is_file()
+        )
+        yield from sorted({file.parent for file in found})
 
 
 def _found(text: str, error: type[Exception]) -> Path:

@@ -2,6 +2,7 @@
 """`FSDP2Strategy`: any model, sharded with torch's ``fully_shard``."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Optional, Union
 
 import torch
@@ -44,7 +45,8 @@ def fsdp2_strategy_parallelize(
     Args:
         model: In fp32, on its device.
         device_mesh: Axes "shard" and "tp".
-        mp_policy: Dtypes of the forward and of the reduction. None: the parameters'.
+        mp_policy: Dtypes of the forward and of the reduction. None: the parameters'. Its ``output_dtype`` is that of the
+            model's output; what blocks hand each other stays in the forward's.
         offload_policy: Keep shards on the CPU between steps. None: on the device.
         tp_shard_plan: Torch's parallel styles by module name, ``*`` for any layer. None: tensors stay whole.
     """
@@ -52,12 +54,15 @@ def fsdp2_strategy_parallelize(
         from torch.distributed.tensor.parallel import parallelize_module
 
         parallelize_module(model, device_mesh["tp"], dict(tp_shard_plan))
-    options: dict[str, Any] = {"mesh": device_mesh["shard"], "mp_policy": mp_policy or MixedPrecisionPolicy()}
+    policy = mp_policy or MixedPrecisionPolicy()
+    # A layer behind the blocks that is sharded with the root has its weights in the forward's dtype.
+    inner = replace(policy, output_dtype=None)
+    options: dict[str, Any] = {"mesh": device_mesh["shard"]}
     if offload_policy is not None:
         options["offload_policy"] = offload_policy
     for block in blocks_of(model):
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+        fully_shard(block, mp_policy=inner, **options)
+    fully_shard(model, mp_policy=policy, **options)
     return model
 
 

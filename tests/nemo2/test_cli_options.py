@@ -306,3 +306,19 @@ def test_a_run_is_found_by_its_name(
     assert "names runs in several folders: more/first, runs/first" in capsys.readouterr().err
     assert main(["pretrain", "runs/first:lora", "--dryrun"]) == 2
     assert ":lora" in capsys.readouterr().err
+
+
+def test_a_run_that_was_started_in_a_process_of_the_users_own_is_found_and_has_no_recipe(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "direct" / "2026-01-01_00-00-00"
+    folder.mkdir(parents=True)
+    (folder / "environment.json").write_text("{}")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reduced_train_loss": 2.5}\n')
+    assert main(["runs", "list"]) == 0
+    assert "direct" in capsys.readouterr().out
+    assert main(["runs", "tail", "direct"]) == 0
+    assert "2.5" in capsys.readouterr().out
+    assert main(["show", "direct"]) == 2
+    assert "has no recipe.json: the run was started in a process of the user's own" in capsys.readouterr().err

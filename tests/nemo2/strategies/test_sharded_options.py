@@ -2,6 +2,7 @@
 """The options of FSDP2Strategy and FSDPStrategy, each in a real run of two ranks beside the run without it."""
 
 import contextlib
+import copy
 import io
 from typing import Any
 
@@ -195,3 +196,35 @@ def test_progress_is_ours_at_the_interval_or_lightnings(found: dict[str, Any], k
     (ours, every_second), ([theirs], none) = found[kind]["progress"]
     assert (ours, every_second) == (["ProgressPrinter"], 2)
     assert theirs in ("RichProgressBar", "TQDMProgressBar") and none == 0
+
+
+def block_and_head() -> dict[str, Any]:
+    """A model with layers before and behind its blocks, in bf16: sharded, and as plain PyTorch computes it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.manual_seed(5)
+    model = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), "head": nn.Linear(8, 3)})
+    plain = copy.deepcopy(model).bfloat16()
+
+    class Net(nn.Module):
+        def __init__(self, parts: nn.ModuleDict) -> None:
+            super().__init__()
+            self.blocks, self.head = parts["blocks"], parts["head"]
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:  # pyright: ignore[reportGeneralTypeIssues]
+                x = x + block(x).relu()
+            return self.head(x)
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("shard", "tp"))
+    sharded = fsdp2_strategy_parallelize(Net(model), mesh, MixedPrecisionPolicy(output_dtype=torch.float32, **BF16))
+    given, found = torch.randn(4, 8), {}
+    sharded.blocks[0].register_forward_hook(lambda module, inputs, output: found.update(block=output.dtype))  # pyright: ignore
+    found["output"], found["expected"] = sharded(given).detach(), Net(plain)(given.bfloat16()).detach()
+    return found
+
+
+def test_only_a_models_output_is_fp32_so_that_layers_behind_the_blocks_run(run_on_ranks: Any) -> None:
+    [found] = run_on_ranks(block_and_head, 1)
+    assert found["block"] == torch.bfloat16 and found["output"].dtype == torch.float32
+    assert torch.equal(found["output"], found["expected"].float())
