@@ -60,6 +60,10 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint isn't what was written, or isn't there: one before it may be."""
 
 
+class RunFinished(CheckpointError):
+    """The run has reached its last step: there is nothing to go on with."""
+
+
 class SaveFailed(CheckpointError, RuntimeError):
     """A checkpoint could not be written, for a full disk or a lost rank. Those before it are untouched, and another start goes on
     from them."""

@@ -13,7 +13,7 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_ma
 from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
 from nemo2.config.capture import configurable
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, RunFinished
 
 
 @configurable
@@ -187,14 +187,14 @@ class AutoResume:
 
 
 def refuse_finished(directory: Path, *, max_steps: int) -> None:
-    """Raise CheckpointError where the run whose checkpoints are in ``directory`` has reached ``max_steps``, and say how to go
+    """Raise RunFinished where the run whose checkpoints are in ``directory`` has reached ``max_steps``, and say how to go
     on."""
     _refuse_finished(_newest([directory], any_run=False), max_steps)
 
 
 def _refuse_finished(search: Search, max_steps: int) -> None:
     if search.manifest is not None and 0 < max_steps <= search.manifest.step:
-        raise CheckpointError(
+        raise RunFinished(
             f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={max_steps}: this run is done. "
             f"{_how_to_go_on(search)}; or change log.name for a new run, or set resume.resume_past_end=True."
         )

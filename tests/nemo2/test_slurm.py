@@ -241,6 +241,14 @@ def test_what_is_asked_to_stop_at_one_step_again_and_again_needs_more_time(tmp_p
     assert "longer time limit" in history(tmp_path)[-1]["message"]
 
 
+def test_a_run_that_a_lost_life_has_trained_to_the_end_is_done_and_one_submitted_in_vain_is_not(tmp_path):
+    """A node that is cut off trains on until its job begins another life, and may come to the end before."""
+    finished = {"kind": "RunFinished", "step": None, "explained": True, "message": "is at step 30: this run is done."}
+    for number, verdict in enumerate(("failed", "done")):
+        life(tmp_path, number, faults=[finished])
+        assert judge(tmp_path, life=number, code=1)["verdict"] == verdict
+
+
 def test_nodes_that_are_lost_are_no_failures_of_the_run(tmp_path):
     for number in range(2 * STALLED):
         life(tmp_path, number, faults=[{"kind": "RuntimeError", "step": 4}])

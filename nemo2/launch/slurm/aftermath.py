@@ -4,6 +4,7 @@
 Run by the job's script, on its node; prints one word, ``done``, ``again``, ``failed`` or ``cancelled``, and writes it with its
 reason into ``state.json``, where a launcher that follows the run reads it. Imports nothing heavy.
 
+- A run that an earlier life has trained to the end, before its node was lost or while it was cut off: done.
 - Ranks that saved and stopped because they were asked to: again, but not `ASKED` times in a row at one step.
 - Ranks that ended because Slurm took a node from them, or the job back: again.
 - An error of the settings, the data or the checkpoint: failed. The next start would meet it, too.
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.errors import Preempted
+from nemo2.errors import Preempted, RunFinished
 from nemo2.launch.deaths import deaths_in, killed_by
 from nemo2.launch.slurm.script import LIVES, STATE
 from nemo2.run_dir.faults import HANG, MENDED_BY_A_START, Fault, read_faults
@@ -52,6 +53,8 @@ def judge(
     faults = read_faults(folder / LIVES / str(life) / "faults")
     if code == 0:
         return _told("done", "trained to the end", faults, folder)
+    if life > 0 and faults and faults[0].kind == RunFinished.__name__:
+        return _told("done", "trained to the end, by a life before", faults, folder)
     stopped = next((fault for fault in faults if fault.kind == Preempted.__name__), None)
     if state.startswith(_ENDED_BY_SLURM):
         return _told("cancelled", stopped.message if stopped else "cancelled", faults, folder)

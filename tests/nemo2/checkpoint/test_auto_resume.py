@@ -10,7 +10,7 @@ import pytest
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import Manifest, publish, temporary_name
-from nemo2.errors import CheckpointError
+from nemo2.errors import CheckpointError, RunFinished
 from support import small_runs
 
 
@@ -141,7 +141,7 @@ def test_a_finished_run_goes_on_with_more_steps_or_its_first_error_says_how(tmp_
     whole = saved(tmp_path / "step=8", 8)
     saved(tmp_path / "step=10-last", 10, weights_only=True)
     resume = AutoResume(resume_if_exists=True)
-    with pytest.raises(CheckpointError, match=r"this run is done\. Raise trainer\.max_steps to go on from step 8"):
+    with pytest.raises(RunFinished, match=r"this run is done\. Raise trainer\.max_steps to go on from step 8"):
         resume.setup(trainer(tmp_path, max_steps=10))
     assert resume.setup(trainer(tmp_path, max_steps=20)) == whole
     shutil.rmtree(whole)
