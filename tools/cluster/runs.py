@@ -60,7 +60,8 @@ class Cluster:
         return self.run("scontrol", "show", "hostnames", listed).split()
 
     def is_down(self, node: str) -> bool:
-        return self.run("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T").startswith("down")
+        # sinfo calls a node that is down "completing" for as long as its job's end isn't known.
+        return re.search(r" State=\S*DOWN", self.run("scontrol", "show", "node", node, "--oneliner")) is not None
 
     def wait_until_idle(self) -> None:
         self.wait_for(lambda: self.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split() != [])
