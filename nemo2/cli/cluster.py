@@ -116,13 +116,14 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """A number, truth or list as TOML has it; anything else is text."""
+    """A number, truth, list or table as TOML has it; anything else is text, also what TOML takes for a time of day."""
     import tomllib
 
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return value if isinstance(value, bool | int | float | str | list | dict) else text
 
 
 def _toml(value: Any) -> str:
@@ -130,4 +131,4 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    return json.dumps(value, default=str)

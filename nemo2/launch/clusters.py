@@ -157,7 +157,8 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     values = {key: value for key, value in profile.values.items() if key in theirs and key not in _OURS}
     values["env_vars"] = {key: str(value) for key, value in profile.values.get("env", {}).items()}
     if kind == "slurm":
-        values = {"account": "", "time": "", **values, **_of_slurm(profile, where)}
+        values = {"account": "", **values, **_of_slurm(profile, where)}
+        values["time"] = str(values.get("time", ""))  # TOML reads 30 as a number and 04:00:00 as a time of day
     else:
         values.setdefault("launcher", "torchrun")
     try:

@@ -191,6 +191,17 @@ def test_the_commands_write_list_and_show_profiles(capsys):
     assert main(["cluster", "test", "nwe"]) == 2 and "did you mean 'new'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("typed", "limit"), [("30", "30"), ("04:00:00", "04:00:00"), ("1-00:00:00", "1-00:00:00")])
+def test_a_time_limit_is_text_however_toml_reads_it(capsys, typed, limit):
+    assert main(["cluster", "add", "typed", "kind=slurm", f"time={typed}"]) == 0
+    if "-" not in typed:
+        write(f"{user_file().read_text()}[clusters.written]\nkind = 'slurm'\ntime = {typed}\n")
+    for name in profiles():
+        executor, _ = named(name)
+        assert executor.time == limit
+        assert main(["cluster", "show", name]) == 0 and "time = " in capsys.readouterr().out
+
+
 def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys):
     from nemo2.recipes import llama3_8b
 
