@@ -205,7 +205,9 @@ def _without_its_node(
 ) -> list[str]:
     """A run on one node, of which it is taken: it goes on on the other at once."""
     curve = curves.of()
-    run = Run(cluster, name, steps=30, nodes=1, devices=2, profile={"starter": starter}).submit()
+    # So many that a life which is cut off isn't done before its node is given up.
+    steps = 30 + min(int(2 * SLURMD_TIMEOUT / curves.step_seconds), 200)
+    run = Run(cluster, name, steps=steps, nodes=1, devices=2, profile={"starter": starter}).submit()
     run.wait_for_moment(0)
     node = cluster.hosts(run.jobs[0])[0]
     cluster.script(take, node)
