@@ -654,7 +654,7 @@ def probed(rank, **changes):
         ({"sum": None, "error": "DistNetworkError: refused"}, "add up.*DistNetworkError"),
         (
             {"gpus": 0, "no_gpu": "The NVIDIA driver is too old"},
-            "n1: .*CUDA 13.0, sees 0 of 2 GPUs .*driver is too old",
+            "n1: .*CUDA 13.0 sees 0 of 2 GPUs .*driver is too old",
         ),
         ({"gpus": 1}, "n1: .*sees 1 of 2 GPUs .*gpus_per_node"),
     ],

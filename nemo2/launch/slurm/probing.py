@@ -166,8 +166,9 @@ def judge(
         if (seen := data.get("gpus")) is not None and seen < gpus:
             why = data.get("no_gpu") or "`nvidia-smi` there tells what Slurm gives a job"
             yield Finding(
-                f"{host}: torch, of CUDA {data['cuda'] or 'none'}, sees {seen} of {gpus} GPUs ({why}). Install a torch of a CUDA "
-                "that the node's driver has, ask for a newer driver, or correct gpus_per_node, gres or gpu."
+                f"{host}: torch {f'of CUDA {cuda}' if (cuda := data['cuda']) else 'without CUDA'} sees {seen} of {gpus} GPUs ({why}). "
+                "Install a torch of a CUDA that the node's driver has, ask for a newer driver, or correct gpus_per_node, gres or "
+                "gpu."
             )
     for port, host in dict(re.findall(r"^port (\d+) of (\S+) is in use$", text, re.MULTILINE)).items():
         yield Finding(
