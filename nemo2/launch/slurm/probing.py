@@ -165,8 +165,9 @@ def judge(
             )
         if (seen := data.get("gpus")) is not None and seen < gpus:
             why = data.get("no_gpu") or "`nvidia-smi` there tells what Slurm gives a job"
+            build = f"of CUDA {data['cuda']}" if data["cuda"] else "without CUDA"
             yield Finding(
-                f"{host}: torch {f'of CUDA {cuda}' if (cuda := data['cuda']) else 'without CUDA'} sees {seen} of {gpus} GPUs ({why}). "
+                f"{host}: torch {build} sees {seen} of {gpus} GPUs ({why}). "
                 "Install a torch of a CUDA that the node's driver has, ask for a newer driver, or correct gpus_per_node, gres or "
                 "gpu."
             )
