@@ -20,7 +20,8 @@ from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
 
 if TYPE_CHECKING:
-    from nemo2.config import Config, Partial
+    import nemo2.recipes._typed as _typed
+    from nemo2.config import Config
 
 __all__ = ["AS_STATED", "Layout", "PretrainRecipe"]
 
@@ -112,7 +113,7 @@ class PretrainRecipe:
                 raise ConfigError(f"A recipe has no fact {name!r}{did_you_mean(name, known)}")
         return dataclasses.replace(self, **changes)
 
-    def model(self, seq_length: Optional[int] = None) -> "Config[Any]":
+    def model(self, seq_length: Optional[int] = None) -> Any:
         """The model as a config. ``seq_length`` None is left unset, so that it follows the data's."""
         from nemo2.config import Config
 
@@ -148,7 +149,7 @@ class PretrainRecipe:
         dir: Optional[str] = None,
         save_top_k: int = AS_STATED,
         ckpt_async_save: bool = AS_STATED,
-    ) -> "Config[Any]":
+    ) -> "_typed.Trainer":
         """The trainer with its strategy as a config, under NeMo 2.0's argument names.
 
         ``AS_STATED`` takes the recipe's fact. ``pipeline_parallelism_type`` is the dtype that pipeline stages exchange;
@@ -193,7 +194,7 @@ class PretrainRecipe:
                 from megatron.core.distributed import DistributedDataParallelConfig
 
                 strategy.ddp = Config(DistributedDataParallelConfig, **self.ddp)
-            trainer = Config(
+            trainer: Any = Config(
                 Trainer,
                 devices=_or(num_gpus_per_node, self.gpus_per_node),
                 num_nodes=_or(num_nodes, self.nodes),
@@ -248,7 +249,7 @@ class PretrainRecipe:
         num_gpus_per_node: int = AS_STATED,
         performance_mode: bool = False,
         fn: Optional[Callable[..., Any]] = None,
-    ) -> "Partial[Any]":
+    ) -> "_typed.Pretraining[Any, Any]":
         """The whole run as an editable tree: ``model, data, trainer, log, optim, resume`` of ``llm.pretrain``.
 
         Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``. ``fn`` replaces ``llm.pretrain``
@@ -272,7 +273,7 @@ class PretrainRecipe:
         num_nodes: int = AS_STATED,
         num_gpus_per_node: int = AS_STATED,
         fn: Optional[Callable[..., Any]] = None,
-    ) -> "Partial[Any]":
+    ) -> "_typed.Pretraining[Any, Any]":
         """`pretrain_recipe` in performance mode, under the name some of NeMo 2.0's recipes have for it."""
         return self._assemble(
             dir=dir,
@@ -293,7 +294,7 @@ class PretrainRecipe:
         data: Mapping[str, Any] = MappingProxyType({}),
         optimizer: Mapping[str, Any] = MappingProxyType({}),
         checkpoint: Mapping[str, Any] = MappingProxyType({}),
-    ) -> "Partial[Any]":
+    ) -> "_typed.Pretraining[Any, Any]":
         """The recipe. The last four hold what a caller asked for by the names of `trainer`, the data module, the
         optimizer's factory and ``ModelCheckpoint``; ``AS_STATED`` in them takes the recipe's fact."""
         from nemo2.config import Config, Partial
@@ -313,7 +314,7 @@ class PretrainRecipe:
             schedule = {"max_lr": self.max_lr, **self.optimizer, **_given(optimizer)}
             optim = distributed_fused_adam_with_cosine_annealing(**schedule)
             _set(optim.config, self.optimizer_config)
-        recipe = Partial(
+        recipe: Any = Partial(
             fn or pretrain,
             model=self.model(),
             trainer=self.trainer(**trainer, callbacks=self._own_callbacks()),

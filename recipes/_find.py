@@ -3,14 +3,13 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo2.recipes._shipped import names
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from nemo2.recipes._own import OwnRecipe, Source
+    import nemo2.recipes._typed as _typed
+    from nemo2.recipes._own import Source
 
 
 def own() -> "tuple[dict[str, Source], list[str]]":
@@ -23,12 +22,17 @@ def own() -> "tuple[dict[str, Source], list[str]]":
     return sources()
 
 
-def get(name: str) -> "ModuleType | OwnRecipe":
+def get(name: str) -> "_typed.AnyRecipe":
     """A recipe by name, or by the path of a file: ``RECIPE`` (its facts), ``model``, ``trainer``, ``pretrain_recipe``.
 
     Raises:
         ConfigError: there is no such recipe (the nearest names are given), or the user's own can't be imported.
     """
+    return _found(name)
+
+
+def _found(name: str) -> Any:
+    """The module, or an `OwnRecipe`."""
     shipped = names()
     if name in shipped:
         return import_module(f"nemo2.recipes.{name}")

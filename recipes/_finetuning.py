@@ -19,7 +19,8 @@ from nemo2.parallel.layout import Layout
 from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, load, refuse_what_does_not_divide
 
 if TYPE_CHECKING:
-    from nemo2.config import Config, Partial
+    import nemo2.recipes._typed as _typed
+    from nemo2.config import Config
 
 SCHEMES = ("lora", "dora", "none")
 """Values of ``peft_scheme``; "none" trains all parameters."""
@@ -146,7 +147,7 @@ class FinetuneRecipe:
         performance_mode: bool = False,
         resume_path: Optional[str] = None,
         fn: Optional[Callable[..., Any]] = None,
-    ) -> "Partial[Any]":
+    ) -> "_typed.Finetuning[Any, Any]":
         """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of ``llm.finetune``.
 
         What is asked for is returned as asked: ``check`` is what judges a layout.

@@ -14,7 +14,8 @@ from nemo2.recipes._assembler import AS_STATED, PretrainRecipe
 from nemo2.recipes._finetuning import FinetuneRecipe, On, known_scheme
 
 if TYPE_CHECKING:
-    from nemo2.config import Config, Partial
+    import nemo2.recipes._typed as _typed
+    from nemo2.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class KeywordRecipe(PretrainRecipe):
         max_lr: float = AS_STATED,
         performance_mode: bool = False,
         fn: Optional[Callable[..., Any]] = None,
-    ) -> "Partial[Any]":
+    ) -> "_typed.Pretraining[Any, Any]":
         """Arguments are those of `PretrainRecipe.pretrain_recipe`; ``AS_STATED`` takes the recipe's fact.
 
         Batch sizes count samples, ``seq_length`` tokens; ``min_lr=None`` is a tenth of ``max_lr``. ``precision`` is
@@ -153,7 +154,7 @@ class HybridRecipe(PretrainRecipe):
         mbs: int = AS_STATED,
         performance_mode: bool = False,
         fn: Optional[Callable[..., Any]] = None,
-    ) -> "Partial[Any]":
+    ) -> "_typed.Pretraining[Any, Any]":
         """`PretrainRecipe.pretrain_recipe` with the global and the micro-batch size (``gbs``, ``mbs``, in samples).
 
         Without ``tokenizer_model`` or ``vocab_file`` the mock data keep their own vocabulary, and nothing is downloaded.
@@ -247,7 +248,7 @@ class HybridFinetune(FinetuneRecipe):
         performance_mode: bool = False,
         peft_scheme: Optional[str] = "none",
         fn: Optional[Callable[..., Any]] = None,
-    ) -> "Partial[Any]":
+    ) -> "_typed.Finetuning[Any, Any]":
         """`HybridRecipe.pretrain_recipe` on SQuAD, from the weights of ``resume_path`` (None: the release's).
 
         Args:

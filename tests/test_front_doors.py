@@ -49,21 +49,128 @@ def test_every_promised_name_exists_and_completion_offers_it(package: str) -> No
         assert getattr(module, name) is not None
 
 
-def test_a_type_checker_knows_every_promised_name_and_no_other(tmp_path: Path) -> None:
-    lines = [f"import {package}" for package in DOORS]
-    lines += [f"{package}.{name}" for package in DOORS for name in import_module(package).__all__]
-    program = tmp_path / "names.py"
-    program.write_text("\n".join([*lines, "nemo2.llm.LlamaModul", "nemo2.llm.get"]) + "\n")
+PROMISED = [f"{package}.{name}" for package in DOORS for name in import_module(package).__all__]
+NAMES = [*(f"import {package}" for package in DOORS), *PROMISED, "nemo2.llm.LlamaModul", "nemo2.llm.get"]
+SCRIPT = """\
+# pyright: strict, reportUnusedExpression=false, reportMissingTypeStubs=false
+from datetime import timedelta
+
+import fiddle as fdl
+
+import nemo2 as nl
+from nemo2 import llm, recipes
+from nemo2.callbacks import GarbageCollectionCallback, MegatronCommOverlapCallback
+from nemo2.recipes import qwen3_8b
+
+recipe = llm.llama3_8b.pretrain_recipe(dir="runs", name="mine", num_nodes=2)
+recipe.trainer.max_steps = 1000
+recipe.trainer.max_stepz = 1000  # typo
+recipe.trainer.val_check_interval = 0.25
+recipe.trainer.limit_val_batches = None
+recipe.trainer.strategy.tensor_model_parallel_size = 4
+recipe.strategy.ddp_config.overlap_grad_sync = False
+recipe.strategy.ddp_config.overlap_grads = False  # typo
+recipe.trainer.plugins.grad_reduce_in_fp32 = True
+recipe.trainer.plugins.params_dtype = "bf16"
+recipe.trainer.callbacks.append(MegatronCommOverlapCallback(tp_comm_overlap=False))
+recipe.trainer.callbacks.append(nl.Config(GarbageCollectionCallback, 100))
+recipe.optim.config.lr = 1e-4
+recipe.optim.lr_scheduler.warmup_steps = 100
+recipe.log.ckpt.train_time_interval = timedelta(minutes=5)
+llm.llama3_8b.finetune_recipe(num_node=1)  # typo
+recipe.model.config.num_layers = 4
+print(recipe.model.config.hiden_size)  # typo
+recipe.data.global_batch_size = recipe.data.micro_batch_size * 8
+recipe.data = nl.Config(llm.PreTrainingDataModule, paths=["corpus"], seq_length=8192)
+recipe.trainer.strategy = nl.Config(nl.FSDP2Strategy, data_parallel_size=8)
+recipe.resume.restore_config = nl.RestoreConfig(path="weights")
+
+tuned = llm.llama3_8b.finetune_recipe(peft_scheme="dora")
+tuned.peft.dim = 16
+tuned.resume.restore_config.path = "weights"
+short = qwen3_8b.pretrain_recipe(tensor_parallelism=2, max_steps=10)
+named = recipes.get("mixtral_8x7b").pretrain_recipe(num_nodes=4)
+named.trainer.num_nodes = 8
+copy = fdl.build(recipe.clone().model.config)
+"""
+READ = {
+    "recipe": "Pretraining[LlamaModel[Llama3Config8B], MockDataModule]",
+    "recipe.model": "LlamaModel[Llama3Config8B]",
+    "recipe.model.config.hidden_size": "int",
+    "recipe.trainer.strategy": "MegatronStrategy",
+    "recipe.trainer.strategy.context_parallel_size": "int",
+    "recipe.strategy.ddp_config.overlap_grad_reduce": "bool",
+    "recipe.optim.config.weight_decay": "float",
+    "recipe.data.seq_length": "int",
+    "recipe.log.ckpt.every_n_train_steps": "int | None",
+    "recipe.resume.resume_if_exists": "bool",
+    "recipe.trainer.callbacks": "list[Any]",
+    "tuned": "Finetuning[LlamaModel[Llama3Config8B], SquadDataModule]",
+    "tuned.peft": "DoRA | LoRA",
+    "short.model.config": "Qwen3Config8B",
+    "named.log": "NeMoLogger",
+    "nl.Config(nl.AutoResume)": "Config[AutoResume]",
+    "llm.llama3_8b.model().config": "Llama3Config8B",
+    "llm.llama3_8b.trainer(max_steps=10).max_steps": "int",
+    "copy": "Llama3Config8B",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str, str]]]:
+    """What pyright says of two files in a folder elsewhere: line, severity and message, by the file."""
+    folder = tmp_path_factory.mktemp("user")
+    told = "".join(f"reveal_type({one})\n" for one in READ)
+    for name, text in (("names.py", "\n".join(NAMES)), ("script.py", SCRIPT + told)):
+        (folder / name).write_text(f"{text}\n")
     rules = {"reportUnusedExpression": False, "reportMissingModuleSource": False, "extraPaths": [str(ROOT)]}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(rules))
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    report = json.loads(done.stdout)["generalDiagnostics"]
-    assert [found["range"]["start"]["line"] for found in report] == [len(lines), len(lines) + 1], done.stdout
+    (folder / "pyrightconfig.json").write_text(json.dumps(rules))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    told_of: dict[str, list[tuple[int, str, str]]] = {"names.py": [], "script.py": []}
+    for one in json.loads(done.stdout)["generalDiagnostics"]:
+        told_of[Path(one["file"]).name].append((one["range"]["start"]["line"], one["severity"], one["message"]))
+    return told_of
 
 
-def test_the_stub_of_the_recipes_lists_their_files() -> None:
-    assert recipe_stub.STUB.read_text() == recipe_stub.text(), "run `make fmt`"
+def test_a_type_checker_knows_every_promised_name_and_no_other(found: dict[str, list[tuple[int, str, str]]]) -> None:
+    assert [line for line, _, _ in found["names.py"]] == [len(NAMES) - 2, len(NAMES) - 1], found["names.py"]
+
+
+def test_a_type_checker_finds_the_typos_of_a_script_and_nothing_else(
+    found: dict[str, list[tuple[int, str, str]]],
+) -> None:
+    lines = SCRIPT.splitlines()
+    typos = [number for number, line in enumerate(lines) if line.endswith("# typo")]
+    assert (len(lines), len(typos)) == (40, 4)
+    errors = [(line, message) for line, severity, message in found["script.py"] if severity == "error"]
+    assert sorted({line for line, _ in errors}) == typos, errors
+    for wrong in ("max_stepz", "overlap_grads", "hiden_size", "num_node"):
+        assert any(f'"{wrong}"' in message for _, message in errors), errors
+
+
+def test_what_is_read_of_a_recipe_has_a_type(found: dict[str, list[tuple[int, str, str]]]) -> None:
+    told = [message for _, severity, message in found["script.py"] if severity == "information"]
+    assert told == [f'Type of "{one}" is "{kind}"' for one, kind in READ.items()]
+
+
+def test_jedi_completes_the_fields_of_a_recipe(tmp_path: Path) -> None:
+    jedi = pytest.importorskip("jedi")
+    project = jedi.Project(tmp_path, added_sys_path=[str(ROOT)])
+    begun = "from nemo2 import llm\nrecipe = llm.llama3_8b.pretrain_recipe()\n"
+    for typed, field, about in (
+        ("recipe.trainer.max_s", "max_steps", "Default: `-1`."),
+        ("recipe.strategy.context_p", "context_parallel_size", "Default: `1`."),
+        ("recipe.log.ckpt.save_t", "save_top_k", "Default: `3`."),
+        ("recipe.strategy.ddp_config.overlap_grad_s", "overlap_grad_sync", "The same as `overlap_grad_reduce`."),
+    ):
+        [offered] = jedi.Script(begun + typed, path=tmp_path / "script.py", project=project).complete()
+        assert (offered.name, offered.docstring()) == (field, about)
+
+
+def test_the_stubs_of_the_recipes_are_current() -> None:
+    for file, text in recipe_stub.texts().items():
+        assert file.read_text() == text, "run `make fmt`"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -79,6 +79,17 @@ def test_an_installed_wheel_lists_its_recipes_without_any_other_package(wheel: P
     assert {"llama3_8b", "llama_tiny"} <= set(names.split()) and one == "llama3_8b"
 
 
+def test_an_editable_install_is_a_path_that_type_checkers_follow(wheel: Path, tmp_path: Path) -> None:
+    source = wheel.parent / "source"
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    [file] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        [path] = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert path.endswith(".pth") and archive.read(path).decode().strip() == str(source)
+
+
 @pytest.mark.parametrize("folder", ["recipes", "callbacks"])
 def test_a_bare_import_from_a_checkout_fails_with_the_right_import(folder: str) -> None:
     done = subprocess.run(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``recipes/__init__.pyi``, the names of `nemo2.recipes` for type checkers and editors, written from the recipes' files.
+"""``recipes/__init__.pyi`` and ``recipes/_typed.pyi``: the names of `nemo2.recipes` and their types, for type checkers and
+editors, written from the recipes.
 
 ``make fmt`` runs it.
 """
@@ -8,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools.recipe_types import Types
+
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
-STUB = FOLDER / "__init__.pyi"
 _FIXED = """\
 # SPDX-License-Identifier: Apache-2.0
 # Written by `make fmt` from the files of this folder.
@@ -21,17 +23,21 @@ from nemo2.recipes._shipped import names as names
 """
 
 
-def text() -> str:
-    """The stub as ruff formats it."""
+def texts() -> dict[Path, str]:
+    """The stubs as ruff formats them."""
     names = sorted(file.stem for file in FOLDER.glob("*.py") if not file.stem.startswith("_"))
-    stub = (
-        _FIXED + "".join(f"from nemo2.recipes import {name} as {name}\n" for name in names) + f"\n__all__ = {names!r}\n"
-    )
-    for step in (["check", "--select", "I", "--fix", "--quiet"], ["format", "--quiet"]):
-        command = [sys.executable, "-m", "ruff", *step, "--stdin-filename", str(STUB), "-"]
+    door = _FIXED + "".join(f"from nemo2.recipes._typed import {name} as {name}\n" for name in names)
+    stubs = {"__init__.pyi": f"{door}\n__all__ = {names!r}\n", "_typed.pyi": Types().text}
+    return {FOLDER / name: _formatted(FOLDER / name, stub) for name, stub in stubs.items()}
+
+
+def _formatted(file: Path, stub: str) -> str:
+    for step in (["check", "--select", "I,UP007,UP045", "--fix", "--quiet"], ["format", "--quiet"]):
+        command = [sys.executable, "-m", "ruff", *step, "--stdin-filename", str(file), "-"]
         stub = subprocess.run(command, input=stub, capture_output=True, text=True, check=True).stdout
     return stub
 
 
 if __name__ == "__main__":
-    STUB.write_text(text())
+    for file, stub in texts().items():
+        file.write_text(stub)

@@ -310,7 +310,10 @@ def homes_of_names() -> Mapping[str, dict[str, str]]:
         stub = file.with_suffix(".pyi")
         for node in ast.parse(stub.read_text()).body if stub.exists() else ():
             if isinstance(node, ast.ImportFrom) and node.module:
-                homes[module].update({alias.name: node.module for alias in node.names})
+                # A stub without a module, as `nemo2.recipes._typed`, tells the types of names that the package itself has.
+                only_types = node.module.startswith("nemo2.") and node.module not in homes
+                home = module if only_types else node.module
+                homes[module].update({alias.name: home for alias in node.names})
     return homes
 
 

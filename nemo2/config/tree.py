@@ -22,7 +22,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import fiddle as fdl
 import nemo_run as run
@@ -217,6 +217,10 @@ _WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz"}
 class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
     """`Config(Target, **arguments)`: an editable description of `Target(**arguments)`, built on launch."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, fn_or_cls: Callable[..., T] | fdl.Buildable[T], /, *args: Any, **kwargs: Any) -> None: ...
+
     @classmethod
     def __unflatten__(cls, values: Any, metadata: Any) -> Any:
         # Past nemo-run's own, which forgets the target of a Config of `dict`.
@@ -234,6 +238,10 @@ class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
 
 class Partial(_Node, run.Partial[T], Generic[T]):
     """`Partial(function, **arguments)`: builds to the function with these arguments bound, as nemo-run runs it."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, fn_or_cls: Callable[..., T] | fdl.Buildable[T], /, *args: Any, **kwargs: Any) -> None: ...
 
 
 def as_config(obj: Any) -> Config:
