@@ -130,7 +130,7 @@ ROOMS = (
         "run_dir",
         "`NeMoLogger`, `metrics.jsonl`, progress, environment, report; stopping on signals, hangs and when time is over "
         "(`max_time.py`)",
-        ("config", "parallel", "pictures", "checkpoint"),
+        ("backend", "config", "parallel", "pictures", "checkpoint"),
     ),
     Room(
         "settle",
