@@ -155,7 +155,9 @@ def test_what_is_read_of_a_recipe_has_a_type(found: dict[str, list[tuple[int, st
 
 
 def test_jedi_completes_the_fields_of_a_recipe(tmp_path: Path) -> None:
-    jedi = pytest.importorskip("jedi")
+    import jedi  # of ipykernel
+
+    here = jedi.InterpreterEnvironment()  # no process of its own
     project = jedi.Project(tmp_path, added_sys_path=[str(ROOT)])
     begun = "from nemo2 import llm\nrecipe = llm.llama3_8b.pretrain_recipe()\n"
     for typed, field, about in (
@@ -164,7 +166,9 @@ def test_jedi_completes_the_fields_of_a_recipe(tmp_path: Path) -> None:
         ("recipe.log.ckpt.save_t", "save_top_k", "Default: `3`."),
         ("recipe.strategy.ddp_config.overlap_grad_s", "overlap_grad_sync", "The same as `overlap_grad_reduce`."),
     ):
-        [offered] = jedi.Script(begun + typed, path=tmp_path / "script.py", project=project).complete()
+        [offered] = jedi.Script(
+            begun + typed, path=tmp_path / "script.py", project=project, environment=here
+        ).complete()
         assert (offered.name, offered.docstring()) == (field, about)
 
 
