@@ -16,7 +16,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from nemo2.backend import get_backend
-from nemo2.config.capture import configurable
+from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
 from nemo2.errors import ConfigError
 from nemo2.llm.importances import importances_of
@@ -61,7 +61,8 @@ def prune(
             replicas share the samples. ``tp_size`` splits layers, which then can be dropped only.
         tokenizer_path, legacy_ckpt: Must have their defaults: the tokenizer is the checkpoint's.
         num_train_samples: Of ``data``, by which importances are measured.
-        data: None: random tokens, by which importances say little; enough where only ``drop_layers`` is set.
+        data: One without a tokenizer takes the checkpoint's. None: random tokens, by which importances say little; enough where
+            only ``drop_layers`` is set.
         overwrite: Replace what is there.
 
     Returns:
@@ -153,6 +154,9 @@ def _samples(model: Any, data: Any, count: int) -> Iterator[Tensor]:
     if data is None:
         _log.warning("prune measures importances by random tokens: give data, samples of what the model is for.")
         data = MockDataModule(seq_length=model.config.seq_length, tokenizer=model.tokenizer, num_workers=0)
+    own = captured_arguments(data) or {}
+    if model.tokenizer is not None and not any(own.get(name) for name in ("tokenizer", "vocab_file")):
+        data.tokenizer = model.tokenizer
     data.trainer = model.trainer
     data.prepare_data()
     data.setup("fit")

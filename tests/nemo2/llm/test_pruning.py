@@ -49,6 +49,7 @@ def silenced(path: str, target: str) -> None:
 
 def pruned(directory: str) -> dict[str, Any]:
     from nemo2 import llm
+    from nemo2.data.mock import MockDataModule
     from nemo2.llm.inference import find_checkpoint, model_of
 
     run = answering_runs.save(f"{directory}/whole", config=SIZES)
@@ -56,7 +57,8 @@ def pruned(directory: str) -> dict[str, Any]:
     found: dict[str, Any] = {"answers": {"silenced": answers(f"{directory}/silenced")}}
     for name, to in TO.items():
         source = run if name == "narrow" else f"{directory}/silenced"
-        place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=4)
+        data = MockDataModule(answering_runs.SEQ, num_workers=0) if name == "narrow" else None  # of GPT-2's vocabulary
+        place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=4, data=data)
         small_runs.release()
         config = model_of(place).config
         found[name] = (config.num_layers, config.hidden_size, config.ffn_hidden_size, config.num_attention_heads)
