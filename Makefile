@@ -103,7 +103,7 @@ docs-site: $(READY) ## build the documentation site into site/ and test its page
 figures: $(READY) ## draw the figures of the documentation anew, from what Megatron-Core, torch and nemo2 say
 	@$(BIN)/python -m tools.figures
 
-parity: $(READY) ## train every layout against one process (docs/parity.md); a call that was stopped is gone on with
+parity: $(READY) ## train every layout against one process (docs/parity.md); a call that was interrupted resumes
 	@$(BIN)/python -m tools.parity
 
 parity-quick: $(READY) ## the few of these layouts that the tests run too

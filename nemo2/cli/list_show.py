@@ -3,6 +3,7 @@
 
 import fnmatch
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -20,6 +21,7 @@ SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_siz
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")
+_FIRST_TO_GO = ("precision", "seq", "family")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SHIPPED = "shipped"
 
@@ -70,7 +72,7 @@ def list_recipes(
         from nemo2.names import did_you_mean
 
         if pattern is None:
-            raise ConfigError("No recipe is like that: ask for less.")
+            raise ConfigError("No recipe passes all of these filters: leave one of them out.")
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
     from nemo2.planner.peaks import rehearsed
 
@@ -303,10 +305,22 @@ def matches(pattern: str, text: str) -> bool:
 def table(rows: list[dict[str, Any]]) -> str:
     """Aligned columns; the header is bold on a terminal. Where a recipe is the user's own, the last says whose it is.
 
-    GiB is the rehearsed peak of the fullest GPU; "!" marks those that leave less than 5 % of an H100 free.
+    GiB is the rehearsed peak of the fullest GPU; "!" marks those that leave less than 5 % of an H100 free. On a narrow terminal
+    columns are left out, in the order of `_FIRST_TO_GO`, until a row fits on a line.
     """
-    shown = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
     texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _memory(item["peak_gib"])} for item in rows]
+    shown = _that_fit([*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])], texts)
     cells = [[item[name] for name in shown] for item in texts]
-    right, folds = [shown.index(name) for name in _RIGHT], shown.index("layout")
+    right, folds = [shown.index(name) for name in _RIGHT if name in shown], shown.index("layout")
     return "\n".join(columns(cells, head=shown, right=right, folds=folds, colours=sys.stdout.isatty()))
+
+
+def _that_fit(shown: list[str], texts: list[dict[str, Any]]) -> list[str]:
+    """The columns that a line of this terminal has room for; all of them in a file or a pipe."""
+    if not sys.stdout.isatty():
+        return shown
+    widths = {name: max([len(name), *(len(str(item[name])) for item in texts)]) + 2 for name in shown}
+    for gone in _FIRST_TO_GO:
+        if sum(widths[name] for name in shown) - 2 > shutil.get_terminal_size().columns:
+            shown = [name for name in shown if name != gone]
+    return shown

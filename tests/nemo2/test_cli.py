@@ -2,6 +2,7 @@
 """The commands: what they print, how they end, and that listing is cheap."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -52,6 +53,15 @@ def test_every_recipe_is_listed_with_its_facts(capsys):
     assert main(["list"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:2] == ["name", "family"] and len(table) == len(rows) + 1
+
+
+def test_on_a_terminal_of_80_columns_every_recipe_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list"]) == 0
+    head, *rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert head.split() == ["name", "parameters", "gpus", "GiB", "layout"]
+    assert len(rows) == len(recipes.names()) and max(map(len, rows)) <= 80
 
 
 def test_recipes_of_fine_tuning_are_listed_by_the_names_that_commands_take(capsys):

@@ -228,7 +228,7 @@ def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytes
         (["diff", "llama_tiny", "empty"], "no recipe 'empty'"),
         (["diff", "llama_tiny", "./empty"], "./empty is a folder without a recipe.json"),
         (["show", "none.json"], "none.json: there is no such file"),
-        (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe is like that"),
+        (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe passes all of these filters"),
     ],
 )
 def test_what_cannot_be_is_told_and_nothing_is_overwritten(
