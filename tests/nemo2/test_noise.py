@@ -27,13 +27,15 @@ def test_advertisements_are_dropped_set_up_goes_to_the_log_and_messages_are_show
     send_to(Kept())  # what was said before this test
     send_to(None)
     set_up = ["GPU available: False, used: False", "-" * 100 + "\ndistributed_backend=gloo", "TPU available: False"]
+    set_up.append("`Trainer(limit_val_batches=1)` was configured so 1 batch will be used.")
     with caplog.at_level(logging.INFO, logger=logger.name):
         logger.propagate = True
         logger.info("💡 Tip: install something")
         for message in set_up[:2]:
             logger.info(message)
         send_to(log)
-        logger.info(set_up[2])
+        for message in set_up[2:]:
+            logger.info(message)
         logger.info("Resuming from step-8 (step 8); looked in checkpoints.")
         send_to(None)
     shown = [record.message for record in caplog.records]
