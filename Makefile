@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick docs-site test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick docs-site notebooks test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -91,8 +91,11 @@ cluster: $(READY) ## a real Slurm of two nodes on this machine: runs that are ki
 reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 53 pairs
 	@$(BIN)/python -m tools.reshard
 
-docs: $(READY) ## run every example of the README, the docs and the notebook
+docs: $(READY) ## run every example of the README, the docs and a notebook
 	@$(BIN)/python -m pytest -q tests/docs
+
+notebooks: $(READY) ## run all notebooks, and keep what they put out (some minutes)
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.notebooks
 
 docs-site: $(READY) ## build the documentation site into site/ and test its pages, names and links; installs MkDocs
 	@$(BIN)/python -m pip install -q -e '.[site]'

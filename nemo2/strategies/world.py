@@ -47,9 +47,9 @@ class WorldStrategy(DDPStrategy):
     """Further arguments of Megatron-Core's ``initialize_model_parallel``."""
 
     def _configure_launcher(self) -> None:
-        """One process launches nobody. With Lightning's launcher, which starts the script anew, it could not run in a
-        notebook."""
-        if self.num_processes * self.num_nodes > 1:
+        """One process launches nobody, nor does one rank of a world that is there: a rehearsal's. With Lightning's launcher,
+        which starts the script anew, neither could run in a notebook."""
+        if self.num_processes * self.num_nodes > 1 and not torch.distributed.is_initialized():
             super()._configure_launcher()
 
     def setup_environment(self) -> None:

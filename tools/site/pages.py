@@ -51,6 +51,8 @@ def source_of(place: str) -> str:
         return "README.md"
     if place.startswith("source/"):
         return place.removeprefix("source/")
+    if place.startswith("notebooks/"):
+        return place
     return f"docs/{place}"
 
 

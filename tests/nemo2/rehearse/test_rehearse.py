@@ -242,3 +242,18 @@ def test_a_compiled_activation_keeps_what_torchs_partitioner_keeps() -> None:
     compiled = torch.compile(steps, backend="aot_eager_decomp_partition")
     [patch] = [one for one in te_kernels() if one.target.endswith(":gelu_impl")]
     assert kept(patch.replacement(gelu_impl)) == kept(compiled) == 64 * 32 < kept(steps)
+
+
+def rehearsed_in_a_notebook() -> bool:
+    from lightning.pytorch.trainer.connectors import accelerator_connector
+
+    from nemo2 import llm
+    from nemo2.rehearse import rehearse
+
+    accelerator_connector._IS_INTERACTIVE = True  # which Lightning looks up when it is imported
+    return rehearse(llm.llama_tiny.pretrain_recipe(), gpus="H100x2").verdict.fits
+
+
+def test_a_job_of_many_ranks_is_rehearsed_in_a_notebook(run_on_ranks: Any) -> None:
+    """Lightning refuses trainers there that would launch processes, and a rehearsal's launches none."""
+    assert run_on_ranks(rehearsed_in_a_notebook, 1, init_process_group=False) == [True]
