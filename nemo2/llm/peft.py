@@ -43,6 +43,7 @@ def gpt_lora() -> PEFT:
 def merge_lora(
     lora_checkpoint_path: Union[str, Path],
     output_path: Union[str, Path],
+    legacy_ckpt: bool = False,
     trainer: Optional[pl.Trainer] = None,
     overwrite: bool = False,
 ) -> Path:
@@ -52,6 +53,7 @@ def merge_lora(
         lora_checkpoint_path: A checkpoint of a fine-tuning run, or the run's directory for its newest one. The base model is read
             from where the run read it.
         output_path: The new checkpoint.
+        legacy_ckpt: Must have its default: checkpoints are read as they are.
         trainer: With a `MegatronStrategy` in whose layout the model is put together. None: one process.
         overwrite: Replace what is there.
 
@@ -63,11 +65,13 @@ def merge_lora(
         ConfigError: something is at ``output_path``.
     """
     from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.llm.signatures import only_defaults
     from nemo2.peft.merge import merge
     from nemo2.strategies.set_up import set_up
     from nemo2.strategy import MegatronStrategy
     from nemo2.trainer import Trainer
 
+    only_defaults("checkpoints are read as they are.", legacy_ckpt=(legacy_ckpt, False))
     checkpoint, target = find_checkpoint(Path(lora_checkpoint_path)), Path(output_path)
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} is there already: give another output path, or overwrite=True to replace it.")
