@@ -11,12 +11,17 @@ FOLDER = ROOT / "notebooks"
 
 @functools.cache
 def _converted() -> dict[Path, tuple[str, dict[str, bytes]]]:
+    import nbformat
     from nbconvert import MarkdownExporter
+    from nbconvert.filters import strip_ansi
 
     converted = {}
     for notebook in sorted(FOLDER.glob("*.ipynb")):
+        content = nbformat.read(notebook, as_version=4)
+        for output in (one for cell in content.cells for one in cell.get("outputs", []) if "text" in one):
+            output.text = strip_ansi(output.text)  # a page has no terminal's colours
         resources = {"output_files_dir": f"{notebook.stem}_files"}
-        text, made = MarkdownExporter().from_filename(str(notebook), resources=resources)
+        text, made = MarkdownExporter().from_notebook_node(content, resources=resources)
         converted[notebook] = text, made.get("outputs", {})
     return converted
 
