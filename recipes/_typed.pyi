@@ -222,11 +222,11 @@ class DoRA(_Closed, nemo2.config.Config[nemo2.peft.dora.DoRA]):
     """Default: `64`."""
     dropout: float
     """Default: `0.0`."""
-    dropout_position: typing.Literal["pre", "post"]
+    dropout_position: typing.Literal["post", "pre"]
     """Default: `'pre'`."""
-    lora_A_init_method: typing.Literal["xavier", "uniform", "kaiming", "normal", "zero"]
+    lora_A_init_method: typing.Literal["kaiming", "normal", "uniform", "xavier", "zero"]
     """Default: `'xavier'`."""
-    lora_B_init_method: typing.Literal["xavier", "uniform", "kaiming", "normal", "zero"]
+    lora_B_init_method: typing.Literal["kaiming", "normal", "uniform", "xavier", "zero"]
     """Default: `'zero'`."""
     lora_dtype: torch.dtype | None | str
     """Default: `None`."""
@@ -345,11 +345,11 @@ class LoRA(_Closed, nemo2.config.Config[nemo2.peft.lora.LoRA]):
     """Default: `32`."""
     dropout: float
     """Default: `0.0`."""
-    dropout_position: typing.Literal["pre", "post"]
+    dropout_position: typing.Literal["post", "pre"]
     """Default: `'pre'`."""
-    lora_A_init_method: typing.Literal["xavier", "uniform", "kaiming", "normal", "zero"]
+    lora_A_init_method: typing.Literal["kaiming", "normal", "uniform", "xavier", "zero"]
     """Default: `'xavier'`."""
-    lora_B_init_method: typing.Literal["xavier", "uniform", "kaiming", "normal", "zero"]
+    lora_B_init_method: typing.Literal["kaiming", "normal", "uniform", "xavier", "zero"]
     """Default: `'zero'`."""
     lora_dtype: torch.dtype | None | str
     """Default: `None`."""
@@ -359,7 +359,7 @@ class LoRA(_Closed, nemo2.config.Config[nemo2.peft.lora.LoRA]):
 class MambaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ssm.MambaModel]): ...
 
 class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.precision.MegatronMixedPrecision]):
-    precision: str | int
+    precision: int | str
     """Default: `'bf16-mixed'`."""
     params_dtype: torch.dtype | None | str
     """Default: `None`."""
@@ -371,9 +371,9 @@ class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.precision.Megatr
     """Default: `False`."""
     grad_reduce_in_fp32: bool
     """Default: `True`."""
-    fp8: typing.Literal["hybrid", "e4m3"] | None
+    fp8: typing.Literal["e4m3", "hybrid"] | None
     """Default: `None`."""
-    fp8_recipe: typing.Literal["delayed", "tensorwise", "blockwise", "mxfp8"] | None
+    fp8_recipe: typing.Literal["blockwise", "delayed", "mxfp8", "tensorwise"] | None
     """Default: `'delayed'`."""
     first_last_layers_bf16: bool
     """Default: `False`."""
@@ -477,8 +477,8 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrat
     """Default: `False`."""
     ddp: Part[
         DistributedDataParallelConfig,
-        typing.Literal["megatron", "pytorch"]
-        | megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
+        megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
+        | typing.Literal["megatron", "pytorch"]
         | AnyConfig,
     ]
     """Default: `'megatron'`."""
@@ -510,7 +510,7 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrat
     """Default: `True`."""
     ckpt_load_directly_on_device: bool
     """Default: `True`."""
-    ckpt_load_strictness: str | bool | None
+    ckpt_load_strictness: bool | str | None
     """Default: `None`."""
     setup_optimizers: bool
     """Default: `True`."""
@@ -530,18 +530,18 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrat
     """Default: `1`."""
     nccl_communicator_config_path: str | None
     """Default: `None`."""
-    pipeline_model_parallel_layout: str | list[typing.Any] | None
+    pipeline_model_parallel_layout: list[typing.Any] | str | None
     """Default: `None`."""
     use_gloo_process_groups: bool
     """Default: `True`."""
     gradient_as_bucket_view: bool
     """Default: `True`."""
-    ckpt_save_part: typing.Literal["trained"] | collections.abc.Callable[[str], bool] | None
+    ckpt_save_part: collections.abc.Callable[[str], bool] | typing.Literal["trained"] | None
     """Default: `None`."""
     ddp_config: Part[
         DistributedDataParallelConfig,
-        typing.Literal["megatron", "pytorch"]
-        | megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
+        megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
+        | typing.Literal["megatron", "pytorch"]
         | AnyConfig,
     ]
     """The same as `ddp`."""
@@ -604,7 +604,7 @@ class ModelCheckpoint(_Closed, nemo2.config.Config[nemo2.checkpoint.model_checkp
     """Default: `3`."""
     save_weights_only: bool
     """Default: `False`."""
-    mode: typing.Literal["min", "max"]
+    mode: typing.Literal["max", "min"]
     """Default: `'min'`."""
     every_n_epochs: int | None
     """Default: `None`."""
@@ -780,7 +780,7 @@ class RestoreConfig(_Closed, nemo2.config.Config[nemo2.checkpoint.auto_resume.Re
     """Default: `True`."""
 
 class SquadDataModule(_Closed, nemo2.config.Config[nemo2.data.finetuning.published.SquadDataModule]):
-    dataset_root: str | pathlib.Path | None
+    dataset_root: pathlib.Path | str | None
     """Default: `None`."""
     seq_length: int
     """Default: `2048`."""
@@ -851,7 +851,7 @@ class StdlibDataModule(_Closed, nemo2.config.Config[nemo2.data.demo.StdlibDataMo
 class StdlibDocstringDataModule(
     _Closed, nemo2.config.Config[nemo2.data.finetuning.docstrings.StdlibDocstringDataModule]
 ):
-    dataset_root: str | pathlib.Path | None
+    dataset_root: pathlib.Path | str | None
     """Default: `None`."""
     seq_length: int
     """Default: `2048`."""
@@ -881,21 +881,21 @@ class StdlibDocstringDataModule(
     """Default: `None`."""
 
 class Trainer(_Closed, nemo2.config.Config[nemo2.trainer.Trainer]):
-    accelerator: str | lightning.pytorch.accelerators.accelerator.Accelerator | AnyConfig
+    accelerator: lightning.pytorch.accelerators.accelerator.Accelerator | str | AnyConfig
     """Default: `'auto'`."""
-    strategy: Part[MegatronStrategy, str | lightning.pytorch.strategies.strategy.Strategy | AnyConfig]
+    strategy: Part[MegatronStrategy, lightning.pytorch.strategies.strategy.Strategy | str | AnyConfig]
     """Default: `'auto'`."""
-    devices: list[int] | str | int
+    devices: int | list[int] | str
     """Default: `'auto'`."""
     num_nodes: int
     """Default: `1`."""
-    precision: str | int | None
+    precision: int | str | None
     """Default: `None`."""
-    logger: lightning.pytorch.loggers.logger.Logger | collections.abc.Iterable[typing.Any] | bool | None | AnyConfig
+    logger: bool | collections.abc.Iterable[typing.Any] | lightning.pytorch.loggers.logger.Logger | None | AnyConfig
     """Default: `None`."""
     callbacks: list[typing.Any]
     """Default: `None`."""
-    fast_dev_run: int | bool
+    fast_dev_run: bool | int
     """Default: `False`."""
     max_epochs: int | None
     """Default: `None`."""
@@ -905,19 +905,19 @@ class Trainer(_Closed, nemo2.config.Config[nemo2.trainer.Trainer]):
     """Default: `-1`."""
     min_steps: int | None
     """Default: `None`."""
-    max_time: str | datetime.timedelta | dict[str, int] | None
+    max_time: datetime.timedelta | dict[str, int] | str | None
     """Default: `None`."""
-    limit_train_batches: int | float | None
+    limit_train_batches: float | int | None
     """Default: `None`."""
-    limit_val_batches: int | float | None
+    limit_val_batches: float | int | None
     """Default: `None`."""
-    limit_test_batches: int | float | None
+    limit_test_batches: float | int | None
     """Default: `None`."""
-    limit_predict_batches: int | float | None
+    limit_predict_batches: float | int | None
     """Default: `None`."""
-    overfit_batches: int | float
+    overfit_batches: float | int
     """Default: `0.0`."""
-    val_check_interval: int | float | str | datetime.timedelta | dict[str, int] | None
+    val_check_interval: datetime.timedelta | dict[str, int] | float | int | str | None
     """Default: `None`."""
     check_val_every_n_epoch: int | None
     """Default: `None`."""
@@ -933,7 +933,7 @@ class Trainer(_Closed, nemo2.config.Config[nemo2.trainer.Trainer]):
     """Default: `None`."""
     accumulate_grad_batches: int
     """Default: `1`."""
-    gradient_clip_val: int | float | None
+    gradient_clip_val: float | int | None
     """Default: `None`."""
     gradient_clip_algorithm: str | None
     """Default: `None`."""
@@ -953,10 +953,10 @@ class Trainer(_Closed, nemo2.config.Config[nemo2.trainer.Trainer]):
     """Default: `False`."""
     plugins: Part[
         MegatronMixedPrecision,
-        lightning.pytorch.plugins.precision.precision.Precision
-        | lightning.fabric.plugins.environments.cluster_environment.ClusterEnvironment
+        lightning.fabric.plugins.environments.cluster_environment.ClusterEnvironment
         | lightning.fabric.plugins.io.checkpoint_io.CheckpointIO
         | lightning.pytorch.plugins.layer_sync.LayerSync
+        | lightning.pytorch.plugins.precision.precision.Precision
         | list[typing.Any]
         | None
         | AnyConfig,
@@ -984,7 +984,7 @@ class Pretraining(_Closed, nemo2.config.Partial[nemo2.run_dir.run_folder.RunFold
     """Default: `None`."""
     optim: Part[MegatronOptimizerModule, nemo2.optim.base.OptimizerModule | None | AnyConfig]
     """Default: `None`."""
-    strategy: Part[MegatronStrategy, str | lightning.pytorch.strategies.strategy.Strategy | AnyConfig]
+    strategy: Part[MegatronStrategy, lightning.pytorch.strategies.strategy.Strategy | str | AnyConfig]
     """The same as `trainer.strategy`."""
 
 class Finetuning(
@@ -1006,7 +1006,7 @@ class Finetuning(
     """Default: `None`."""
     tokenizer: typing.Any
     """Default: `'model'`."""
-    strategy: Part[MegatronStrategy, str | lightning.pytorch.strategies.strategy.Strategy | AnyConfig]
+    strategy: Part[MegatronStrategy, lightning.pytorch.strategies.strategy.Strategy | str | AnyConfig]
     """The same as `trainer.strategy`."""
 
 class _Module:

@@ -11,15 +11,17 @@ import torch
 import torch._dynamo  # torch imports it when the first optimizer is made, which costs a second and more per rank
 import torch.distributed.fsdp
 
+# Not `nemo2.llm.api`: a process that imports it is a rank from then on, watched and with its errors written down.
 import nemo2.checkpoint.model_checkpoint
 import nemo2.hugging_face.exporting
 import nemo2.hugging_face.importing
-import nemo2.llm.api
+import nemo2.llm.connecting
 import nemo2.models.conversion.families
 import nemo2.models.deepseek
 import nemo2.models.generate
 import nemo2.models.llama
 import nemo2.optim.megatron
+import nemo2.run_dir.resumed
 import nemo2.strategies.fsdp
 import nemo2.strategies.fsdp2
 import nemo2.strategy

@@ -250,10 +250,11 @@ class Types:
         if annotation is None or annotation is type(None):
             return "None"
         if origin in (typing.Union, types.UnionType):
-            told = dict.fromkeys(self._text(one) for one in arguments)
+            # In an order of its own: Python keeps that of whoever wrote the same union first.
+            told = sorted({self._text(one) for one in arguments}, key=lambda one: (one == "None", one))
             return "typing.Any" if "typing.Any" in told else " | ".join(told)
         if origin is typing.Literal:
-            return f"typing.Literal[{', '.join(map(repr, arguments))}]"
+            return f"typing.Literal[{', '.join(sorted(map(repr, arguments)))}]"
         if origin is typing.Annotated:
             return self._text(arguments[0])
         if origin is Callable and arguments:

@@ -124,6 +124,7 @@ PHASES = [
 def in_every_phase(directory: str) -> dict[str, tuple[int, list[int]]]:
     """Of runs of four steps, validated and saved every two, their exit codes and what they saved."""
     os.environ["TORCHELASTIC_RUN_ID"] = "1"
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, in all processes below
     before = [signal.getsignal(number) for number in signal.Signals]
     found = {}
     for name, phase, _ in PHASES:
@@ -175,6 +176,7 @@ def before_training(directory: str) -> dict[str, tuple[int, int]]:
     """Of runs in processes of their own that a signal meets before their first step: how they ended, and checkpoints."""
     import multiprocessing
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, in all processes below
     found = {}
     for name, phase in (("SIGTERM", "data"), ("SIGUSR1", "model"), ("SIGHUP", "data")):
         folder, number = f"{directory}/{name} {phase}", signal.Signals[name]
