@@ -29,8 +29,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    # Pairs of ranks connect when they first talk: a run makes some thirty groups, and most never do.
-    "TORCH_GLOO_LAZY_INIT": "1",
 }
 PRELOAD = ("support.warm",)
 """Modules that a rank has imported when it starts."""
