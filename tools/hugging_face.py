@@ -24,7 +24,7 @@ _TESTS = "tests/nemo2/models/conversion/test_parity.py"
 
 def table() -> str:
     """`ROWS` as Markdown, with what `tests/nemo2/models/conversion/test_parity.py` asserts and measured of each."""
-    head = "| family | transformers' class | what is on | layouts | in | out | read by transformers |"
+    head = "| family | transformers' class | features | layouts | in | out | read by transformers |"
     measured = json.loads(FIGURES.read_text()) if FIGURES.is_file() else {}
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(_line(row, measured.get(row.name, {})) for row in ROWS)])
 
