@@ -16,6 +16,7 @@ names that the checkpoint has, and what isn't a tensor (step, rates, betas) is t
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Optional
 
 import torch
@@ -104,6 +105,19 @@ def with_step_of_all(state: Any) -> Any:
         else:
             _inner(part).setdefault("state", {})["common_step"] = step
     return state
+
+
+def refuse_nemo(saved: Any, path: Path) -> None:
+    """Raise for the plain part of an optimizer's state that NeMo 2.0 has saved, which puts each optimizer into a list.
+
+    Raises:
+        CheckpointError: with the way to begin from the weights alone.
+    """
+    if isinstance(saved, list):
+        raise CheckpointError(
+            f"{path} is a checkpoint of NeMo 2.0, and nemo2 reads its weights, not its optimizer state. Start a new run from the "
+            f"weights: resume.restore_config.path={path}, with load_optim_state=False and without resume.resume_from_path."
+        )
 
 
 def step_of(saved: Any) -> Any:

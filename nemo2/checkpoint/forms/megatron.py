@@ -21,6 +21,7 @@ from nemo2.checkpoint.optimizer_forms import (
     forget_updates,
     forms_of,
     from_pieces,
+    refuse_nemo,
     torch_optimizers,
     under_saved_names,
     with_empty_states,
@@ -209,6 +210,7 @@ class MegatronForm(Form):
             return None
         plain = io.load_checkpoint(path)
         saved = plain.get("optimizer")
+        refuse_nemo(saved, path)
         if "optimizer_extras" in plain:
             saved = from_pieces(wanted["optimizer"], plain["optimizer_extras"])
         elif saved is None or forms_of(saved) == forms_of(wanted["optimizer"]):

@@ -17,7 +17,7 @@ from torch import Tensor
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.forms.form import Form, paddings
 from nemo2.checkpoint.io import weights_dir
-from nemo2.checkpoint.optimizer_forms import into_pieces, scaler_of, step_of
+from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, step_of
 from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
@@ -162,6 +162,7 @@ class PieceForm(Form):
         if "optimizer_extras" in plain:
             return plain["optimizer_extras"]
         saved, why = plain.get("optimizer"), ""
+        refuse_nemo(saved, path)
         metadata = load_content_metadata(preloaded_state_dict=dict(plain)) or {}
         if saved is None:
             why = "holds no optimizer state of Megatron-Core's"

@@ -289,7 +289,13 @@ def started_from_nemo(directory: str, path: str, *, translated: bool = False) ->
     model: Any = load_nemo_model(path) if recipe is None else fiddle.build(recipe.model)
     restore = RestoreConfig(path=path) if recipe is None else fiddle.build(recipe.resume.restore_config)
     model.optim = small_runs.build_llama().optim
-    return small_runs.fit(model, max_steps=1, restore_config=restore)["losses"]
+    losses = small_runs.fit(model, max_steps=1, restore_config=restore)["losses"]
+    if not translated:
+        again: Any = load_nemo_model(path)
+        again.optim = small_runs.build_llama().optim
+        with pytest.raises(CheckpointError, match=r"NeMo 2\.0, and nemo2 reads its weights, not its optimizer state"):
+            small_runs.fit(again, max_steps=1, restore_config=RestoreConfig(path=path, load_optim_state=True))
+    return losses
 
 
 def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(run_on_ranks, tmp_path):
