@@ -118,7 +118,7 @@ rehearse: $(READY) ## check and rehearse every recipe, of fine-tuning too, at it
 sweep: $(READY) ## thousands of random layouts: the rules against Megatron-Core
 	@$(BIN)/python -m tools.rules.sweep
 
-calibrate: $(READY) ## fit the planner to published speeds and tell how far it is off (docs/plan.md; some minutes)
+calibrate: $(READY) ## fit the planner to published speeds and write its errors (docs/plan-calibration.md; ten minutes)
 	@$(BIN)/python -m bench.planner --calibrate
 
 clean: ## remove the environment and everything that was built; runs stay

@@ -3,9 +3,10 @@
 
     python -m bench.planner              # what the calibrated constants give, per project
     python -m bench.planner --memory     # verdicts and peaks of the memory formula
-    python -m bench.planner --calibrate  # fit, leave out, write nemo2/planner/calibrated.json and docs/plan.md: ten minutes
+    python -m bench.planner --calibrate  # fit, leave out, write nemo2/planner/calibrated.json and the pages: ten minutes
 
-`make calibrate` is the last. No constant belongs to a model or to a source; what a source's software does is in `rows.SOFTWARE`.
+`make calibrate` is the last, and writes docs/plan-calibration.md and the table of docs/plan.md. No constant belongs
+to a model or to a source; what a source's software does is in `rows.SOFTWARE`.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from bench.planner.rows import rows
 from nemo2.planner.constants import calibrated
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "plan.md"
+PAGE = ROOT / "docs" / "plan-calibration.md"
+USERS_PAGE = ROOT / "docs" / "plan.md"
 RESULTS = ROOT / "bench" / "results" / "planner-per-source.md"
 
 
@@ -44,17 +46,20 @@ def calibrate() -> None:
     print(report.constants_table(fitted), flush=True)
     by_project = left_out(measured, fitted, lambda row: row.family)
     by_source = left_out(measured, fitted, lambda row: row.source)
+    memory = list(memory_rows())
     tables = {
         "speed": report.project_table(measured, by_source.tolist(), by_project.tolist()),
         "ranking": report.ranking_lines(measured, by_source.tolist(), by_project.tolist()),
         "band": report.coverage_line(measured, by_project),
-        "memory": memory_score.table(list(memory_rows())),
+        "memory": memory_score.table(memory),
         "constants": report.constants_table(fitted),
     }
     report.write_calibration(fitted, measured, by_project)
     for name, text in tables.items():
         print(f"\n{text}", flush=True)
         report.replace_between(PAGE, name, text)
+    trust = report.trust_table(measured, by_project.tolist(), memory_score.score(memory))
+    report.replace_between(USERS_PAGE, "trust", trust)
     report.replace_between(RESULTS, "sources", report.source_table(measured, by_source.tolist()))
 
 

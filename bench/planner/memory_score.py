@@ -53,7 +53,7 @@ def table(rows: Sequence[MemoryRow], c: MemoryConstants = GUESSED) -> str:
     for row in rows:
         grouped[row.family].append(row)
     lines = [
-        "| measured by | runs | verdicts right | of those that ran out | of those that fit | peaks | median off |",
+        "| project | runs | correct | correct, ran out of memory | correct, fit | peaks | median error of peaks |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in [*sorted(grouped.items(), key=lambda item: -len(item[1])), ("all", list(rows))]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.planner.fit import Fit, row_weights, summary, values_at
+from bench.planner.memory_score import Score
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row
 from nemo2.planner.constants import CALIBRATED, PRIORS
@@ -43,8 +44,8 @@ def coverage_line(rows: Sequence[Row], errors: np.ndarray) -> str:
             told = band(rows[index].shape, rows[index].job, found)
             within += told.low <= np.exp(-errors[index]) <= told.high
     return (
-        f"The band around a speed is meant to hold two thirds of the measurements. Made of all other projects, it holds "
-        f"{within / len(rows):.0%} of those of a project."
+        f"The printed range should contain two thirds of the measurements. Ranges computed from all other projects contain "
+        f"{within / len(rows):.0%} of a project's measurements."
     )
 
 
@@ -58,15 +59,15 @@ def write_calibration(fitted: Fit, rows: Sequence[Row], errors: np.ndarray, path
 def project_table(rows: Sequence[Row], by_source: Sequence[float], by_project: Sequence[float]) -> str:
     """A line for each project, and for groups of rows that cross them."""
     lines = [
-        "| measured by | rows | source left out: off | size | within 15 % | project left out: off | size | within 15 % |",
+        "| project | speeds | source left out: bias | error | within 15% | project left out: bias | error | within 15% |",
         "|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[str, Callable[[Row], bool]] = {
         name: lambda row, name=name: row.family == name for name in _by_size(row.family for row in rows)
     }
     groups |= {
-        "**NVIDIA's dense rows**": lambda row: is_nvidia(row) and not row.shape.experts,
-        "**rows with experts**": lambda row: bool(row.shape.experts),
+        "**NVIDIA, dense models**": lambda row: is_nvidia(row) and not row.shape.experts,
+        "**models with experts**": lambda row: bool(row.shape.experts),
         "**all**": lambda row: True,
     }
     for name, belongs in groups.items():
@@ -81,31 +82,56 @@ def source_table(rows: Sequence[Row], errors: Sequence[float]) -> str:
     grouped: Mapping[str, list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
         grouped[row.source].append(error)
-    lines = ["| source | rows | off | size | within 15 % |", "|---|---|---|---|---|"]
+    lines = ["| source | speeds | bias | error | within 15% |", "|---|---|---|---|---|"]
     for name, found in sorted(grouped.items()):
         lines.append(f"| {name.replace('|', '/')} | {len(found)} | {' | '.join(_cells(found))} |")
     return "\n".join(lines)
 
 
 def constants_table(fitted: Fit) -> str:
-    """Every constant: its guess, what the measurements made of it, and why it was guessed."""
-    lines = ["| constant | guess | calibrated | what it is, and why the guess |", "|---|---|---|---|"]
+    """Every constant: its guess, the calibrated value, and the reason for the guess."""
+    lines = ["| constant | guess | calibrated | meaning, and the reason for the guess |", "|---|---|---|---|"]
     for name, value in values_at(fitted.at).items():
         lines.append(f"| `{name}` | {PRIORS[name].value:g} | {value:.3g} | {PRIORS[name].why} |")
     return "\n".join(lines)
 
 
 def ranking_lines(rows: Sequence[Row], by_source: Sequence[float], by_project: Sequence[float]) -> str:
-    """Share of pairs whose faster layout is named."""
-    told = []
+    """Share of pairs of layouts whose faster one the prediction names."""
+    lines = [
+        "| pairs of layouts | number | source left out: correct | every source weighted equally | project left out: correct | "
+        "every source weighted equally |",
+        "|---|---|---|---|---|---|",
+    ]
     for apart in (0.05, 0.0):
         one, two = ranking(rows, by_source, apart=apart), ranking(rows, by_project, apart=apart)
-        which = f"at least {apart:.0%} apart" if apart else "however close"
-        told.append(
-            f"Of {one.pairs:,} pairs of layouts {which}, the faster one is named in {one.right:.1%} with their source left out "
-            f"({one.mean:.1%} where every source counts the same), in {two.right:.1%} ({two.mean:.1%}) with their project."
+        which = f"speeds at least {apart:.0%} apart" if apart else "all"
+        lines.append(
+            f"| {which} | {one.pairs:,} | {one.right:.1%} | {one.mean:.1%} | {two.right:.1%} | {two.mean:.1%} |"
         )
-    return "\n".join(told)
+    return "\n".join(lines)
+
+
+def trust_table(rows: Sequence[Row], by_project: Sequence[float], memory: Score) -> str:
+    """A user's table: each prediction, the published runs that it was compared with, and how often it was right."""
+    groups: dict[str, Callable[[Row], bool]] = {
+        "speed, all jobs": lambda row: True,
+        "speed, dense models, published by NVIDIA": lambda row: is_nvidia(row) and not row.shape.experts,
+        "speed, models with experts": lambda row: bool(row.shape.experts),
+    }
+    lines = ["| prediction | compared with | result |", "|---|---|---|"]
+    for name, belongs in groups.items():
+        errors = [error for row, error in zip(rows, by_project, strict=True) if belongs(row)]
+        _, size, near = summary(errors)
+        lines.append(f"| {name} | {len(errors):,} published speeds | median error {size:.1%}, {near:.0%} within 15% |")
+    pairs = ranking(rows, by_project)
+    return "\n".join(
+        [
+            *lines,
+            f"| the faster of two layouts | {pairs.pairs:,} published pairs, at least 5% apart | {pairs.right:.1%} correct |",
+            f"| whether a job fits, by formula | {memory.verdicts:,} published runs | {memory.right:.0%} correct |",
+        ]
+    )
 
 
 def is_nvidia(row: Row) -> bool:

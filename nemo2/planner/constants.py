@@ -44,105 +44,150 @@ class Share(Prior):
     """The guess of a share, which no calibration may raise above 1."""
 
 
-_GEMM = (
-    "share of the 16-bit data-sheet rate that large products reach: measured maxima, stas00/ml-engineering's MAMF table"
-)
-_FLASH = "share of the 16-bit rate that fused causal attention reaches forward"
+_GEMM = "share of the 16-bit data-sheet rate that large matrix products reach"
+_MAMF = f"{_GEMM}: maximum in the MAMF table of stas00/ml-engineering"
+_FLASH = "share of the 16-bit data-sheet rate that fused causal attention reaches in the forward pass"
 
 PRIORS: dict[str, Prior] = {
-    "gemm.volta": Share(0.75, 1.15, f"{_GEMM} has no V100; cuBLAS' own figures are 90 to 100 of 125 TFLOP/s"),
-    "gemm.ampere": Share(0.85, 1.1, f"{_GEMM}, 271 of 312 TFLOP/s"),
-    "gemm.hopper": Share(0.78, 1.1, f"{_GEMM}, 794 of 989 TFLOP/s"),
-    "gemm.blackwell": Share(0.74, 1.15, f"{_GEMM}, 1745 of 2250 and 1822 of 2500 TFLOP/s"),
+    "gemm.volta": Share(
+        0.75, 1.15, f"{_GEMM}: cuBLAS reports 90 to 100 of 125 TFLOP/s on a V100, which the MAMF table lacks"
+    ),
+    "gemm.ampere": Share(0.85, 1.1, f"{_MAMF}, 271 of 312 TFLOP/s"),
+    "gemm.hopper": Share(0.78, 1.1, f"{_MAMF}, 794 of 989 TFLOP/s"),
+    "gemm.blackwell": Share(0.74, 1.15, f"{_MAMF}, 1,745 of 2,250 and 1,822 of 2,500 TFLOP/s"),
     "power": Prior(
-        0.5, 1.5, "exponent of a chip's power over its generation's: a rate at the limit grows slower than its watts"
+        0.5,
+        1.5,
+        "exponent of a chip's watts per FLOP/s, relative to the first data-center GPU of its generation: at the power limit "
+        "the rate grows more slowly than the power",
     ),
     "gemm_fp8": Share(
-        0.88, 1.15, "share of their rate that 8 bits reach, over that of 16: 1403 of 1979 over 794 of 989"
+        0.88,
+        1.15,
+        "share of the data-sheet rate that 8-bit products reach, relative to 16-bit products: 1,403 of 1,979 over 794 of 989",
     ),
-    "gemm_fp4": Share(0.7, 1.3, "share as of 8 bits; less, for the work per byte doubles again"),
-    "gemm_edge": Prior(64, 1.5, "rows or columns that a product wastes: half a tile of 128"),
+    "gemm_fp4": Share(0.7, 1.3, "the same for 4-bit products: lower, because the work per byte doubles again"),
+    "gemm_edge": Prior(64, 1.5, "rows or columns that a matrix product wastes: half a tile of 128"),
     "gemm_bytes": Prior(
-        0.3, 2.0, "of the operands' traffic that does not run beside the arithmetic: prologues and epilogues"
+        0.3, 2.0, "share of the operands' memory traffic that arithmetic does not hide: prologues and epilogues"
     ),
-    "accumulate_bytes": Prior(8, 1.3, "fp32 gradients are read and written once per micro-batch"),
-    "cast_bytes": Prior(4, 1.5, "16 bits read, 8 bits written twice, as it is and transposed"),
-    "flash.volta": Share(0.35, 1.4, f"{_FLASH}; memory-efficient kernels, there is no FlashAttention-2 for it"),
-    "flash.ampere": Share(
-        0.55, 1.2, f"{_FLASH}: FlashAttention-2's figures (arXiv 2307.08691, figure 5), less for short rows"
+    "accumulate_bytes": Prior(8, 1.3, "bytes per weight and micro-batch: the fp32 gradient is read and written once"),
+    "cast_bytes": Prior(
+        4, 1.5, "bytes per element cast to 8 bits: read in 16 bits, written in 8 bits plain and transposed"
     ),
+    "flash.volta": Share(0.35, 1.4, f"{_FLASH}: memory-efficient kernels, because Volta has no FlashAttention-2"),
+    "flash.ampere": Share(0.55, 1.2, f"{_FLASH}: FlashAttention-2 (arXiv 2307.08691, figure 5), less for short rows"),
     "flash.hopper": Share(0.55, 1.2, f"{_FLASH}: cuDNN and FlashAttention-3 (arXiv 2407.08608, figure 5)"),
-    "flash.blackwell": Share(0.5, 1.4, f"{_FLASH}: as on Hopper"),
+    "flash.blackwell": Share(0.5, 1.4, f"{_FLASH}: similar to Hopper"),
     "flash_fp8": Prior(
-        1.25, 1.15, "of the 16-bit rate in 8 bits: products twice as fast, the softmax between them not"
+        1.25,
+        1.15,
+        "rate of 8-bit attention relative to 16-bit attention: the products are twice as fast, the softmax is not",
     ),
     "flash2": Share(
-        0.65, 1.2, "share, from Hopper on: FlashAttention-2 is made for Ampere, and reaches 0.35 (same figure)"
+        0.65,
+        1.2,
+        "rate of FlashAttention-2 relative to the best kernel from Hopper on: FlashAttention-2 targets Ampere and reaches a "
+        "share of 0.35 on Hopper (arXiv 2407.08608, figure 5)",
     ),
-    "flash1": Share(0.55, 1.3, "share: FlashAttention-2 is about twice as fast (its abstract)"),
+    "flash1": Share(
+        0.55, 1.3, "rate of FlashAttention relative to FlashAttention-2, whose abstract says about twice as fast"
+    ),
     "score_bytes": Prior(
-        20, 1.4, "ten 16-bit reads and writes of every score: products, masked softmax, dropout, both passes"
+        20,
+        1.4,
+        "bytes per stored attention score, both passes: ten 16-bit reads and writes for products, masked softmax and dropout",
     ),
-    "eager_score_bytes": Prior(60, 1.5, "as many again in fp32, and a mask and a scale of their own"),
+    "eager_score_bytes": Prior(
+        60, 1.5, "bytes per attention score without a fused softmax: ten more accesses in fp32, separate mask and scale"
+    ),
     "norm_bytes": Prior(
         60,
         1.5,
-        "per token and hidden unit, both passes: two norms of 10 bytes forward and 12 back, two residual sums of 6 and 2",
+        "bytes per token and hidden unit of a layer: two norms of 10 forward and 12 backward, two residual sums of 6 and 2",
     ),
     "inner_bytes": Prior(
-        8, 1.5, "per unit between a block's products, both passes: read, write, and read twice, write backward"
+        8,
+        1.5,
+        "bytes per unit between the products of a block: a read and a write forward, two reads and a write backward",
     ),
     "mixer_bytes": Prior(
         160,
         1.5,
-        "per unit of a Mamba mixer, both passes: convolution, a scan of five kernels, gated norm; partly in fp32",
+        "bytes per unit of a Mamba mixer, both passes: convolution, a scan of five kernels, gated norm; partly in fp32",
     ),
-    "eager": Prior(2.0, 1.4, "an activation, a bias, a dropout and a sum are a kernel each where nothing fuses them"),
+    "eager": Prior(
+        2.0,
+        1.4,
+        "factor on elementwise kernels without fusion: activation, bias, dropout and sum are separate kernels",
+    ),
     "logit_bytes": Prior(
-        24, 1.5, "per logit: written in 16 bits, cast, maximum, exponent and sum in fp32, gradient, cast back"
+        24,
+        1.5,
+        "bytes per logit: a 16-bit write, cast, maximum, exponential and sum in fp32, gradient, cast back",
     ),
     "nvlink": Share(
-        0.7, 1.3, "share of NVLink's rate: NCCL's 370 of 450 GB/s for large messages, less for those of a layer"
+        0.7,
+        1.3,
+        "share of NVLink's rate: NCCL reaches 370 of 450 GB/s with large messages, less with the messages of a layer",
     ),
-    "network": Share(0.8, 1.3, "share of an adapter's rate: NCCL over many machines, 40 of 50 GB/s"),
-    "collective_us": Prior(20, 1.5, "launch, synchronisation and latency of one collective"),
+    "network": Share(0.8, 1.3, "share of the network adapter's rate: NCCL reaches 40 of 50 GB/s across many nodes"),
+    "collective_us": Prior(20, 1.5, "microseconds to launch and synchronize one collective, latency included"),
     "tp_exposed": Share(
-        0.3, 1.5, "share of an overlapped tensor-parallel collective that shows: first and last of four pieces"
+        0.3, 1.5, "share of an overlapped tensor-parallel collective that stays exposed: first and last of four pieces"
     ),
-    "pp_exposed": Share(0.3, 1.5, "share of overlapped sends that shows: those that arrive late"),
-    "exchange": Share(
-        0.8, 1.3, "share of a ring's rate that an exchange of all with all reaches: smaller messages, and more of them"
-    ),
+    "pp_exposed": Share(0.3, 1.5, "share of overlapped pipeline sends that stays exposed: messages that arrive late"),
+    "exchange": Share(0.8, 1.3, "share of a ring's rate that an all-to-all reaches: messages are smaller and more"),
     "ep_exposed": Share(
-        0.5, 1.4, "share of an overlapped exchange of tokens that shows: kernels that share the GPU with products"
+        0.5,
+        1.4,
+        "share of an overlapped token exchange that stays exposed: its kernels share the GPU with matrix products",
     ),
     "dp_exposed": Share(
-        0.1, 1.8, "share of the data-parallel collectives that nothing covers: the first and the last bucket"
+        0.1, 1.8, "share of the data-parallel collectives that nothing hides: the first and the last bucket"
     ),
-    "dp_hidden": Share(0.7, 1.3, "share of a pass that can cover them: the kernels slow each other down"),
-    "fsdp_exposed": Share(0.15, 1.8, "share of ZeRO-3's collectives that shows even where computation takes longer"),
-    "layer_us": Prior(600, 1.4, "60 kernels of a layer in both passes, 10 microseconds of Python and driver each"),
-    "moe_us": Prior(800, 1.5, "80 kernels more: routing, sorting, counts that the host waits for"),
-    "expert_us": Prior(60, 1.5, "of every expert on a rank: six products of its own, 10 microseconds each"),
+    "dp_hidden": Share(
+        0.7, 1.3, "share of a pass that can hide collectives: computation and collectives slow each other down"
+    ),
+    "fsdp_exposed": Share(
+        0.15, 1.8, "share of ZeRO-3's collectives that stays exposed even where computation takes longer"
+    ),
+    "layer_us": Prior(
+        600,
+        1.4,
+        "microseconds of host time per layer: 60 kernels in both passes, 10 microseconds of Python and driver each",
+    ),
+    "moe_us": Prior(
+        800,
+        1.5,
+        "microseconds of host time per expert layer: 80 more kernels for routing, sorting and counts that the host awaits",
+    ),
+    "expert_us": Prior(
+        60, 1.5, "microseconds of host time per expert on a rank: six matrix products, 10 microseconds each"
+    ),
     "expert_cast_us": Prior(
         240,
         1.6,
-        "in fewer than 16 bits: four tensors of its own cast, six kernels or calls each, 10 microseconds a piece",
+        "microseconds of host time per expert below 16 bits: casts of four tensors, six calls each, 10 microseconds a call",
     ),
-    "graphed": Share(0.15, 1.6, "share of launching that is left with CUDA graphs"),
+    "graphed": Share(0.15, 1.6, "share of the launch time that remains with CUDA graphs"),
     "expert_gemm": Share(
-        0.75, 1.25, "share of a linear layer's rate that grouped products reach: uneven rows, short ones"
+        0.75, 1.25, "share of a linear layer's rate that grouped products reach: rows are few and uneven"
     ),
     "sort_bytes": Prior(
         32,
         1.5,
-        "per copy of a token and hidden unit, both passes: read and written twice before its expert and twice after",
+        "bytes per token copy and hidden unit, both passes: two reads and two writes before the expert and after it",
     ),
     "optimizer_bytes": Prior(
-        50, 1.5, "per weight: gradient, fp32 weight, two moments read and written, norm, scaling, zeroing"
+        50,
+        1.5,
+        "bytes per weight: gradient, fp32 weight and two moments are read and written; norm, scaling, zeroing",
     ),
-    "step_ms": Prior(20, 1.5, "of a step that belong to no kernel: data, norms across ranks, logging"),
-    "scale": Prior(0.01, 1.8, "of the computation per doubling of machines: the slowest of more is slower"),
+    "step_ms": Prior(20, 1.5, "milliseconds per step outside of kernels: data, norms across ranks, logging"),
+    "scale": Prior(
+        0.01, 1.8, "share of the computation lost per doubling of nodes: the slowest of more nodes is slower"
+    ),
 }
 
 

@@ -17,6 +17,8 @@ from nemo2.planner.constants import PRIORS, Constants, calibrated
 from nemo2.planner.error_band import job_kind
 from nemo2.planner.step_time import predict
 
+DOCS = Path(report.__file__).parents[2] / "docs"
+
 
 @pytest.fixture(scope="module")
 def measured() -> list[Row]:
@@ -133,9 +135,40 @@ def test_a_page_keeps_what_is_around_its_tables(tmp_path: Path) -> None:
         report.replace_between(page, "memory", "new")
 
 
-def test_the_packages_constants_are_those_of_the_page(measured: list[Row]) -> None:
-    page = (Path(report.__file__).parents[2] / "docs" / "plan.md").read_text()
-    assert f"| `nvlink` | 0.7 | {calibrated().nvlink:.3g} |" in page
+def test_the_packages_constants_are_those_of_the_page() -> None:
+    page, values = (DOCS / "plan-calibration.md").read_text(), dataclasses.asdict(calibrated())
+    rows = {cells[1].strip("` "): cells for cells in (line.split("|") for line in page.splitlines() if "| `" in line)}
+    assert rows.keys() == PRIORS.keys()
+    for name, (_, _, guess, value, why, _) in rows.items():
+        group, _, generation = name.partition(".")
+        expected = values[group][generation] if generation else values[group]
+        # The page rounds the fit, the package's file rounds it to one more digit.
+        assert float(guess) == PRIORS[name].value and math.isclose(float(value), expected, rel_tol=5e-3), name
+        assert why.strip() == PRIORS[name].why
+
+
+def test_users_read_the_errors_of_the_calibration_page() -> None:
+    calibration, users = ((DOCS / name).read_text() for name in ("plan-calibration.md", "plan.md"))
+
+    def row(part: str, start: str) -> list[str]:
+        text = calibration.partition(f"<!-- {part} -->")[2].partition(f"<!-- /{part} -->")[0]
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {start} |"))
+        return line.strip("| ").split(" | ")
+
+    for group in ("**NVIDIA, dense models**", "**models with experts**", "**all**"):
+        _, count, *_, size, near = row("speed", group)
+        assert f"| {int(count):,} published speeds | median error {size}, {near} within 15% |" in users
+    _, pairs, _, _, right, _ = row("ranking", "speeds at least 5% apart")
+    assert f"| {pairs} published pairs, at least 5% apart | {right} correct |" in users
+    _, runs, right, *_ = row("memory", "all")
+    assert f"| {runs} published runs | {right} correct |" in users
+
+
+def test_a_perfect_prediction_is_always_right_in_the_users_table(measured: list[Row]) -> None:
+    score = memory_score.Score(verdicts=8, right=0.5, oom_seen=1.0, fits_seen=0.0, peaks=0, median_peak=0.0)
+    table = report.trust_table(measured, [0.0] * len(measured), score).splitlines()
+    assert all(line.endswith("median error 0.0%, 100% within 15% |") for line in table[2:5])
+    assert table[5].endswith("100.0% correct |") and table[6].endswith("8 published runs | 50% correct |")
 
 
 def test_published_speeds_of_lora_are_predicted_with_what_they_were_put_beside(measured: list[Row]) -> None:
