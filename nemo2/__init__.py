@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """nemo2: LLM training recipes over PyTorch Lightning and Megatron-Core.
 
-``import nemo2 as nl`` is the front door to what trains: the names of NeMo 2.0's ``nemo.lightning``, imported on first
-use. Models, data and recipes have theirs in ``nemo2.llm``.
+``import nemo2 as nl`` offers the trainer, strategies, precision, checkpointing and logging under the names of NeMo
+2.0's ``nemo.lightning``. Each name is imported on first use. Models, data and recipes are in ``nemo2.llm``.
 """
 
 from nemo2.deferred import install as defer_imports
@@ -11,7 +11,7 @@ from nemo2.noise import quiet_known_warnings
 
 __version__ = "0.1.0"
 
-# Here, because the warnings come while Megatron-Core is imported, by whichever of our modules is first.
+# These calls stand here because the warnings appear while the first of our modules imports Megatron-Core.
 quiet_known_warnings()
 defer_imports()
 

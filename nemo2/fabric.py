@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Fabric over `MegatronStrategy`: the loop is the user's, all else is what `Trainer` runs.
+"""Lightning's Fabric over `MegatronStrategy`: you write the loop, and everything else runs as under `Trainer`.
 
-`FabricMegatronStrategy` holds a `MegatronStrategy` and a trainer of Lightning's that runs no loop; the set-up is
-`nemo2.strategies.set_up`, and a step is a call of the `MegatronParallel` that `Fabric.setup` gives out:
+`FabricMegatronStrategy` holds a `MegatronStrategy` and a Lightning trainer that runs no loop. `nemo2.strategies.set_up`
+does the setup. Each step is a call of the `MegatronParallel` that `Fabric.setup` returns:
 
     fabric.launch()
     model, optimizer = fabric.setup(model, optim)
@@ -49,22 +49,25 @@ from nemo2.strategy import MegatronStrategy
 
 @configurable
 class FabricMegatronMixedPrecision(MegatronMixedPrecision):
-    """`MegatronMixedPrecision`, which Fabric takes as it is, under NeMo's name for it."""
+    """NeMo's name for `MegatronMixedPrecision` under Fabric, which takes the same plugin."""
 
 
 @configurable
 class FabricMegatronStrategy(DDPStrategy):
-    """`MegatronStrategy` under Fabric. Parameters are NeMo 2.0's, and mean what they mean there.
+    """Train under Lightning's Fabric with `MegatronStrategy`.
+
+    The parameters are NeMo 2.0's. Parameters that are not listed here are those of `MegatronStrategy`.
 
     Args:
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision, process_group_backend, timeout: As
-            Lightning's Fabric strategies.
-        megatron_callbacks: Who hears the hooks of a step.
+        accelerator, parallel_devices, cluster_environment: As in Lightning's Fabric strategies.
+        checkpoint_io, precision, process_group_backend, timeout: As in Lightning's Fabric strategies.
+        megatron_callbacks: The callbacks that receive the hooks of each step.
         start_method: "popen".
-        no_ddp_communication_hook, output_data_idx: Torch's DDP isn't used, and a loader's items are batches: True and False.
+        no_ddp_communication_hook: Must be True, because torch's DDP isn't used.
+        output_data_idx: Must be False, because a loader's items are batches.
 
     Raises:
-        ConfigError: as `MegatronStrategy`; another value of the last two.
+        ConfigError: an error of `MegatronStrategy`, or another value of the last three arguments.
     """
 
     def __init__(
@@ -115,19 +118,19 @@ class FabricMegatronStrategy(DDPStrategy):
         )
         given |= {"setup_optimizers": False, "replace_progress_bar": False, "ckpt_async_save": False}
         self.training = MegatronStrategy(**given)
-        """What `Trainer` would run."""
+        """The strategy that `Trainer` would run."""
         if megatron_callbacks is not None:
             self.training.megatron_callbacks.add(megatron_callbacks)
         self._trainer: Optional[pl.Trainer] = None
         self._open = ExitStack()
 
     def _configure_launcher(self) -> None:
-        if self.num_processes * self.num_nodes > 1:  # one process launches nobody, as under Trainer
+        if self.num_processes * self.num_nodes > 1:  # a single process launches no others, as under Trainer
             super()._configure_launcher()
 
     @property
     def trainer(self) -> pl.Trainer:
-        """The strategy's own, which runs no loop: it counts steps and knows devices and ranks."""
+        """The trainer of this strategy. It runs no loop, but counts steps and knows devices and ranks."""
         if self._trainer is None:
             on_cpu = self.root_device.type == "cpu"
             plugins = [self.cluster_environment, self.precision]
@@ -147,7 +150,8 @@ class FabricMegatronStrategy(DDPStrategy):
         return self._trainer
 
     def setup_environment(self) -> None:
-        """The device and the process group; Megatron-Core's groups come with the model, whose experts decide them."""
+        """Set the device and create the process group. Megatron-Core's groups follow with the model, because its
+        experts decide them."""
         self._set_world_ranks()
         assert self.trainer is not None
         get_backend().install()
@@ -155,10 +159,10 @@ class FabricMegatronStrategy(DDPStrategy):
         self.training.setup_distributed()
 
     def setup_module(self, module: Any) -> MegatronParallel:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """This rank's chunks, wrapped for training. Each ``training_step`` of theirs begins with empty gradients.
+        """This rank's chunks, wrapped for training. Each call of their ``training_step`` zeroes the gradients first.
 
         Raises:
-            ConfigError: there is a model already; a setting that can't work.
+            ConfigError: the strategy already holds a model, or a setting can't work.
         """
         if self.training.megatron_parallel is not None:
             raise ConfigError("FabricMegatronStrategy holds one model: make another Fabric for the next.")
@@ -167,7 +171,11 @@ class FabricMegatronStrategy(DDPStrategy):
         return parallel
 
     def make_optimizer(self) -> tuple[torch.optim.Optimizer, Optional[Any]]:
-        """The optimizer of the model's ``optim``, and its schedule, if it has one. Raises ConfigError as `MegatronStrategy`."""
+        """The optimizer of the model's ``optim`` and its schedule, or None without a schedule.
+
+        Raises:
+            ConfigError: an error of `MegatronStrategy.setup_optimizers`.
+        """
         self.training.setup_optimizers(self.trainer)
         configs = self.training.lr_scheduler_configs
         return self.training.optimizers[0], configs[0].scheduler if configs else None
@@ -180,10 +188,10 @@ class FabricMegatronStrategy(DDPStrategy):
         scale_lr_cond: Optional[Callable] = None,
         lr_mult: float = 1.0,
     ) -> torch.optim.Optimizer:
-        """Megatron-Core's optimizer of a model that `setup_module` gave.
+        """Make Megatron-Core's optimizer for a model that `setup_module` returned.
 
         Raises:
-            ConfigError: its state is sharded and the model's gradient buffers aren't, or the reverse.
+            ConfigError: only one of the optimizer's state and the model's gradient buffers is sharded.
         """
         module: Any = model.pl_module
         sharded = self.training.ddp_config.use_distributed_optimizer
@@ -199,7 +207,7 @@ class FabricMegatronStrategy(DDPStrategy):
         return self.make_optimizer()[0]
 
     def process_datamodule(self, datamodule: pl.LightningDataModule) -> pl.LightningDataModule:
-        """Take its sampler, which splits batches."""
+        """Use the data module's sampler to split batches."""
         self.training.data_sampler = self.training.data_sampler or getattr(datamodule, "data_sampler", None)
         sampler = self.training.data_sampler
         if sampler is not None and self.training.megatron_parallel is not None:
@@ -217,10 +225,11 @@ class FabricMegatronStrategy(DDPStrategy):
     def save_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path: Union[str, Path], state: dict[str, Any], storage_options: Any = None, filter: Any = None
     ) -> None:
-        """A checkpoint as `Trainer` writes one, with what else is in ``state``. An optimizer in it has its state saved.
+        """Write a checkpoint in `Trainer`'s format, with the other values of ``state``. An optimizer in ``state`` is
+        saved too.
 
         Raises:
-            ConfigError: ``filter``, of which Megatron-Core's sharded state has none.
+            ConfigError: ``filter`` is set, which Megatron-Core's sharded state doesn't support.
         """
         if filter:
             raise ConfigError("fabric.save(filter=...): what a checkpoint holds is strategy.ckpt_save_part's.")
@@ -233,8 +242,11 @@ class FabricMegatronStrategy(DDPStrategy):
     def load_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path: Union[str, Path], state: Any = None, strict: bool = True, weights_only: Optional[bool] = None
     ) -> dict[str, Any]:
-        """The model, and the optimizer where ``state`` has one, from a checkpoint of ours, with the count of steps and samples.
-        Other names of ``state`` get their values; what else there was is returned."""
+        """Load the model, the counts of steps and samples, and the optimizer if ``state`` holds one, from a checkpoint
+        of nemo2.
+
+        Other names in ``state`` receive their saved values. Returns the saved values without a name in ``state``.
+        """
         state = state if isinstance(state, dict) else {"model": state}
         wants_optimizer = any(isinstance(one, torch.optim.Optimizer) for one in state.values())
         self.training.form.load_optimizer = wants_optimizer
@@ -247,13 +259,17 @@ class FabricMegatronStrategy(DDPStrategy):
         return own
 
     def start_from(self, path: Union[str, Path]) -> None:
-        """The weights alone, of ours, NeMo's or released ones. Raises CheckpointError where they don't fit the model."""
+        """Load weights only, from a checkpoint of nemo2 or NeMo, or from released weights.
+
+        Raises:
+            CheckpointError: the weights don't fit the model.
+        """
         self.training.restore_config = RestoreConfig(path=str(path))
         self.training.selective_restore()
 
 
 class _OwnLoop:
-    """What `MegatronStrategy`'s hooks do around a step, for a loop that has none of Lightning's."""
+    """The work of `MegatronStrategy`'s hooks around a step, for a loop without Lightning's hooks."""
 
     def __init__(self, strategy: MegatronStrategy) -> None:
         self._strategy = strategy
@@ -278,8 +294,11 @@ class _OwnLoop:
 
 @configurable
 class Fabric(lf.Fabric):
-    """Lightning's Fabric, argument for argument. With `FabricMegatronStrategy`, ``precision`` is short for
-    ``plugins=FabricMegatronMixedPrecision(precision)``, and a model that is set up is a `MegatronParallel`."""
+    """Run your own training loop with Lightning's Fabric. The arguments are Lightning's.
+
+    With `FabricMegatronStrategy`, ``precision`` is short for ``plugins=FabricMegatronMixedPrecision(precision)``, and
+    `setup` returns the model as a `MegatronParallel`.
+    """
 
     def __init__(
         self,
@@ -302,14 +321,16 @@ class Fabric(lf.Fabric):
         super().__init__(**arguments)
 
     def setup(self, module: nn.Module, *optimizers: Any, scheduler: Optional[Any] = None, **options: Any) -> Any:
-        """As Lightning's. With `FabricMegatronStrategy` the optimizer is an `OptimizerModule`: `MegatronOptimizerModule`, say.
+        """Set up a model and its optimizer, as Lightning does.
+
+        With `FabricMegatronStrategy` the optimizer is an `OptimizerModule` such as `MegatronOptimizerModule`.
 
         Returns:
-            The model; with an optimizer a tuple of both, and third the schedule where the optimizer's has one, whose ``step`` the
-            loop calls.
+            The model. With an optimizer: the tuple ``(model, optimizer)``. With a schedule in the optimizer: ``(model,
+            optimizer, schedule)``; the loop calls ``schedule.step()``.
 
         Raises:
-            ConfigError: several optimizers, or one that is made already.
+            ConfigError: several optimizers, or an optimizer that is already built.
         """
         strategy = self.strategy
         if not isinstance(strategy, FabricMegatronStrategy):
@@ -331,7 +352,8 @@ class Fabric(lf.Fabric):
         return (parallel, made) if schedule is None else (parallel, made, schedule)
 
     def setup_module(self, module: nn.Module, *arguments: Any, **options: Any) -> Any:
-        """As Lightning's; a `MegatronParallel` with `FabricMegatronStrategy`."""
+        """Set up a model without an optimizer, as Lightning does. With `FabricMegatronStrategy` it returns a
+        `MegatronParallel`."""
         if not isinstance(self.strategy, FabricMegatronStrategy):
             return super().setup_module(module, *arguments, **options)
         self._validate_setup_module(module)
@@ -339,40 +361,47 @@ class Fabric(lf.Fabric):
         return self.strategy.setup_module(module)
 
     def setup_datamodule(self, datamodule: pl.LightningDataModule, stage: str = "") -> pl.LightningDataModule:
-        """Prepare it, and let its sampler split batches. Call it before `setup`."""
+        """Prepare the data module and use its sampler to split batches. Call this before `setup`."""
         datamodule.setup(stage)
         process = getattr(self.strategy, "process_datamodule", None)
         return datamodule if process is None else process(datamodule)
 
     def setup_dataloaders(self, *dataloaders: Any, **options: Any) -> Any:
-        """As Lightning's. With `FabricMegatronStrategy` the data sampler splits batches; the data step moves them."""
+        """Set up loaders, as Lightning does. With `FabricMegatronStrategy` the data sampler splits batches, and the
+        data step moves them to the device."""
         if isinstance(self.strategy, FabricMegatronStrategy):
             sampled = self.strategy.training.data_sampler is not None
             options = {"use_distributed_sampler": not sampled, **options, "move_to_device": False}
         return super().setup_dataloaders(*dataloaders, **options)
 
     def backward(self, tensor: torch.Tensor, *args: Any, model: Optional[Any] = None, **kwargs: Any) -> None:
-        """As Lightning's.
+        """Run backward, as Lightning does.
 
         Raises:
-            ConfigError: with `FabricMegatronStrategy`, whose ``training_step`` has run backward over its micro-batches.
+            ConfigError: with `FabricMegatronStrategy`, because ``training_step`` has already run backward for its
+                micro-batches.
         """
         if isinstance(self.strategy, FabricMegatronStrategy):
             raise ConfigError("fabric.backward: model.training_step(batch) has run backward already. Leave it out.")
         super().backward(tensor, *args, model=model, **kwargs)
 
     def clip_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's. Raises ConfigError with `FabricMegatronStrategy`, whose optimizer clips."""
+        """Clip gradients, as Lightning does.
+
+        Raises:
+            ConfigError: with `FabricMegatronStrategy`, whose optimizer clips in its step.
+        """
         if isinstance(self.strategy, FabricMegatronStrategy):
             raise ConfigError("fabric.clip_gradients: Megatron-Core clips inside its step. Set optim.config.clip_grad.")
         return super().clip_gradients(*args, **kwargs)
 
     def load_model(self, path: Union[str, Path], model: Optional[Any] = None) -> Any:
-        """A model with the weights of a checkpoint: ours, NeMo 2.0's, ``nemo://name`` or released ``hf://`` ones.
+        """Set up a model with the weights of a checkpoint of nemo2 or NeMo 2.0, of ``nemo://name``, or of released
+        ``hf://`` weights.
 
         Args:
-            path: Where they are.
-            model: The model to fill. None: what the checkpoint says it is.
+            path: The checkpoint or the released weights.
+            model: The model to fill. None: the model that the checkpoint describes.
         """
         self.launch()
         made = model if model is not None else _described(path)
@@ -381,10 +410,10 @@ class Fabric(lf.Fabric):
         return parallel
 
     def import_model(self, path: Union[str, Path], model_type: type) -> Any:
-        """A released model (``hf://organisation/name``, ``hf:///folder``), imported and set up.
+        """Import a released model (``hf://organisation/name``, ``hf:///folder``) and set it up.
 
         Raises:
-            ConfigError: it is of another class than ``model_type``.
+            ConfigError: the model is not an instance of ``model_type``.
         """
         from nemo2.hugging_face.api import import_ckpt
 
@@ -396,14 +425,14 @@ class Fabric(lf.Fabric):
 
 
 _OF_A_TRAINER = {"gradient_as_bucket_view", "progress_interval", "replace_progress_bar", "setup_optimizers"}
-"""Arguments of `MegatronStrategy` that say nothing of a loop of one's own, which makes an optimizer where `Fabric.setup` is given
-one."""
+"""Arguments of `MegatronStrategy` without a meaning in your own loop. Such a loop creates an optimizer when
+`Fabric.setup` receives one."""
 
 
 def to_fabric(
     trainer: pl.Trainer, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None
 ) -> Fabric:
-    """A Fabric of a trainer's devices, strategy and precision. See `Trainer.to_fabric`."""
+    """Return a Fabric with a trainer's devices, strategy and precision. See `Trainer.to_fabric`."""
     arguments = captured_arguments(trainer) or {}
     strategy, precision = trainer.strategy, trainer.precision_plugin
     if not isinstance(strategy, MegatronStrategy):
@@ -432,7 +461,7 @@ def _is_megatron(precision: Any) -> bool:
 
 
 def _described(path: Union[str, Path]) -> Any:
-    """The model that a checkpoint says it holds, without weights."""
+    """The model that a checkpoint describes, without weights."""
     if str(path).startswith("hf:"):
         raise ConfigError(
             f"fabric.load_model({str(path)!r}) needs model=..., or fabric.import_model(path, model_type)."
@@ -442,7 +471,7 @@ def _described(path: Union[str, Path]) -> Any:
 
 
 def _progress(trainer: pl.Trainer) -> Any:
-    """Lightning's count of optimizer steps, which `global_step` reads."""
+    """Lightning's counter of optimizer steps, which `global_step` reads."""
     return trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
 
 

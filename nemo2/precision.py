@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precision as one value: it sets the model's, the gradient buffers' and the optimizer's dtypes together.
+"""Precision as one value that sets the dtypes of the model, the gradient buffers and the optimizer together.
 
-`MegatronMixedPrecision` is a Lightning `MixedPrecision` plugin. Before anything is built the strategy lays its fields over those
-of the same name in the model, optimizer and DDP configurations. What the user set in one of them explicitly stays, and holds for
-the others too; where that contradicts what the user set here, or in another, it is an error that names both.
+`MegatronMixedPrecision` is a Lightning `MixedPrecision` plugin. Before the model is built, the strategy copies the
+plugin's fields into the fields of the same name in the model, optimizer and DDP configurations. A value that the user
+set explicitly in one of these configurations stays and applies to the others too. If it contradicts the plugin's
+explicit value, or another configuration's, the error names both.
 """
 
 import inspect
@@ -49,12 +50,12 @@ _OF_FP8 = (
 )
 _LAYERS_IN_BF16 = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 OF_EIGHT_BITS = (*_OF_FP8, "fp4_recipe", *_LAYERS_IN_BF16)
-"""Arguments of `MegatronMixedPrecision` that mean nothing without fp8 or fp4."""
+"""Arguments of `MegatronMixedPrecision` that have no effect without fp8 or fp4."""
 
 
 @dataclass
 class DtypeConfig:
-    """The fields that are laid over the model, optimizer and DDP configurations. Names are Megatron-Core's."""
+    """The fields that are copied into the model, optimizer and DDP configurations. The names are Megatron-Core's."""
 
     fp32: bool
     fp16: bool
@@ -95,28 +96,33 @@ _MODEL = "megatron.core.transformer.transformer_config:TransformerConfig"
 
 @configurable
 class MegatronMixedPrecision(MixedPrecision):
-    """Mixed precision as Megatron-Core does it: parameters and arithmetic in 16 bit (or fp8 inside matrix products), the
-    optimizer's own copy in fp32.
+    """Train in mixed precision as Megatron-Core does.
+
+    Parameters and arithmetic are in 16 bit, or in fp8 inside matrix products. The optimizer keeps its own copy of the
+    parameters in fp32.
 
     Args:
-        precision: "32", "bf16-mixed" or "16-mixed" ("bf16", "16", "fp16", "fp32" and the number 32 or 16 mean the same).
-        params_dtype: Of the model's parameters: what ``precision`` says, and None means the same. NeMo's scripts name both.
-        pipeline_dtype: Of what pipeline stages send each other. None: ``params_dtype``.
-        autocast_dtype: For torch autocast. None: ``params_dtype``.
-        autocast_enabled: Run the forward under torch autocast. Not needed: the model is converted as a whole.
+        precision: "32", "bf16-mixed" or "16-mixed". "fp32" and 32 mean "32", "bf16" means "bf16-mixed", and "16",
+            "fp16" and 16 mean "16-mixed".
+        params_dtype: The dtype of the model's parameters. It must agree with ``precision``. None: derived from
+            ``precision``.
+        pipeline_dtype: The dtype of the tensors that pipeline stages send to each other. None: ``params_dtype``.
+        autocast_dtype: The dtype of torch autocast. None: ``params_dtype``.
+        autocast_enabled: Run the forward under torch autocast. Not needed, because the whole model is converted.
         grad_reduce_in_fp32: Accumulate and reduce gradients in fp32.
-        fp8: "hybrid" or "e4m3"; None: no fp8. Needs Transformer Engine and a GPU of compute capability 8.9 or newer.
-        fp8_recipe: "delayed", "tensorwise" (current scaling), "blockwise" or "mxfp8". None: without fp8.
-        fp8_params: Deprecated spelling of ``fp8_param_gather``.
-        fp8_param_gather: Keep parameters in fp8 and gather them so. None: False.
-        fp4, fp4_recipe: As fp8, for 4 bit. Needs a Blackwell GPU.
-        fp16_loss_scale: A fixed loss scale. None: dynamic, from ``fp16_initial_loss_scale`` on, halved after
-            ``fp16_hysteresis`` overflows, doubled after ``fp16_loss_scale_window`` steps without one.
+        fp8: "hybrid" or "e4m3". Needs Transformer Engine and a GPU of compute capability 8.9 or newer. None: no fp8.
+        fp8_recipe: "delayed", "tensorwise" (current scaling), "blockwise" or "mxfp8". None: only without fp8.
+        fp8_params: The deprecated name of ``fp8_param_gather``.
+        fp8_param_gather: Keep parameters in fp8 and gather them in fp8. None: False.
+        fp4, fp4_recipe: The same as ``fp8`` and ``fp8_recipe``, for 4 bit. Need a Blackwell GPU.
+        fp16_loss_scale: A fixed loss scale. None: a dynamic loss scale, which starts at ``fp16_initial_loss_scale``,
+            halves after ``fp16_hysteresis`` overflows, and doubles after ``fp16_loss_scale_window`` steps without an
+            overflow.
 
-    The other arguments are Megatron-Core's ``TransformerConfig`` fields of the same name.
+    The other arguments are the fields of the same name of Megatron-Core's ``TransformerConfig``.
 
     Raises:
-        ConfigError: an unknown precision, fp8 format or recipe; parameters of another dtype than the precision's.
+        ConfigError: an unknown precision, fp8 format or recipe, or parameters in a dtype other than the precision's.
     """
 
     def __init__(
@@ -151,7 +157,7 @@ class MegatronMixedPrecision(MixedPrecision):
         num_layers_at_end_in_bf16: int = 0,
         reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     ) -> None:
-        super(MixedPrecision, self).__init__()  # its own would make a gradient scaler
+        super(MixedPrecision, self).__init__()  # Lightning's would make a gradient scaler
         name = _SPELLINGS.get(str(precision), str(precision))
         if name not in _PRECISIONS:
             raise ConfigError(
@@ -168,7 +174,7 @@ class MegatronMixedPrecision(MixedPrecision):
         if fp8 not in (None, "hybrid", "e4m3"):
             raise ConfigError(f"trainer.plugins.fp8={fp8!r}: must be 'hybrid', 'e4m3' or None.")
         if fp8_recipe is None and fp8 is None:
-            fp8_recipe = "delayed"  # NeMo's scripts say so where there is no fp8
+            fp8_recipe = "delayed"  # NeMo's scripts pass this without fp8
         if fp8_recipe not in FP8_RECIPES:
             raise ConfigError(
                 f"trainer.plugins.fp8_recipe={fp8_recipe!r}: must be one of {', '.join(FP8_RECIPES)}"
@@ -215,7 +221,7 @@ class MegatronMixedPrecision(MixedPrecision):
             reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
         )
 
-    # The names the plugin's arguments have where they differ from the fields they set.
+    # The plugin's arguments by field, where the names differ.
     _ARGUMENT_OF = {
         "fp32": "precision",
         "fp16": "precision",
@@ -229,8 +235,8 @@ class MegatronMixedPrecision(MixedPrecision):
         },
     }
 
-    # An instance of Lightning's class, for callers that ask; torch's autocast and gradient scaler stay out: the model is
-    # converted as a whole, and Megatron-Core's optimizer scales the loss.
+    # The plugin is an instance of Lightning's class for callers that check the class. It doesn't use torch's autocast
+    # and gradient scaler: the whole model is converted, and Megatron-Core's optimizer scales the loss.
     scaler = None
     pre_backward = Precision.pre_backward
     forward_context = Precision.forward_context  # pyright: ignore[reportAssignmentType]
@@ -239,37 +245,38 @@ class MegatronMixedPrecision(MixedPrecision):
 
     @property
     def device(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The kind of device that torch's autocast would be for."""
+        """The device type that torch's autocast would use."""
         return get_backend().name
 
     def autocast_context_manager(self) -> torch.autocast:
-        """Autocast where ``autocast_enabled`` says so, which is not the default."""
+        """An autocast context, active only with ``autocast_enabled``, which is off by default."""
         config = self.dtype_config
         return torch.autocast(self.device, dtype=config.autocast_dtype, enabled=config.autocast_enabled)
 
     def apply_to(self, config: Any, *, path: str) -> dict[str, tuple[Any, Any]]:
-        """`apply_to_all` of one configuration."""
+        """Call `apply_to_all` with one configuration."""
         return self.apply_to_all({path: config})[path]
 
     def apply_to_all(self, configs: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
-        """Lay the dtype fields over those of the same name in a run's configurations, all of them at once: what the user set
-        in one of them holds for the others too.
+        """Copy the dtype fields into the fields of the same name in all of a run's configurations at once.
+
+        A value that the user set in one configuration also applies to the others.
 
         Args:
-            configs: Megatron-Core's configurations by what the user knows them as ("strategy.ddp_config"), for errors; changed
+            configs: Megatron-Core's configurations by the name that errors call them ("strategy.ddp_config"). Changed
                 in place.
 
         Returns:
-            ``{path: {field: (before, after)}}`` of what changed.
+            ``{path: {field: (before, after)}}`` of the changed fields.
 
         Raises:
-            ConfigError: the user set one value in two places, differently; each sentence names both.
+            ConfigError: the user set two places to different values. Each sentence of the message names both places.
         """
         self._follow(configs)
         return {path: self._write(config) for path, config in configs.items()}
 
     def _follow(self, configs: Mapping[str, Any]) -> None:
-        """Take up what was set in the configurations where it isn't set here."""
+        """Adopt the explicit values of the configurations in fields that the plugin leaves unset."""
         ours = {
             name for name, value in explicit_values(self).items() if value is not None or name not in _NONE_IS_UNSET
         }
@@ -290,7 +297,7 @@ class MegatronMixedPrecision(MixedPrecision):
                     f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which makes it {asked}: {_ONE_THING}"
                 )
             elif name in _DECIDED_BY_PRECISION:
-                # Following one of these alone would leave parameters in one dtype and their optimizer in another.
+                # Adopting one of these fields alone would leave parameters in one dtype and their optimizer in another.
                 problems.append(
                     f"{claim} contradicts trainer.plugins.precision={self.precision!r}, its default, which makes it {asked}: set "
                     "trainer.plugins.precision, which decides for the model, the optimizer and the buffers, and remove this."
@@ -319,7 +326,8 @@ class MegatronMixedPrecision(MixedPrecision):
         return changed
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """The chunk in the model's dtype: 16-bit chunks are wrapped so that inputs and outputs are cast too."""
+        """Convert the chunk to the model's dtype. 16-bit chunks are wrapped so that their inputs and outputs are
+        cast too."""
         from megatron.core.transformer.module import Float16Module
 
         if self.dtype_config.fp16 or self.dtype_config.bf16:
@@ -327,7 +335,8 @@ class MegatronMixedPrecision(MixedPrecision):
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """Floating-point tensors of a plain module's batch in the model's dtype; Megatron models cast their own."""
+        """Cast the floating-point tensors of a plain module's batch to the model's dtype. Megatron models cast their
+        own inputs."""
         if self.dtype_config.params_dtype is torch.float32:
             return data
         return tree_map_only(
@@ -335,7 +344,7 @@ class MegatronMixedPrecision(MixedPrecision):
         )
 
     def clip_gradients(self, optimizer: Any, clip_val: Any = 0, gradient_clip_algorithm: Any = None) -> None:
-        """Megatron-Core clips inside the optimizer step, by the norm over all model-parallel ranks.
+        """Do nothing: Megatron-Core clips inside the optimizer step, by the norm over all model-parallel ranks.
 
         Raises:
             ConfigError: Lightning was asked to clip as well.
@@ -352,7 +361,7 @@ class MegatronMixedPrecision(MixedPrecision):
         )
 
     def ineffective(self) -> list[str]:
-        """A sentence for each argument that was set and takes no effect, because what it belongs to is off."""
+        """One sentence for each explicit argument that has no effect because the feature it belongs to is off."""
         config, ours = self.dtype_config, explicit_fields(self)
         found = [
             f"trainer.plugins.{name}={getattr(config, name)!r}{at(self, name)} does not take effect: {owner} is off."
@@ -371,10 +380,10 @@ class MegatronMixedPrecision(MixedPrecision):
         return found
 
     def check_hardware(self) -> None:
-        """Whether this machine can run what was asked for; the strategy calls it before any process group exists.
+        """Check that this machine supports the precision. The strategy calls this before it creates a process group.
 
         Raises:
-            ConfigError: fp8 or fp4 without a GPU that has it, or without Transformer Engine.
+            ConfigError: fp8 or fp4 without a GPU that supports it, or without Transformer Engine.
         """
         config = self.dtype_config
         for sentence in self.ineffective():
@@ -407,9 +416,11 @@ def what_is_lacking(
     transformer_engine: Optional[str] = None,
     cuda: Optional[str] = None,
 ) -> Optional[str]:
-    """What a machine lacks for an fp8 or fp4 recipe, in words that go on from its name. Each None is unknown and lacks nothing.
+    """Say what a machine lacks for an fp8 or fp4 recipe, in words that complete a sentence after the machine's name.
 
-    Sources: the versions' own checks, measured in tests/transformer_engine.
+    An argument that is None is unknown and counts as present.
+
+    Sources: the checks of Transformer Engine's versions, measured in tests/transformer_engine.
     """
     if capability is not None:
         this, needed = f"this one has {capability[0]}.{capability[1]}", REQUIRED_CAPABILITY.get(recipe, (0, 0))
@@ -429,7 +440,7 @@ def what_is_lacking(
 
 
 class _Claim(NamedTuple):
-    """A value that the user set in a configuration, the fields of `DtypeConfig` that it decides, and where it was set."""
+    """A value that the user set in a configuration, the fields of `DtypeConfig` that it decides, and its path."""
 
     names: tuple[str, ...]
     value: Any
@@ -444,7 +455,7 @@ _ONE_THING = "both were set, and they govern one thing. Remove one of them, or m
 
 
 def _reading(field: str) -> Callable[[Any], Any]:
-    """A field of `DtypeConfig`, read off a node of the plugin."""
+    """Return a function that reads a field of `DtypeConfig` from a node of the plugin."""
     argument = MegatronMixedPrecision._ARGUMENT_OF.get(field, field)
 
     def read(plugin: Any) -> Any:
@@ -472,7 +483,7 @@ _DEFAULTS = {
 }
 _NAME_OF = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 for _owner in (_BUFFERS, _OPTIMIZER, _MODEL):
-    # What stages send each other depends on the number of stages too.
+    # The dtype between stages depends on the number of stages too.
     _names = [field.name for field in fields(DtypeConfig) if field.name != "pipeline_dtype"]
     register_elsewhere(_owner, "trainer.plugins", **{name: _reading(name) for name in _names})
 register_elsewhere("nemo2.strategy:MegatronStrategy", "trainer.plugins", pipeline_dtype=_reading("pipeline_dtype"))
@@ -484,7 +495,7 @@ register_elsewhere(
 register_elsewhere(_BUFFERS, "trainer.plugins", check_for_nan_in_grad=_reading("check_for_nan_in_grad"))
 
 _ONE_VALUE = (("fp8_param_gather", "fp8_param"), ("autocast_enabled", "enable_autocast"))
-"""Fields that are one value under the names of different configurations."""
+"""Pairs of fields that hold the same value under different names in different configurations."""
 _NONE_IS_UNSET = ("pipeline_dtype", "autocast_dtype", "fp8_params", "fp8_param_gather")
 _DECIDED_BY_PRECISION = ("fp32", "fp16", "bf16", "params_dtype")
 
@@ -503,12 +514,15 @@ def _claims(configs: Mapping[str, Any], dtypes: DtypeConfig) -> Iterator[_Claim]
 
 
 def _derive_again(config: Any) -> None:
-    """Megatron-Core's optimizer looks for gradients in one of two places, by an fp8 recipe that it asks for when its
-    configuration is made, which is before it gets ours."""
+    """Repeat what ``OptimizerConfig.__post_init__`` derives from the fp8 recipe, which it read before the plugin set
+    ours.
+
+    By this recipe Megatron-Core's optimizer chooses between two places to look for gradients.
+    """
     if not hasattr(config, "use_precision_aware_optimizer"):
         return
     if config.use_precision_aware_optimizer and not have_te():
-        return  # explained here, run elsewhere: Megatron-Core would refuse it
+        return  # this machine only explains the recipe; Megatron-Core would reject it here
     try:
         with adjusting(config, why="derived by Megatron-Core from the fp8 recipe"):
             config.__post_init__()
@@ -525,7 +539,8 @@ def _warn(sentence: str) -> None:
 REQUIRED_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The compute capability that each fp8 and fp4 recipe needs."""
 BLOCKS = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}
-"""Multiples that the tokens and the widths of a matrix product have to be, by recipe."""
+"""Multiples that the token count and the widths of a matrix product must have, by recipe."""
 _BLOCKS_ON_BLACKWELL, _CUDA_OF_BLOCKS = "2.9", "12.9"
 SINCE = {"tensorwise": "2.2", "blockwise": "2.3", "mxfp8": "2.1", "nvfp4": "2.8"}
-"""The version of Transformer Engine from which on it has a recipe; delayed scaling is older than all that Megatron-Core takes."""
+"""The first version of Transformer Engine with each recipe. Delayed scaling is older than every version that
+Megatron-Core supports."""

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MegatronStrategy`: Lightning's hooks mapped onto Megatron-Core.
+"""`MegatronStrategy`: maps Lightning's hooks onto Megatron-Core.
 
-What happens, in Lightning's order:
+The hooks, in Lightning's order:
 
-    connect              the parallel sizes, the precision and the backend's rules go into the model's configuration
-    setup_environment    device, process group, Megatron-Core's groups, random streams
-    setup                chunks built and wrapped (`MegatronParallel`), optimizer, the loop told that backward is not its job
-    training_step        gradients zeroed, the schedule runs forward and backward over this rank's share of a global batch
-    optimizer_step       Megatron-Core's optimizer, metrics on the steps that log
+    connect              writes parallel sizes, precision and the backend's rules into the model's configuration
+    setup_environment    device, process group, Megatron-Core's groups, random-number streams
+    setup                builds and wraps the chunks (`MegatronParallel`), makes the optimizer, takes over backward
+    training_step        zeroes gradients, then the schedule runs forward and backward over this rank's micro-batches
+    optimizer_step       Megatron-Core's optimizer, and metrics on the steps that log
     save / load          sharded state through `MegatronCheckpointIO`
 
-This file holds what is the strategy's own, its arguments and the building; `nemo2.strategies` holds the rest: `world` (ranks,
-groups, data), `stepping` (steps, metrics), `checkpoints`, and `megatron_config` (its arguments). What is written into
-which configuration is `nemo2.settle`'s.
+This file holds the strategy's arguments and the building of the model. `nemo2.strategies` holds the rest: `world`
+(ranks, groups, data), `stepping` (steps, metrics), `checkpoints`, and `megatron_config` (the checks of the arguments).
+`nemo2.settle` decides which values go into which configuration.
 """
 
 import logging
@@ -74,67 +74,86 @@ _log = logging.getLogger(__name__)
 class MegatronStrategy(LiveSettings, Checkpoints):
     """Train with Megatron-Core's parallelisms under Lightning.
 
-    Parameters are NeMo 2.0's; the sizes have the defaults "not cut". ``ddp_config`` is a second spelling of ``ddp``. They can
-    be read as attributes, and sizes and what checkpoints hold be set until the strategy is connected to a model.
+    The parameters are NeMo 2.0's. Each parallel size defaults to 1, that is no sharding. ``ddp_config`` is another name
+    for ``ddp``. Every argument can be read as an attribute. Sizes and checkpoint settings can also be set until the
+    strategy is connected to a model.
+
+    The data-parallel size is the world size divided by the product of the tensor, pipeline and context sizes.
 
     Args:
-        tensor_model_parallel_size, pipeline_model_parallel_size, context_parallel_size, expert_model_parallel_size: Ranks
-            that share one replica of the model, by what they share. The data-parallel size is what is left of the world.
-        virtual_pipeline_model_parallel_size: Model chunks per pipeline rank (interleaved schedule). None: not interleaved.
-        expert_tensor_parallel_size: Tensor-parallel ranks inside an expert. None: the same as outside.
-        sequence_parallel: Cut activations between matrix products over the tensor-parallel ranks.
-        microbatch_group_size_per_vp_stage: Micro-batches that a virtual stage runs in a row. None: the pipeline size.
-        num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: Uneven first and last stages. None: even.
-        account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split: Count the embedding, the loss as a layer.
-        pipeline_model_parallel_layout: Which layers each stage holds, in Megatron-Core's notation. None: even.
-        pipeline_dtype: Of what stages send each other, which is the dtype of activations between layers: nothing else is taken.
-            None: follows the precision.
-        pipeline_model_parallel_comm_backend: "nccl" or "ucc". None: the backend of the world. Where ranks talk over gloo, the
-            run says that this, ``use_sharp`` and ``nccl_communicator_config_path`` are left out.
-        ddp: "megatron" or a ``DistributedDataParallelConfig``: buckets, overlap, the distributed optimizer.
+        tensor_model_parallel_size: Ranks that share each weight matrix.
+        pipeline_model_parallel_size: Pipeline stages, each with its part of the layers.
+        context_parallel_size: Ranks that share each sequence.
+        expert_model_parallel_size: Ranks that the experts of a layer are distributed over.
+        virtual_pipeline_model_parallel_size: Model chunks per pipeline rank, for the interleaved schedule. None: the
+            schedule is not interleaved.
+        expert_tensor_parallel_size: Tensor-parallel ranks inside an expert. None: ``tensor_model_parallel_size``.
+        sequence_parallel: Shard the activations between matrix products over the tensor-parallel ranks.
+        microbatch_group_size_per_vp_stage: Consecutive micro-batches that a virtual stage runs. None: the pipeline
+            size.
+        num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: Layers of a first or last stage that
+            differs from the other stages. None: the same number as in the other stages.
+        account_for_embedding_in_pipeline_split: Count the embedding as a layer when layers are split into stages.
+        account_for_loss_in_pipeline_split: Count the loss as a layer when layers are split into stages.
+        pipeline_model_parallel_layout: The layers of each stage, in Megatron-Core's notation. None: the same number in
+            each stage.
+        pipeline_dtype: The dtype of the tensors that stages send to each other. It must equal the dtype of the
+            activations between layers. None: the precision's dtype.
+        pipeline_model_parallel_comm_backend: "nccl" or "ucc". None: the backend of the default process group. Runs
+            whose ranks communicate over gloo report that they ignore this argument, ``use_sharp`` and
+            ``nccl_communicator_config_path``.
+        ddp: "megatron", or a ``DistributedDataParallelConfig`` with the settings of buckets, overlap and the
+            distributed optimizer.
         num_distributed_optimizer_instances: Replicas of the sharded optimizer state.
-        use_tp_pp_dp_mapping: Number ranks tensor, pipeline, data (else tensor, context, expert, data, pipeline).
-        nccl_communicator_config_path: YAML with NCCL settings per group, for Megatron-Core.
-        use_sharp: Let the switch reduce for the data-parallel groups.
-        use_gloo_process_groups: Also make gloo groups, for the optimizer's checkpoints.
-        gradient_as_bucket_view: True: Megatron-Core's gradients are views of its buffers.
-        data_sampler: Splits batches. None: the data module's ``data_sampler``.
-        parallel_devices, cluster_environment, checkpoint_io: As Lightning's DDPStrategy.
-        find_unused_parameters: Has no meaning for Megatron-Core's gradient buffers: False.
-        ckpt_load_optimizer, ckpt_save_optimizer: Whether optimizer state takes part.
-        ckpt_load_main_params: Begin with the fp32 parameters that the checkpoint's optimizer kept, and nothing else of it,
-            rather than with the 16-bit ones that were rounded from them. Not with ``ckpt_load_optimizer``.
+        use_tp_pp_dp_mapping: Number the ranks in the order tensor, pipeline, data. False: tensor, context, expert,
+            data, pipeline.
+        nccl_communicator_config_path: A YAML file with NCCL settings per group, for Megatron-Core.
+        use_sharp: Reduce the data-parallel groups' tensors in the network switch.
+        use_gloo_process_groups: Also create gloo groups, for the optimizer's checkpoints.
+        gradient_as_bucket_view: Must be True, because Megatron-Core's gradients are views of its buffers.
+        data_sampler: The sampler that splits batches over ranks. None: the data module's ``data_sampler``.
+        parallel_devices, cluster_environment, checkpoint_io: As in Lightning's ``DDPStrategy``.
+        find_unused_parameters: Must be False, because Megatron-Core's gradient buffers have no such search.
+        ckpt_load_optimizer, ckpt_save_optimizer: Whether checkpoints are loaded, or saved, with the optimizer's state.
+        ckpt_load_main_params: Start from the fp32 parameters in the checkpoint's optimizer state rather than from the
+            16-bit parameters that were rounded from them. No other optimizer state is loaded. Excludes
+            ``ckpt_load_optimizer``.
         save_ckpt_format: "torch_dist".
         ckpt_async_save: Write checkpoints in the background.
         ckpt_torch_dist_multiproc: Writer processes per rank. None: Megatron-Core's choice.
-        ckpt_assume_constant_structure, ckpt_parallel_save, ckpt_parallel_save_within_dp, ckpt_parallel_load: See
-            `MegatronCheckpointIO`.
-        ckpt_parallel_save_optim: Save the optimizer's state so that any layout can load it; False: faster, for the same
-            model-parallel layout only.
-        ckpt_load_directly_on_device: Kept for NeMo's signature.
-        ckpt_load_strictness: Megatron-Core's ``StrictHandling`` by name; it calls "unexpected" what the model has and the
-            checkpoint doesn't. None or True: that is an error, and what the checkpoint has beyond the model is ignored. False:
-            "log_all".
-        ckpt_save_part: Save a part of the model only: "trained" parameters, or those whose full name a function takes. The rest
-            comes from the checkpoint that the run began with (``restore_config``), on resuming too. None: all of it.
-        restore_config: Weights to start from, when no checkpoint is resumed.
-        setup_optimizers: False: no optimizer is made. The module has ``automatic_optimization = False`` and updates its
-            parameters itself, from their ``main_grad``; each global batch counts as a step.
-        init_model_parallel: False: somebody else has made Megatron-Core's groups, of this layout.
-        lazy_init: Must be False; the rehearsal builds models without memory.
-        use_te_rng_tracker: Transformer Engine's random-stream tracker. CUDA graphs (``model.config.cuda_graph_impl``) turn it
-            on.
-        replace_progress_bar, progress_interval: Our progress line or bar in place of Lightning's, every so many steps; 0: no
-            line.
-        megatron_log_level: 0 to 2: which of Megatron-Core's timers run; they are told where steps are logged. Each waits for the
-            device: steps take longer.
-        fsdp: "megatron": shard parameters, gradients and optimizer state with Megatron-FSDP, or as much of it as
-            ``ddp_config.data_parallel_sharding_strategy`` says. None: as ``ddp`` says. For torch's own see `FSDP2Strategy`.
-        moe_extended_tp, encoder_tensor_model_parallel_size, encoder_pipeline_model_parallel_size: Gone from Megatron-Core;
-            any value but the default is an error that says what to use.
+        ckpt_assume_constant_structure, ckpt_parallel_save: See `MegatronCheckpointIO`.
+        ckpt_parallel_save_within_dp, ckpt_parallel_load: See `MegatronCheckpointIO`.
+        ckpt_parallel_save_optim: Save the optimizer's state so that any layout can load it. False: faster, but only the
+            same model-parallel layout can load it.
+        ckpt_load_directly_on_device: Accepted for NeMo's signature, without effect.
+        ckpt_load_strictness: The name of one of Megatron-Core's ``StrictHandling`` values. Megatron-Core calls a tensor
+            "unexpected" if the model has it and the checkpoint doesn't. None or True: such a tensor is an error, and
+            tensors that only the checkpoint has are ignored. False: "log_all".
+        ckpt_save_part: The part of the model that checkpoints hold: "trained" for the trainable parameters, or a
+            function that selects parameters by their full names. The other parameters come from the checkpoint that the
+            run started from (``restore_config``), also on resume. None: the whole model.
+        restore_config: Weights to start from, unless the run resumes from a checkpoint.
+        setup_optimizers: Create the optimizer. False: the module has ``automatic_optimization = False`` and updates its
+            parameters itself, from their ``main_grad``. Each global batch then counts as a step.
+        init_model_parallel: Create Megatron-Core's process groups. False: the caller has created the groups of this
+            layout.
+        lazy_init: Must be False. A rehearsal builds models without memory.
+        use_te_rng_tracker: Use Transformer Engine's random-number tracker. CUDA graphs
+            (``model.config.cuda_graph_impl``) turn it on.
+        replace_progress_bar: Show nemo2's progress line or bar in place of Lightning's.
+        progress_interval: Steps between two progress lines. 0: no lines.
+        megatron_log_level: The level of Megatron-Core's timers that run, 0 to 2. Their times are logged with the step's
+            metrics. Each timer synchronizes with the device, so steps take longer.
+        fsdp: "megatron": shard parameters, gradients and optimizer state with Megatron-FSDP, or the part of them that
+            ``ddp_config.data_parallel_sharding_strategy`` names. None: as ``ddp`` says. For torch's FSDP use
+            `FSDP2Strategy`.
+        moe_extended_tp, encoder_tensor_model_parallel_size: Removed from Megatron-Core. A value other than the default
+            is an error that names the replacement.
+        encoder_pipeline_model_parallel_size: Removed from Megatron-Core. A value other than the default is an error
+            that names the replacement.
 
     Raises:
-        ConfigError: a value that can't work, or that Megatron-Core no longer has.
+        ConfigError: a value that can't work, or a feature that Megatron-Core no longer has.
     """
 
     def __init__(
@@ -229,11 +248,12 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             use_te_rng_tracker=use_te_rng_tracker,
         )
         if pipeline_dtype is not None:
-            # The precision plugin follows it; a dataclass without defaults doesn't tell what was set.
+            # Noted here because the precision plugin follows an explicit dtype, and a dataclass without defaults can't
+            # tell which fields the user set.
             note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
         self.ddp_config = ddp_config_of(ddp)
         self.explicit_ddp_fields: frozenset[str] = explicit_fields(self.ddp_config)
-        """Fields of ``ddp_config`` that the user set; callbacks and precision leave them alone."""
+        """Fields of ``ddp_config`` that the user set. Callbacks and precision don't change them."""
         self.fsdp = fsdp
         if fsdp and pipeline_model_parallel_size > 1:
             raise ConfigError(
@@ -307,8 +327,11 @@ class MegatronStrategy(LiveSettings, Checkpoints):
 
     @property
     def decided_ddp_fields(self) -> frozenset[str]:
-        """`explicit_ddp_fields`, and what ``fsdp`` decides: Megatron-FSDP's optimizer is the distributed one, whatever the
-        optimizer's configuration leaves unset."""
+        """`explicit_ddp_fields` and the fields that ``fsdp`` decides.
+
+        Megatron-FSDP always uses the distributed optimizer, even where the optimizer's configuration leaves the field
+        unset.
+        """
         return self.explicit_ddp_fields | ({"use_distributed_optimizer"} if self.fsdp else frozenset())
 
     def _check_world(self, world_size: int) -> None:
@@ -322,7 +345,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
     # ------------------------------------------------------------------------------------------------------ connecting
 
     def connect(self, model: pl.LightningModule) -> None:
-        """Write sizes, precision and the backend's rules into the model's, the optimizer's and the DDP configuration."""
+        """Write sizes, precision and the backend's rules into the configurations of the model, the optimizer and
+        DDP."""
         super().connect(model)
         self.settle(model)
         self._captures = kind_of(getattr(model, "config", None)) != "none"
@@ -333,7 +357,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             self._replace_progress_bar(model.trainer)
 
     def settle(self, model: pl.LightningModule) -> None:
-        """Write what `nemo2.settle` says into the configurations of ``model``, of its present optimizer and of the buffers."""
+        """Write `nemo2.settle`'s values into the configurations of ``model``, of its optimizer and of the gradient
+        buffers."""
         run = RunSettings(
             parallelism=self.parallelism,
             layout=self.layout,
@@ -348,10 +373,10 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         announce(settled.machine_decides)
 
     def on_train_start(self) -> None:
-        """Everything is ready.
+        """Check, when everything is built, that the run can train.
 
         Raises:
-            ConfigError: nobody would update the parameters; or as `Checkpoints`.
+            ConfigError: no optimizer would update the parameters; or an error of `Checkpoints`.
         """
         super().on_train_start()
         module = self.lightning_module
@@ -363,10 +388,10 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Before the first step, after every callback: what runs is what was asked for, or was announced.
+        """Compare the effective configuration with the requested one before the first step, after every callback.
 
         Raises:
-            ConfigError: a setting changed, and nobody said so.
+            ConfigError: a setting changed without an announcement.
         """
         super().on_train_batch_start(batch, batch_idx)
         if not self._compared:
@@ -385,17 +410,17 @@ class MegatronStrategy(LiveSettings, Checkpoints):
 
     @contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Around ``configure_model``, whoever calls it: what layers look for while they are built is there."""
+        """Provide what layers need while they are built. Every call of ``configure_model`` runs inside this context."""
         start_userbuffers(getattr(self.lightning_module, "config", None), self.data_sampler)
         with super().model_sharded_context():
             yield
 
     def teardown(self) -> None:
         super().teardown()
-        stop_userbuffers()  # after the graphs, which point into them
+        stop_userbuffers()  # after the CUDA graphs, which point into the buffers
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Build and wrap this rank's chunks, make the optimizer, take backward out of Lightning's hands."""
+        """Build and wrap this rank's chunks, make the optimizer, and take backward out of Lightning's hands."""
         assert self.accelerator is not None and self.lightning_module is not None
         self.accelerator.setup(trainer)
         self.trainer = trainer
@@ -412,7 +437,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             self.selective_restore()
 
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
-        """Chunks → precision wrapper → DDP buffers; parameters of replica 0 everywhere."""
+        """Build the chunks, wrap them for the precision and in DDP buffers, and broadcast the parameters of replica
+        0."""
         assert self.lightning_module is not None
         precision = self.precision_plugin
         if wrap:
@@ -434,10 +460,11 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         self.model = self.megatron_parallel
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Megatron-Core's optimizer from the module's ``optim``; else what its ``configure_optimizers`` returns.
+        """Make Megatron-Core's optimizer from the module's ``optim``, or take the optimizer of its
+        ``configure_optimizers``.
 
         Raises:
-            ConfigError: there is neither, or there are several optimizers.
+            ConfigError: the module defines no optimizer, or more than one.
         """
         assert self.lightning_module is not None and self.megatron_parallel is not None
         optim = getattr(self.lightning_module, "optim", None)

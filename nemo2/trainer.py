@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's Trainer, whose arguments are remembered and checked against this machine before anything starts."""
+"""Lightning's Trainer, which records its arguments and checks them against this machine before anything starts."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -34,18 +34,25 @@ _Plugin = Union[Precision, ClusterEnvironment, CheckpointIO, LayerSync]
 
 @configurable
 class Trainer(pl.Trainer):
-    """Lightning's Trainer, argument for argument, with these differences.
+    """Run training, validation and testing with Lightning's Trainer. The arguments are Lightning's, with these
+    differences:
 
-    ``val_check_interval`` as a whole number counts optimizer steps over the whole run, not within an epoch, and may exceed
-    an epoch: ``check_val_every_n_epoch`` is None where it isn't set. ``num_sanity_val_steps`` is 0. ``accelerator="auto"``
-    means GPUs where there are any and CPU processes elsewhere. ``max_time`` is counted anew by each run that resumes.
+    - ``val_check_interval`` as an integer counts optimizer steps over the whole run rather than within an epoch, and
+      may exceed an epoch. ``check_val_every_n_epoch`` is None by default when ``val_check_interval`` is an integer.
+    - ``num_sanity_val_steps`` defaults to 0.
+    - ``accelerator="auto"`` selects GPUs where the machine has any, and CPU processes elsewhere.
+    - ``max_time`` starts from zero in each run that resumes.
 
-    With a strategy of nemo2, a logger, a model summary and a checkpoint callback are there only if they were asked for,
-    ``precision`` is short for ``plugins=MegatronMixedPrecision(precision)``, and ``use_distributed_sampler`` concerns plain
-    loaders only: data modules with a ``data_sampler`` cut their batches by data-parallel rank.
+    With a strategy of nemo2, three more differences apply:
+
+    - The trainer has a logger, a model summary and a checkpoint callback only if you ask for them.
+    - ``precision`` is short for ``plugins=MegatronMixedPrecision(precision)``.
+    - ``use_distributed_sampler`` affects plain loaders only. Data modules with a ``data_sampler`` split their batches
+      by data-parallel rank.
 
     Raises:
-        ConfigError: devices that this machine doesn't have and nobody has launched; text where an object belongs.
+        ConfigError: the machine lacks the requested devices and no launcher started the processes, or an argument that
+            needs an object is a string.
     """
 
     def __init__(
@@ -95,43 +102,44 @@ class Trainer(pl.Trainer):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         refuse_text(Trainer, arguments, of="trainer.")
         if _no_gpu() and accelerator == "auto":
-            # Lightning takes whole numbers of CPU processes only, and a recipe may count GPUs otherwise.
+            # Lightning accepts only an integer number of CPU processes, and a recipe may count GPUs in other ways.
             devices = arguments["devices"] = devices_of(devices, Machine.here())
         check_devices(accelerator=accelerator, devices=devices, num_nodes=num_nodes)
         if not isinstance(val_check_interval, int) and check_val_every_n_epoch is None:
             arguments["check_val_every_n_epoch"] = 1  # Lightning's default: the interval counts within an epoch
         if num_sanity_val_steps is None:
-            # Lightning's two steps before training; pipelines and overlapped gathering want a first training step.
+            # Lightning's default is two validation steps before training. Pipelines and overlapped gathers need a
+            # training step first.
             arguments["num_sanity_val_steps"] = 0
         if _no_gpu() and accelerator == "auto":
             arguments["accelerator"] = "cpu"
         if isinstance(strategy, SteppingStrategy) and precision is not None:
-            # Lightning's own plugin casts around hooks that the schedule doesn't go through: it would do nothing.
+            # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
             arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
             arguments["precision"] = None
         if isinstance(strategy, SteppingStrategy):
-            # Lightning's own checkpoint callback writes files, its summary counts this rank's shard only, and its default
-            # logger a folder beside the run's: the run directory brings all three.
+            # Lightning's checkpoint callback writes single files, its summary counts only this rank's shard, and its
+            # default logger creates a folder beside the run's. The run directory provides all three.
             given = _listed(callbacks)
             if enable_checkpointing is None and not any(isinstance(item, Checkpoint) for item in given):
                 arguments["enable_checkpointing"] = False
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger
-        # Asked beforehand: Lightning appends its own to the list it is given.
+        # Evaluated first, because Lightning appends its own to the list that it receives.
         has_timer = any(isinstance(item, Timer) for item in _listed(callbacks))
         super().__init__(**arguments)
         if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
-            self.log_every_n_steps = max_steps  # a shorter run would end without a loss and without a report
+            self.log_every_n_steps = max_steps  # otherwise a shorter run would log no loss
         _leave_requeueing_to_us(self, given=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
 
     def to_fabric(self, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None) -> "Fabric":
-        """A Fabric of the same devices, strategy and precision, for a loop of one's own.
+        """Return a `Fabric` with the same devices, strategy and precision, for a loop that you write yourself.
 
         Raises:
-            ConfigError: the strategy isn't `MegatronStrategy`, or has settings that `FabricMegatronStrategy` doesn't know.
+            ConfigError: the strategy isn't `MegatronStrategy`, or has settings that `FabricMegatronStrategy` lacks.
         """
         from nemo2.fabric import to_fabric
 
@@ -139,9 +147,11 @@ class Trainer(pl.Trainer):
 
 
 def _leave_requeueing_to_us(trainer: pl.Trainer, *, given: Any) -> None:
-    """Lightning's own answer to SIGUSR1 saves from inside the signal handler, into the working directory, and calls scontrol on
-    every rank. `PreemptionCallback` saves after the step, and the job's script asks for the requeue. An environment that the user
-    has ``given`` as a plugin stays as it is."""
+    """Turn off Lightning's handling of SIGUSR1, unless the user passed an environment plugin (``given``).
+
+    Lightning saves inside the signal handler, writes into the working directory, and calls scontrol on every rank.
+    `PreemptionCallback` saves after the step instead, and the job script requests the requeue.
+    """
     environment = trainer._accelerator_connector.cluster_environment
     if isinstance(environment, SLURMEnvironment) and environment not in _listed(given):
         environment.auto_requeue = False
@@ -162,10 +172,10 @@ def _listed(value: Any) -> list[Any]:
 
 
 def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
-    """Refuse what this machine can't give.
+    """Check that this machine has the requested devices.
 
     Raises:
-        ConfigError: GPUs on a machine without any; more CPU processes than were launched.
+        ConfigError: GPUs are requested on a machine without any, or more CPU processes than were launched.
     """
     if not _no_gpu():
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of a checkpoint: the newest finished checkpoint of a run, a named checkpoint, or weights to start from."""
+"""Chooses the checkpoint of a run: its newest finished checkpoint, a named checkpoint, or weights to start from."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,60 +19,71 @@ from nemo2.errors import CheckpointError, RunFinished
 @configurable
 @dataclass(kw_only=True)
 class RestoreConfig:
-    """Start from the weights of another run, and only those."""
+    """Start a new run from the weights of another run or of a released model."""
 
     path: str
-    """A checkpoint directory; ``nemo://name``, a model that `llm.import_ckpt` has kept; or released weights, without converting
-    them first: ``hf:///folder`` with config.json and safetensors, or ``hf://organisation/name`` of Hugging Face's hub. Each
-    rank reads what its layout holds."""
+    """The weights, as one of:
+
+    - a checkpoint directory
+    - ``nemo://name``: a model that `llm.import_ckpt` has stored
+    - ``hf:///folder``: released weights in a folder with config.json and safetensors files
+    - ``hf://organisation/name``: released weights from Hugging Face's hub
+
+    Released weights need no conversion first. Each rank reads only the parameters that its layout holds.
+    """
     load_model_state: bool = True
     load_optim_state: bool = False
-    """Continue its optimizer state too."""
+    """Load the optimizer's state too."""
     load_artifacts: bool = True
-    """Take its tokenizer along: it becomes the model's, and the data's where both share one."""
+    """Use the checkpoint's tokenizer for the model, and for the data if both share one tokenizer."""
 
     @property
     def describes_tokenizer(self) -> bool:
-        """Whether a ``context/`` may hold the tokenizer to take along. Released weights have none: see
+        """Whether a ``context/`` may hold the tokenizer to use. Released weights have none: see
         `nemo2.hugging_face.tokenizers`."""
         return self.load_artifacts and not self.path.startswith(HUGGING_FACE)
 
 
 @dataclass
 class Search:
-    """Where a checkpoint was looked for, and what was found; for the message."""
+    """The folders that were searched for a checkpoint and the result, for messages."""
 
     looked_at: list[Path] = field(default_factory=list)
     left_out: dict[Path, str] = field(default_factory=dict)
-    """Folders that look like a checkpoint and can't be used, with the reason."""
+    """Folders that look like a checkpoint but are unusable, with the reason."""
     found: Optional[Path] = None
     manifest: Optional[Manifest] = None
     whole: Optional[Path] = None
-    """The newest one with an optimizer's state, from which training can go on."""
+    """The newest checkpoint with an optimizer's state, from which training can resume."""
     whole_step: int = -1
 
 
 @configurable
 @dataclass(kw_only=True)
 class AutoResume:
-    """Find what to resume from.
+    """Find the checkpoint or the weights that a run starts from.
 
-    The first of these that applies: ``resume_from_path``; with ``resume_if_exists`` the finished checkpoint of the highest
-    step under ``resume_from_directory`` or in the run's own directory, of this run only; ``restore_config``.
+    The first of these that applies:
+
+    1. ``resume_from_path``
+    2. with ``resume_if_exists``, the finished checkpoint of the highest step: of any run in ``resume_from_directory``
+      if that is set, else of this run in its own directory
+    3. ``restore_config``
     """
 
     restore_config: Optional[RestoreConfig] = None
     resume_from_directory: Optional[str] = None
-    """Look here and not in the run's own directory."""
+    """Search this directory instead of the run's own."""
     resume_from_path: Optional[str] = None
     """Resume exactly this checkpoint."""
     resume_if_exists: bool = False
     resume_past_end: bool = False
-    """Resume a checkpoint at or beyond ``trainer.max_steps`` all the same."""
+    """Resume even from a checkpoint at or beyond ``trainer.max_steps``."""
     resume_ignore_no_checkpoint: bool = False
-    """Start from the beginning where ``resume_if_exists`` finds nothing. False: that is an error."""
+    """Start from the beginning if ``resume_if_exists`` finds no checkpoint. False: that is an error, unless
+    ``restore_config`` is set."""
     accept_changes: bool = False
-    """Go on although the recipe has changed in a way that doesn't fit the checkpoint, another vocabulary for example."""
+    """Resume even if the recipe has changed in a way that doesn't fit the checkpoint, such as another vocabulary."""
 
     def setup(
         self,
@@ -83,21 +94,23 @@ class AutoResume:
         directory: Optional[Path] = None,
         data: Optional[pl.LightningDataModule] = None,
     ) -> Optional[Path]:
-        """Point ``trainer`` at the checkpoint to resume from; returns it, None to start fresh.
+        """Point ``trainer`` at the checkpoint to resume from. Returns its path, or None for a run that starts from the
+        beginning.
 
         Args:
-            trainer: Its checkpoint callback knows where the run's checkpoints are.
-            model: Gets the tokenizer of the weights to start from, see ``restore_config.load_artifacts``. None: nothing does.
-            training: False: its weights are only looked at, so that the last checkpoint of a finished run will do.
-            directory: Where the run's checkpoints are if no callback saves any. None: nowhere.
-            data: Gets the tokenizer too where the model and the data have the same one.
+            trainer: The trainer. Its checkpoint callback holds the directory of the run's checkpoints.
+            model: Receives the tokenizer of the weights to start from, see ``restore_config.load_artifacts``. None: no
+                tokenizer is loaded.
+            training: False for validation, which may also read the last checkpoint of a finished run.
+            directory: The directory of the run's checkpoints if no callback saves any. None: there is none.
+            data: Receives the tokenizer too if the model and the data share one.
 
         Raises:
-            CheckpointError: asked to resume and there is nothing, the named checkpoint isn't one, or the tokenizer to start
-                with isn't what was written.
-            SecurityError: the description of the tokenizer to start with names something outside the allow-list.
+            CheckpointError: there is nothing to resume from, the named directory is no checkpoint, or the tokenizer's
+                files differ from those that were saved.
+            SecurityError: the description of the tokenizer names a class outside the allow-list.
         """
-        if self.restore_config is not None:  # where additions are resumed too: it is where the rest of the model is
+        if self.restore_config is not None:  # set on resume too: the frozen part of the model comes from it
             trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
         path = self.get_trainer_ckpt_path(trainer, training=training, directory=directory)
         restore: Optional[RestoreConfig] = getattr(trainer.strategy, "restore_config", None)
@@ -114,7 +127,8 @@ class AutoResume:
     def get_trainer_ckpt_path(
         self, trainer: pl.Trainer, *, training: bool = True, directory: Optional[Path] = None
     ) -> Optional[Path]:
-        """The checkpoint to resume from, None to start fresh. Arguments and errors are those of `setup`."""
+        """The checkpoint to resume from, or None to start from the beginning. The arguments and errors are those of
+        `setup`."""
         if self.resume_from_path:
             path = Path(self.resume_from_path)
             if not path.is_dir():
@@ -161,34 +175,40 @@ class AutoResume:
         return search.found
 
     def get_context_path(self, model: Any = None) -> Optional[Path]:
-        """The ``context/`` of the weights to start from; None without any, and of released ones, which have none."""
+        """The ``context/`` of the weights to start from. None without such weights, and for released weights, which
+        have none."""
         if self.restore_config is None or self.restore_config.path.startswith(HUGGING_FACE):
             return None
         return resolved(self.restore_config.path) / CONTEXT_PATH
 
     def _resumable(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
-        """All ranks look, on the file system they share; once they can talk, rank 0 looks and they follow what it saw."""
+        """Search for a checkpoint. Before process groups exist every rank searches the shared file system.
+        Afterwards rank 0 searches and sends its result to the others."""
         if not torch.distributed.is_initialized():
             return self._look(trainer, directory)
         search = self._look(trainer, directory) if trainer.is_global_zero else Search()
         return trainer.strategy.broadcast(search)
 
     def _look(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
-        """In the directory that is named, whatever run's it is, or for this run's own checkpoints where it saves them. The
-        logger has continued the newest version of the run's name already, so the checkpoint callback points there."""
+        """Search ``resume_from_directory`` for checkpoints of any run, or the run's own directory for its own
+        checkpoints.
+
+        The logger has already continued the newest version of the run's name, so the checkpoint callback points to that
+        directory.
+        """
         if self.resume_from_directory:
             root = Path(self.resume_from_directory)
             return _newest([root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))], any_run=True)
         saves = trainer.checkpoint_callback
         if saves is not None:
-            # Without a logger of ours the callback saves below Lightning's root.
+            # Without our logger the callback saves below Lightning's root.
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
         return _newest([directory] if directory is not None else [], any_run=False)
 
 
 def refuse_finished(directory: Path, *, max_steps: int) -> None:
-    """Raise RunFinished where the run whose checkpoints are in ``directory`` has reached ``max_steps``, and say how to go
-    on."""
+    """Raise RunFinished if the run whose checkpoints are in ``directory`` has reached ``max_steps``. The message
+    says how to continue."""
     _refuse_finished(_newest([directory], any_run=False), max_steps)
 
 
@@ -224,7 +244,7 @@ def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
 
 
 def _allow_falling_back(trainer: pl.Trainer) -> None:
-    """A checkpoint that was found, not named, may turn out damaged when it is read: then the one before it will do."""
+    """Let a load fall back to the previous checkpoint if the automatically chosen one turns out to be damaged."""
     io = getattr(trainer.strategy, "checkpoint_io", None)
     if hasattr(io, "fall_back"):
         io.fall_back = True  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]

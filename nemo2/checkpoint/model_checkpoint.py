@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When to save, what to call it, and which checkpoints to keep."""
+"""Decides when checkpoints are saved, how they are named, and which checkpoints are kept."""
 
 import logging
 import re
@@ -26,35 +26,44 @@ _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 @configurable
 class ModelCheckpoint(Checkpoint):
-    """Saves the run, newest first in mind: a checkpoint appears under its name only when it is whole, and the newest one is
-    never deleted. Checkpoints of other runs in the same directory are left alone.
+    """Save checkpoints of the run and delete old ones.
 
-    A save is due every ``every_n_train_steps`` steps, every ``train_time_interval``, or, with neither set, after every
-    validation; and once more when training ends. Where a step is both saved and validated, it is saved after that validation,
-    with what it has measured; what an earlier one measured is nothing that a checkpoint says of itself. After each save the
-    ``save_top_k`` best by ``monitor`` are kept, plus the newest; those that weren't validated are the worst.
+    A checkpoint appears under its name only when it is complete. The newest checkpoint is never deleted. Checkpoints of
+    other runs in the same directory are never touched.
+
+    A save is due every ``every_n_train_steps`` steps or every ``train_time_interval``. With neither set, it is due
+    after every validation. One more save follows the end of training. A step that is both saved and validated is saved
+    after its validation, with that validation's metrics. A checkpoint never records the metrics of an earlier
+    validation.
+
+    After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
+    without a validation rank last.
 
     Args:
-        monitor: The logged value to rank by. None: the newest are the best.
+        monitor: The logged metric to rank by. None: newer checkpoints rank higher.
         verbose: Log each save and deletion.
-        save_last: Mark the newest checkpoint with ``-last`` in its name, as NeMo does; "link" means the same. (It is kept
-            either way.) False: no mark.
-        save_top_k: How many of the best to keep; -1 keeps all, 0 only the newest.
-        save_weights_only: Leave out optimizer, schedule and loop states: such a checkpoint can't be resumed.
+        save_last: Mark the newest checkpoint with ``-last`` in its name, as NeMo does. "link" means the same. False: no
+            mark. The newest checkpoint is kept either way.
+        save_top_k: The number of best checkpoints to keep. -1: all. 0: only the newest.
+        save_weights_only: Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be
+            resumed.
         mode: "min" or "max".
         every_n_epochs: Save after the validation of every n-th epoch. None: see above.
-        every_n_train_steps: In optimizer steps.
-        train_time_interval: Wall time between saves.
-        save_on_train_epoch_end: Save at the end of an epoch and not after its validation.
-        save_optim_on_train_end: Keep the optimizer's state in the checkpoint of the last step (it doubles to triples the
-            size, and lets training be extended).
+        every_n_train_steps: The interval between saves, in optimizer steps.
+        train_time_interval: The wall time between saves.
+        save_on_train_epoch_end: Save at the end of an epoch rather than after its validation.
+        save_optim_on_train_end: Keep the optimizer's state in the checkpoint of the last step, so that training can be
+            extended. The state doubles to triples the size.
         always_save_context: Save ``context/`` with every checkpoint.
-        save_context_on_train_end: Save it with the last one of training, whatever ``always_save_context`` says.
-        dirpath: Where. None: the logger sets ``<run>/checkpoints``.
-        filename: With ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and logged values, with format
-            specifications. ``name=`` is put before all but ``model_name``, as Lightning does.
-        auto_insert_metric_name: Put those names in.
-        enable_version_counter: Kept for Lightning's signature; a name that exists is replaced, since it says the step.
+        save_context_on_train_end: Save ``context/`` with the last checkpoint of training, whatever
+            ``always_save_context`` says.
+        dirpath: The directory of the checkpoints. None: the logger sets ``<run>/checkpoints``.
+        filename: The name of a checkpoint, with ``{model_name}``, ``{step}``, ``{consumed_samples}``, ``{epoch}`` and
+            logged metrics, each with an optional format specification. As in Lightning, ``name=`` precedes each value
+            except ``model_name``.
+        auto_insert_metric_name: Insert ``name=`` before each value of ``filename``.
+        enable_version_counter: Accepted for Lightning's signature, without effect. A checkpoint replaces another of the
+            same name, because the name contains the step.
     """
 
     def __init__(
@@ -106,7 +115,7 @@ class ModelCheckpoint(Checkpoint):
         self.auto_insert_metric_name = auto_insert_metric_name
         self.enable_version_counter = enable_version_counter
         self.model_name: Optional[str] = None
-        """The value of ``{model_name}``: the run's name, set by the logger. None: the module's class name."""
+        """The value of ``{model_name}``: the run's name, which the logger sets. None: the module's class name."""
         self.best_model_path = ""
         self.best_model_score: Optional[float] = None
         self.last_model_path = ""
@@ -115,12 +124,12 @@ class ModelCheckpoint(Checkpoint):
         self._last_has_context = True
         self._lock: Optional[DirectoryLock] = None
         self._run: Optional[Run] = None
-        """The run that these checkpoints belong to; known on rank 0."""
+        """The run that these checkpoints belong to. Set on rank 0 only."""
         self._due = False
-        """Whether to save after the validation that this step is about to have."""
+        """Whether to save after the validation that follows this step."""
         self._validated_step = -1
         self._validation_metrics: set[str] = set()
-        """Names of what validations have logged, last at ``_validated_step``."""
+        """The names of the metrics that validations have logged, last at ``_validated_step``."""
         self._before_validation: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------------------------------------ when
@@ -140,10 +149,10 @@ class ModelCheckpoint(Checkpoint):
             self._lock = DirectoryLock(str(self.dirpath)).acquire()
 
     def _on_rank_zero(self, trainer: pl.Trainer, action: Callable[[], None]) -> None:
-        """Do something to the directory on rank 0; every rank hears if it couldn't.
+        """Run ``action`` on rank 0. A failure raises on every rank.
 
         Raises:
-            CheckpointError: on every rank.
+            CheckpointError: on every rank, if ``action`` failed.
         """
         problem = None
         if trainer.is_global_zero:
@@ -174,7 +183,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_at = time.monotonic()
         self._last_saved_step = trainer.global_step
         self._last_has_context = True
-        # Not before: only now Lightning says from which checkpoint it goes on.
+        # Only now does Lightning report the checkpoint that it resumed from.
         self._on_rank_zero(trainer, lambda: self._begin(Path(trainer.ckpt_path) if trainer.ckpt_path else None))
 
     def _begin(self, checkpoint: Optional[Path]) -> None:
@@ -216,7 +225,7 @@ class ModelCheckpoint(Checkpoint):
             return
         weights_only = self.save_weights_only or (_at_last_step(trainer) and not self.save_optim_on_train_end)
         if self.save_context_on_train_end and not self._last_has_context:
-            # The save of this step couldn't know that training would end with it: it is replaced.
+            # The existing save of this step didn't know that training would end here, so this save replaces it.
             self._last_saved_step = -1
         self.save(trainer, weights_only=weights_only, last=True)
         trainer.strategy.checkpoint_io.maybe_finalize_save_checkpoint(blocking=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -225,17 +234,17 @@ class ModelCheckpoint(Checkpoint):
         if self.train_time_interval is None:
             return False
         due = time.monotonic() - self._last_saved_at >= self.train_time_interval.total_seconds()
-        # One clock decides, or ranks would save at different steps and wait for each other for ever.
+        # One rank's clock decides. Otherwise ranks would save at different steps and wait for each other forever.
         return trainer.strategy.broadcast(due)
 
     # ------------------------------------------------------------------------------------------------------ saving
 
     def save(self, trainer: pl.Trainer, *, weights_only: Optional[bool] = None, last: bool = False) -> None:
-        """Save now, unless this step has been saved. Every rank calls it.
+        """Save now, unless this step is already saved. Every rank must call it.
 
         Args:
-            weights_only: None: as ``save_weights_only`` says.
-            last: Training ends with this save. A save of the step ``trainer.max_steps`` is known to be the last.
+            weights_only: Save weights only. None: as ``save_weights_only`` says.
+            last: Training ends with this save. A save at step ``trainer.max_steps`` is the last one in any case.
         """
         if _fast_dev_run(trainer) or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
             return
@@ -259,15 +268,16 @@ class ModelCheckpoint(Checkpoint):
         )
 
     def _published(self, trainer: pl.Trainer, path: Path) -> None:
-        """The checkpoint exists: the former last one loses its mark, and what retention doesn't keep goes."""
+        """Tidy up after a new checkpoint: remove the mark from the former last checkpoint and delete what retention
+        doesn't keep."""
         self.last_model_path = str(path)
         if self.verbose:
             _say(f"Saved {path}.")
         if trainer.is_global_zero:
             try:
                 self._retain(path)
-            except OSError as error:  # the new checkpoint stands; an old one too many is no reason to stop, or to leave
-                _log.warning("Old checkpoints could not be tidied up: %s.", error)  # the other ranks waiting
+            except OSError as error:  # the new checkpoint is complete, so this must not
+                _log.warning("Old checkpoints could not be tidied up: %s.", error)  # end the run or hold up other ranks
         trainer.strategy.barrier()
 
     def _retain(self, newest: Path) -> None:
@@ -293,7 +303,7 @@ class ModelCheckpoint(Checkpoint):
 
         def rank(item: tuple[Path, Manifest]) -> tuple[int, float, int]:
             value = item[1].metrics.get(self.monitor) if self.monitor else None
-            # Those that were never validated come after those that were, newest first.
+            # Checkpoints without a validation rank after validated checkpoints, newest first.
             return (0, sign * value, -item[1].step) if value is not None else (1, 0.0, -item[1].step)
 
         return sorted(checkpoints, key=rank)
@@ -311,7 +321,7 @@ class ModelCheckpoint(Checkpoint):
         return values | {"step": trainer.global_step, "epoch": trainer.current_epoch, "consumed_samples": consumed}
 
     def format_checkpoint_name(self, values: dict[str, Any], trainer: Optional[pl.Trainer] = None) -> str:
-        """The file name for these values; a logged value that isn't there is left out with its separator."""
+        """The file name for these values. A metric that was not logged is left out together with its separator."""
         name = type(trainer.lightning_module).__name__.lower() if trainer is not None else "model"
         values = {"model_name": self.model_name or name} | values
         text = self.filename
@@ -336,7 +346,8 @@ class ModelCheckpoint(Checkpoint):
 
 
 def _validates_now(trainer: pl.Trainer) -> bool:
-    """Whether the loop validates after this batch. Not told of one that the clock decides on, which ranks might differ about."""
+    """Whether the loop validates after this batch. Validations by wall time return False, because ranks could
+    disagree."""
     loop: Any = trainer.fit_loop
     return getattr(trainer, "_val_check_time_interval", None) is None and bool(
         loop.epoch_loop._should_check_val_fx(loop._data_fetcher)

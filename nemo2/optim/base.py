@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer and its schedule as objects of a recipe, apart from the model they train."""
+"""Optimizers and their schedules as objects of a recipe, separate from the model."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Optional
@@ -11,20 +11,23 @@ from nemo2.optim.lr_scheduler import LRSchedulerModule
 
 
 class OptimizerModule(pl.Callback, ABC):
-    """Makes the optimizers of a model. Subclass it and define `optimizers`.
+    """Make the optimizers of a model. Subclass it and define `optimizers`.
 
     Args:
-        lr_scheduler: The learning rate over the steps. None: constant.
+        lr_scheduler: The learning-rate schedule. None: a constant learning rate.
     """
 
     makes_torch_optimizers: bool = False
-    """Whether what it makes is torch's, which knows nothing of parameters that Megatron-Core shards."""
+    """Whether the optimizers are torch's, which don't support parameters that Megatron-Core shards."""
 
     def __init__(self, lr_scheduler: Optional[LRSchedulerModule] = None) -> None:
         self.lr_scheduler = lr_scheduler
 
     def connect(self, model: pl.LightningModule) -> None:
-        """Make this the model's optimizer: the strategy asks ``model.optim``, Lightning ``model.configure_optimizers``."""
+        """Make this the model's optimizer.
+
+        Sets ``model.optim``, which the strategy reads, and ``model.configure_optimizers``, which Lightning calls.
+        """
         model.optim = self  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
         def configure_optimizers(megatron_parallel: Any = None) -> list[dict[str, Any]]:
@@ -33,7 +36,7 @@ class OptimizerModule(pl.Callback, ABC):
         model.configure_optimizers = configure_optimizers  # pyright: ignore[reportAttributeAccessIssue]
 
     def schedule_over(self, max_steps: int) -> None:
-        """Let a schedule that doesn't say how long it is last ``max_steps``; -1 says nothing."""
+        """Set the length of a schedule that has none to ``max_steps``. -1 leaves the schedule unchanged."""
         if self.lr_scheduler is not None and getattr(self.lr_scheduler, "max_steps", None) is None and max_steps > 0:
             self.lr_scheduler.max_steps = max_steps  # pyright: ignore[reportAttributeAccessIssue]
 

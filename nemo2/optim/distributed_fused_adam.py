@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo's options of the distributed fused Adam, as settings of Megatron-Core's distributed optimizer and gradient buffers.
+"""NeMo's options of the distributed fused Adam, as settings of Megatron-Core's distributed optimizer and gradient
+buffers.
 
-The options are those of the optimizer table in NeMo's documents and the arguments of Apex's ``DistributedFusedAdam``.
-Megatron-Core's optimizer does the same with other words:
+The options are those of the optimizer table in NeMo's documentation and the arguments of Apex's
+``DistributedFusedAdam``. Megatron-Core's optimizer has the same features under other names:
 
-| option | is here |
+| option | setting in nemo2 |
 |---|---|
-| ``dtype`` | fp32: Megatron-Core's default. 16 bit or fp8: its precision-aware optimizer, moments in that dtype |
-| ``grad_sync_dtype`` | ``ddp_config.grad_reduce_in_fp32``; None: what the precision plugin says |
-| ``param_sync_dtype`` | the parameters' own dtype, so it can only agree with it; fp8: the plugin's ``fp8_param_gather`` |
+| ``dtype`` | fp32: Megatron-Core's default. 16 bit or fp8: its precision-aware optimizer, with moments in that dtype |
+| ``grad_sync_dtype`` | ``ddp_config.grad_reduce_in_fp32``. None: as the precision plugin says |
+| ``param_sync_dtype`` | must equal the parameters' dtype. fp8: the plugin's ``fp8_param_gather`` |
 | ``overlap_grad_sync`` | ``ddp_config.overlap_grad_reduce`` |
-| ``overlap_param_sync`` | ``ddp_config.overlap_param_gather``, and the optimizer's view of it |
+| ``overlap_param_sync`` | ``ddp_config.overlap_param_gather``, and the optimizer's field of the same name |
 | ``bucket_cap_mb`` | ``ddp_config.bucket_size``, which counts elements |
-| ``contiguous_param_buffer``, ``contiguous_grad_buffer`` | always so: Megatron-Core has one buffer of each per dtype |
-| ``average_grad_sync`` | ``ddp_config.average_in_collective``; Megatron-Core averages without it too |
+| ``contiguous_param_buffer``, ``contiguous_grad_buffer`` | always on: Megatron-Core has one buffer of each per dtype |
+| ``average_grad_sync`` | ``ddp_config.average_in_collective``. Megatron-Core averages without it too |
 | ``nccl_ub`` | ``ddp_config.nccl_ub`` |
-| ``store_param_remainders`` | the same, of the precision-aware optimizer |
-| ``with_scaled_states`` | so with moments in fp16 or fp8, and only then |
+| ``store_param_remainders`` | the field of the same name, for the precision-aware optimizer |
+| ``with_scaled_states`` | on with moments in fp16 or fp8, off otherwise |
 | ``adam_w_mode`` | ``optim.config.decoupled_weight_decay`` |
 | ``betas``, ``eps``, ``lr``, ``weight_decay`` | ``adam_beta1``, ``adam_beta2``, ``adam_eps``, ``lr``, ``weight_decay`` |
 
-What it can't do is refused, with what replaces it (`_ONLY`).
+Unsupported values are rejected with an error that names the replacement (`_ONLY`).
 """
 
 from collections.abc import Iterator
@@ -82,25 +83,27 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
         "set optim.config.use_distributed_optimizer=False and strategy.ddp.use_distributed_optimizer=False instead",
     ),
 }
-"""Options of which Megatron-Core has one value only: these values, and what to do instead of another."""
+"""Options for which Megatron-Core has a single behavior: the accepted values, and the replacement for any other
+value."""
 
 
 @dataclass(frozen=True)
 class DistributedFusedAdam:
-    """The settings behind the options, which unpack into two configs; `apply_to` writes them into a recipe."""
+    """Hold the settings behind the options. The object unpacks into two configs, and `apply_to` writes them into a
+    recipe."""
 
     config: "Config[Any]"
     """Fields of Megatron-Core's ``OptimizerConfig``."""
     ddp_config: "Config[Any]"
     """Fields of Megatron-Core's ``DistributedDataParallelConfig``."""
     param_sync_dtype: Optional[torch.dtype] = None
-    """Dtype of gathered parameters, to be compared with the recipe's precision. None: the precision's dtype."""
+    """The dtype of gathered parameters, to be compared with the recipe's precision. None: the precision's dtype."""
 
     def __iter__(self) -> "Iterator[Config[Any]]":
         return iter((self.config, self.ddp_config))
 
     def apply_to(self, recipe: Any) -> Any:
-        """Make these `changes`; other fields stay. Edits ``recipe`` and returns it."""
+        """Apply `changes` to ``recipe`` and return it. Other fields keep their values."""
         for path, value in self.changes(recipe):
             *parents, name = path.split(".")
             owner = recipe
@@ -110,7 +113,7 @@ class DistributedFusedAdam:
         return recipe
 
     def changes(self, recipe: Any) -> Iterator[tuple[str, Any]]:
-        """Paths of ``recipe`` and their new values, in the order in which they can be set.
+        """The paths of ``recipe`` that change and their new values, in the order in which they can be set.
 
         Raises:
             ConfigError: parameters would be gathered in another dtype than the precision plugin gives them.
@@ -125,7 +128,7 @@ class DistributedFusedAdam:
             for name, value in self.config.__arguments__.items():
                 yield f"optim.config.{name}", value
         if isinstance(recipe.trainer.strategy.ddp, str):
-            # "megatron" stands for buffers that stop at gradients which aren't finite.
+            # "megatron" selects buffers that stop the run at gradients that aren't finite.
             self.ddp_config.check_for_nan_in_grad = True
             yield "trainer.strategy.ddp", self.ddp_config
         else:
@@ -183,41 +186,44 @@ def distributed_fused_adam(
     disable_distributed_parameters: bool = False,
     clip_grad: Optional[float] = None,
 ) -> DistributedFusedAdam:
-    """Adam whose state is sharded over the data-parallel ranks, by NeMo's option names.
+    """Configure Adam with its state sharded over the data-parallel ranks, by NeMo's option names.
 
     Args:
-        lr: Peak learning rate. None: what the recipe has.
-        bias_correction: True.
-        adam_w_mode: Weight decay apart from the gradient (AdamW). False: added to it (L2 regularisation).
-        amsgrad: False.
-        dtype: Of the optimizer's moments: torch dtypes or "fp32", "bf16", "fp16", "fp8". The main parameters stay fp32. All
-            but fp32 need Transformer Engine's Adam.
-        grad_sync_dtype: Of gradients while they are accumulated and reduced: fp32, or the parameters' own 16-bit dtype. None:
-            the precision plugin's ``grad_reduce_in_fp32``.
-        param_sync_dtype: Of gathered parameters: the precision plugin's, or fp8 where it has that. None: the plugin's.
-        device: "cuda" or None: where the parameters are, CPU ranks included.
-        process_group, distributed_process_group, redundant_process_group: None: the strategy's groups.
-        average_grad_sync: True: let the collective average. None: what the recipe has; Megatron-Core's default divides first.
-        overlap_grad_sync: Reduce a bucket's gradients while backward goes on.
-        overlap_param_sync: Gather a bucket's parameters while forward goes on. Needs ``overlap_grad_sync``.
-        bucket_cap_mb: Size of a gradient bucket in MiB, in ``grad_sync_dtype`` (fp32 where that is None). None: what the recipe
-            has, else Megatron-Core's choice.
-        pipeline_size: 2, Apex's default; Megatron-Core has no such limit.
-        contiguous_param_buffer, contiguous_grad_buffer: Any; Megatron-Core's buffers always are, which Apex's are on demand.
-        store_params: True: keep main parameters in fp32. False: only together with ``store_param_remainders``. None: True,
-            unless that is set.
-        store_param_remainders: Keep of the main parameters only what bf16 parameters lack. Needs Transformer Engine's Adam.
-            None: what the recipe has, else Megatron-Core's default.
-        with_scaled_states: Scale each moment into its dtype's range. Transformer Engine's Adam does so with fp16 and fp8 and
-            not with others.
-        nccl_ub: Register the buffers with NCCL. None: what the recipe has.
-        capturable: False.
-        disable_distributed_parameters: False.
-        betas, eps, weight_decay, clip_grad: Of Adam. None: what the recipe has.
+        lr: The peak learning rate. None: the recipe's.
+        bias_correction: Must be True.
+        adam_w_mode: Decouple weight decay from the gradient (AdamW). False: add it to the gradient (L2 regularization).
+        amsgrad: Must be False.
+        dtype: The dtype of the optimizer's moments: a torch dtype or "fp32", "bf16", "fp16", "fp8". The main parameters
+            stay in fp32. All dtypes except fp32 need Transformer Engine's Adam.
+        grad_sync_dtype: The dtype in which gradients are accumulated and reduced: fp32, or the parameters' 16-bit
+            dtype. None: as the precision plugin's ``grad_reduce_in_fp32`` says.
+        param_sync_dtype: The dtype of gathered parameters: the precision plugin's dtype, or fp8 if the plugin uses fp8
+            parameters. None: the plugin's dtype.
+        device: "cuda" or None: the optimizer's state is on the parameters' device, also on CPU ranks.
+        process_group, distributed_process_group, redundant_process_group: Must be None. The strategy's groups are used.
+        average_grad_sync: Average in the collective. None: the recipe's value. Megatron-Core's default divides before
+            the collective.
+        overlap_grad_sync: Overlap the reduction of each gradient bucket with the backward.
+        overlap_param_sync: Overlap the gather of each parameter bucket with the forward. Needs ``overlap_grad_sync``.
+        bucket_cap_mb: The size of a gradient bucket in MiB, counted in ``grad_sync_dtype`` or in fp32 if that is None.
+            None: the recipe's value, else Megatron-Core's choice.
+        pipeline_size: 2, Apex's default. Megatron-Core has no such limit.
+        contiguous_param_buffer, contiguous_grad_buffer: Any value. Megatron-Core's buffers are always contiguous.
+        store_params: Keep the main parameters in fp32. False needs ``store_param_remainders``. None: True, unless
+            ``store_param_remainders`` is set.
+        store_param_remainders: Keep only those bits of the main parameters that bf16 parameters lack. Needs Transformer
+            Engine's Adam. None: the recipe's value, else Megatron-Core's default.
+        with_scaled_states: Scale each moment into its dtype's range. Transformer Engine's Adam does so with fp16 and
+            fp8 only.
+        nccl_ub: Register the buffers with NCCL. None: the recipe's value.
+        capturable: Must be False.
+        disable_distributed_parameters: Must be False.
+        betas, eps, weight_decay, clip_grad: Adam's hyperparameters and the gradient clipping norm. None: the recipe's
+            values.
 
     Raises:
-        ConfigError: a dtype that Megatron-Core has no optimizer for, options that exclude each other, and what it can't do;
-            all of them at once.
+        ConfigError: Megatron-Core has no optimizer for a dtype, options exclude each other, or an option is
+            unsupported. The message lists all problems.
     """
     given = dict(locals())
     from nemo2.config import Config
@@ -255,7 +261,7 @@ def distributed_fused_adam(
     config = Config(
         OptimizerConfig, optimizer="adam", use_distributed_optimizer=True, overlap_param_gather=overlap_param_sync
     )
-    # Moments in fp32 are said too: the recipe that gets these options may have had others.
+    # Moments in fp32 are written out too, because the recipe that receives these options may have used another dtype.
     aware = state != torch.float32 or bool(store_param_remainders)
     config.use_precision_aware_optimizer = aware
     config.exp_avg_dtype = config.exp_avg_sq_dtype = state

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning-rate schedules under NeMo 2.0's names.
 
-Each schedule is a small configurable class with one pure function, ``lr_at(step, max_lr)``, and nothing else: what a
-run's learning rate will be can be plotted, tested and compared without an optimizer. ``step`` counts optimizer steps
-from 0, ``max_lr`` is the peak the optimizer was configured with.
+Each schedule is a small configurable class with one pure function, ``lr_at(step, max_lr)``. You can plot, test and
+compare a run's learning rate without an optimizer. ``step`` counts optimizer steps from 0, and ``max_lr`` is the peak
+learning rate in the optimizer's configuration.
 
-The formulas and their corner cases are those of NeMo's ``nemo.core.optim.lr_scheduler``; where NeMo's class cannot be
-run at all (T5 and Noam-hold lack the parameters that their formulas need) the missing parameter is added at the end of
+The formulas and their corner cases are those of NeMo's ``nemo.core.optim.lr_scheduler``. Two of NeMo's classes fail,
+because they lack parameters that their formulas need: T5 and Noam-hold. Here these parameters are added at the end of
 the signature.
 
-Shared parameters, not repeated below:
+Parameters that the schedules share:
 
 ``max_steps``
-    Length of the schedule in optimizer steps. ``None``: the trainer's ``max_steps``. After it the rate is ``min_lr``.
+    The length of the schedule in optimizer steps. ``None``: the trainer's ``max_steps``. Afterwards the rate is ``min_lr``.
 ``min_lr``
-    Where the decay ends. A constant, not a fraction of the peak.
+    The rate at the end of the decay. An absolute rate, not a fraction of the peak.
 ``warmup_steps``, ``warmup_ratio``
-    Linear warm-up over steps 0..w, ``max_lr * (step + 1) / (w + 1)``; the ratio is of ``max_steps`` and wins over a
-    ``warmup_steps`` left at its default.
+    A linear warm-up over steps 0..w, ``max_lr * (step + 1) / (w + 1)``. The ratio is a fraction of ``max_steps`` and
+    overrides a ``warmup_steps`` at its default.
 ``interval``, ``frequency``, ``monitor``
-    Handed to Lightning: how often the schedule moves, and the metric it watches (none of these look at one).
+    Passed to Lightning: how often the schedule advances, and the metric that it watches. None of these schedules
+    watches a metric.
 """
 
 import math
@@ -39,9 +40,9 @@ _DEFAULT_WARMUP_STEPS = 750
 
 
 class LRSchedulerModule(Callback, ABC):
-    """Makes the learning-rate scheduler once the optimizer exists; also a Lightning callback.
+    """Make the learning-rate scheduler of an optimizer. The module is also a Lightning callback.
 
-    Subclass it to bring a scheduler of your own: ``scheduler`` returns a torch scheduler, or the dictionary that
+    To use your own scheduler, subclass this class. ``scheduler`` returns a torch scheduler or the dictionary that
     Lightning's ``configure_optimizers`` documents.
     """
 
@@ -51,7 +52,7 @@ class LRSchedulerModule(Callback, ABC):
     monitor: str = "val_loss"
 
     def connect(self, model: Any, optimizer: Any) -> None:
-        """Hook before ``scheduler``: `model` and `optimizer` are the ones of the run."""
+        """A hook that runs before ``scheduler``, with the run's `model` and `optimizer`."""
 
     @abstractmethod
     def scheduler(self, model: Any, optimizer: Any) -> Any:
@@ -76,7 +77,7 @@ class LRSchedule(LRSchedulerModule):
     """A schedule that is a function of the step."""
 
     needs_max_steps: ClassVar[bool] = True
-    """Whether the formula itself needs the length of the run."""
+    """Whether the formula needs the length of the run."""
 
     min_lr: float = 0.0
 
@@ -85,10 +86,10 @@ class LRSchedule(LRSchedulerModule):
         """The learning rate of optimizer step `step` (from 0) for a parameter group whose peak is `max_lr`."""
 
     def scheduler(self, model: Any, optimizer: Any) -> "StepSchedule":
-        """A scheduler at step 0, with the learning rates of step 0 already set.
+        """A scheduler at step 0. The optimizer's learning rates are already those of step 0.
 
         Raises:
-            ConfigError: `min_lr` is above a group's peak, or the length of the run is needed and unknown.
+            ConfigError: `min_lr` is above a group's peak, or the formula needs the length of the run and nobody set it.
         """
         schedule = self
         if self.max_steps is None:
@@ -105,7 +106,7 @@ class LRSchedule(LRSchedulerModule):
         return StepSchedule(schedule, optimizer)
 
     def _left_out(self) -> str:
-        """The phases of the schedule that a run of this length doesn't reach; "" where it reaches all."""
+        """The phases of the schedule that a run of this length doesn't reach. "": it reaches all of them."""
         length, ratio = self.max_steps, getattr(self, "warmup_ratio", None)
         warmup = getattr(self, "warmup_steps", None) if length is None or ratio is None else ratio * length
         if length is None or not warmup or warmup < length:
@@ -134,10 +135,10 @@ class LRSchedule(LRSchedulerModule):
         if ratio is not None and steps not in (None, _DEFAULT_WARMUP_STEPS):
             raise ConfigError(f"{name}: warmup_steps and warmup_ratio both set the warm-up; give one of them.")
 
-    # The phases that the formulas share.
+    # Phases that the formulas share.
 
     def _length(self) -> float:
-        """Optimizer steps in the schedule; infinite where the run has no known end."""
+        """The optimizer steps in the schedule. Infinite if the run has no known end."""
         if self.max_steps is not None:
             return self.max_steps
         if self.needs_max_steps:
@@ -155,14 +156,14 @@ class LRSchedule(LRSchedulerModule):
         return self._steps(getattr(self, "warmup_steps", None), getattr(self, "warmup_ratio", None))
 
     def _hold_end(self) -> int:
-        """The step at which the hold ends; 0 where no hold was asked for, as in NeMo (not the end of the warm-up)."""
+        """The step at which the hold ends. As in NeMo it is 0, not the end of the warm-up, if there is no hold."""
         steps, ratio = getattr(self, "hold_steps", None), getattr(self, "hold_ratio", None)
         if steps is None and ratio is None:
             return 0
         return self._steps(steps, ratio) + self._warmup_end()
 
     def _phased(self, step: int, max_lr: float) -> Optional[float]:
-        """The rate in warm-up, in the hold and after the end; None while the schedule's own formula applies."""
+        """The rate during warm-up, during the hold and after the end. None while the schedule's own formula applies."""
         warmup_end = self._warmup_end()
         if warmup_end > 0 and step <= warmup_end:
             return max_lr * (step + 1) / (warmup_end + 1)
@@ -173,7 +174,7 @@ class LRSchedule(LRSchedulerModule):
 
 @dataclass(eq=False)
 class _Annealing(LRSchedule):
-    """The fields of schedules that begin to fall at once, in NeMo's order."""
+    """The fields of schedules that decay from the start, in NeMo's order."""
 
     max_steps: Optional[int] = None
     min_lr: float = 0.0
@@ -184,7 +185,7 @@ class _Annealing(LRSchedule):
 
 @dataclass(eq=False)
 class _WarmedUp(LRSchedule):
-    """The fields of schedules that warm up and don't hold, in NeMo's order."""
+    """The fields of schedules with a warm-up and without a hold, in NeMo's order."""
 
     warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
     warmup_ratio: Optional[float] = None
@@ -196,15 +197,16 @@ class _WarmedUp(LRSchedule):
 
 
 class StepSchedule(LRScheduler):
-    """Applies an `LRSchedule` to every parameter group of an optimizer.
+    """Apply an `LRSchedule` to every parameter group of an optimizer.
 
-    A group's peak is its ``max_lr`` (Megatron-Core writes it), else ``initial_lr``, else the ``lr`` it has when the
-    scheduler is made; the rate is multiplied by the group's ``lr_mult`` where it has one. Works on anything that has
-    ``param_groups``, so on Megatron-Core's optimizers as well as torch's, which is why torch's own constructor (it
-    insists on ``torch.optim.Optimizer`` and patches ``step``) is not called.
+    The peak of a group is its ``max_lr``, which Megatron-Core writes. Without it the peak is ``initial_lr``, else the
+    ``lr`` at the time the scheduler is made. The rate is multiplied by the group's ``lr_mult`` if it has one.
 
-    A checkpoint restores the position; the curve is that of the run's recipe, so a resumed run may have another length
-    or peak. A difference is reported once.
+    The scheduler works with any object that has ``param_groups``, so with Megatron-Core's optimizers and torch's. It
+    therefore doesn't call torch's constructor, which requires a ``torch.optim.Optimizer`` and patches ``step``.
+
+    A checkpoint restores the position. The curve is that of the run's recipe, so a resumed run may have another length
+    or peak. The scheduler reports such a difference once.
     """
 
     def __init__(self, schedule: LRSchedule, optimizer: Any) -> None:
@@ -233,9 +235,10 @@ class StepSchedule(LRScheduler):
             group["lr"] = rate
 
     def step(self, epoch: Optional[int] = None) -> None:
-        """One optimizer step further, or to step `epoch` where it is given.
+        """Advance by one optimizer step, or to step `epoch` if it is given.
 
-        A step that the optimizer skipped, because fp16 gradients overflowed, doesn't count (as in Megatron-LM's training loop).
+        Steps that the optimizer skipped because fp16 gradients overflowed don't count, as in Megatron-LM's training
+        loop.
         """
         if epoch is None and not getattr(self.optimizer, "update_successful", True):
             return
@@ -243,19 +246,19 @@ class StepSchedule(LRScheduler):
         self._apply()
 
     def get_lr(self) -> list[float]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The rate of each group at the present step."""
+        """The rate of each group at the current step."""
         return [float(rate) for rate in self._last_lr]
 
     def get_last_lr(self) -> list[float]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The rate of each group at the present step."""
+        """The rate of each group at the current step."""
         return [float(rate) for rate in self._last_lr]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the curve was, for the comparison at load."""
+        """The position, and the parameters of the curve for the comparison on load."""
         return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs), "schedule": self._describe()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the saved step and set the learning rates of that step."""
+        """Move to the saved step and set that step's learning rates."""
         now = {"base_lrs": self.base_lrs, "schedule": self._describe()}
         changed = [key for key in now if key in state_dict and state_dict[key] != now[key]]
         if changed:
@@ -273,10 +276,10 @@ class StepSchedule(LRScheduler):
 @configurable
 @dataclass(eq=False)
 class CosineAnnealingScheduler(LRSchedule):
-    """Half a cosine from ``max_lr`` after warm-up down to ``min_lr``.
+    """Decay along half a cosine from ``max_lr`` after the warm-up to ``min_lr``.
 
-    ``constant_steps`` > 0 selects Megatron-LM's variant: the decay ends that many steps before ``max_steps`` and the
-    warm-up is ``max_lr * step / warmup_steps``, starting from 0.
+    ``constant_steps`` > 0 selects Megatron-LM's variant: the decay ends that many steps before ``max_steps``, and the
+    warm-up is ``max_lr * step / warmup_steps``, which starts from 0.
     """
 
     max_steps: Optional[int] = None
@@ -316,12 +319,12 @@ class CosineAnnealingScheduler(LRSchedule):
 @configurable
 @dataclass(eq=False)
 class WarmupPolicyScheduler(_WarmedUp):
-    """Warm-up, then constant at ``max_lr``."""
+    """Warm up, then keep ``max_lr``."""
 
     needs_max_steps: ClassVar[bool] = False
 
     def lr_at(self, step: int, max_lr: float) -> float:
-        """Linear to ``max_lr``, then ``max_lr``."""
+        """Linear up to ``max_lr``, then constant."""
         phased = self._phased(step, max_lr)
         return max_lr if phased is None else phased
 
@@ -329,7 +332,7 @@ class WarmupPolicyScheduler(_WarmedUp):
 @configurable
 @dataclass(eq=False)
 class WarmupAnnealingScheduler(_WarmedUp):
-    """Warm-up, then linear down to ``min_lr``."""
+    """Warm up, then decay linearly to ``min_lr``."""
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t)`` with t from 0 to 1 between warm-up and ``max_steps``."""
@@ -343,7 +346,7 @@ class WarmupAnnealingScheduler(_WarmedUp):
 @configurable
 @dataclass(eq=False)
 class WarmupHoldPolicyScheduler(LRSchedule):
-    """Warm-up, hold at ``max_lr``, and stay there: the base of the schedules that decay after a hold."""
+    """Warm up, then keep ``max_lr``. Base of the schedules that decay after a hold."""
 
     needs_max_steps: ClassVar[bool] = False
 
@@ -358,7 +361,7 @@ class WarmupHoldPolicyScheduler(LRSchedule):
     monitor: str = "val_loss"
 
     def lr_at(self, step: int, max_lr: float) -> float:
-        """Linear to ``max_lr``, then ``max_lr``."""
+        """Linear up to ``max_lr``, then constant."""
         phased = self._phased(step, max_lr)
         return max_lr if phased is None else phased
 
@@ -366,10 +369,10 @@ class WarmupHoldPolicyScheduler(LRSchedule):
 @configurable
 @dataclass(eq=False)
 class WarmupHoldAnnealScheduler(LRSchedule):
-    """Warm-up, hold, decay (WSD): arXiv 2404.06395 (linear), arXiv 2408.11029 (one minus square root).
+    """Warm up, hold, decay (WSD): arXiv 2404.06395 (linear), arXiv 2408.11029 (one minus square root).
 
-    Ratios are shares of ``max_steps``. ``hold_ratio=None`` anchors the decay at step 0, as NeMo does, which makes the
-    rate jump at the end of the warm-up; ``hold_ratio=0.0`` anchors it there.
+    Ratios are fractions of ``max_steps``. ``hold_ratio=None`` starts the decay's formula at step 0, as in NeMo, so the
+    rate jumps at the end of the warm-up. ``hold_ratio=0.0`` starts it at the end of the warm-up.
     """
 
     warmup_ratio: Optional[float] = None
@@ -404,7 +407,7 @@ class WarmupHoldAnnealScheduler(LRSchedule):
 @configurable
 @dataclass(eq=False)
 class SquareAnnealingScheduler(_Annealing):
-    """Decay with the square of the remaining share of the run."""
+    """Decay with the square of the remaining fraction of the run."""
 
     min_lr: float = 1e-5
 
@@ -418,7 +421,7 @@ class SquareAnnealingScheduler(_Annealing):
 @configurable
 @dataclass(eq=False)
 class SquareRootAnnealingScheduler(_Annealing):
-    """Decay with the square root of the remaining share of the run."""
+    """Decay with the square root of the remaining fraction of the run."""
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * sqrt((max_steps - step) / max_steps))``."""
@@ -430,7 +433,7 @@ class SquareRootAnnealingScheduler(_Annealing):
 @configurable
 @dataclass(eq=False)
 class InverseSquareRootAnnealingScheduler(_Annealing):
-    """``max_lr`` over the square root of the step; ``min_lr`` only after ``max_steps``."""
+    """Decay with the inverse square root of the step. The rate is ``min_lr`` only after ``max_steps``."""
 
     needs_max_steps: ClassVar[bool] = False
 
@@ -442,9 +445,9 @@ class InverseSquareRootAnnealingScheduler(_Annealing):
 @configurable
 @dataclass(eq=False)
 class T5InverseSquareRootAnnealingScheduler(_Annealing):
-    """The T5 paper's schedule (arXiv 1910.10683, section 3.1.2). It ignores the optimizer's lr.
+    """The T5 paper's schedule (arXiv 1910.10683, section 3.1.2), which ignores the optimizer's learning rate.
 
-    ``constant_steps`` is the paper's k of 10**4; NeMo's class has no such parameter and fails without it.
+    ``constant_steps`` is the paper's k of 10**4. NeMo's class has no such parameter and fails without it.
     """
 
     needs_max_steps: ClassVar[bool] = False
@@ -466,9 +469,10 @@ class T5InverseSquareRootAnnealingScheduler(_Annealing):
 @configurable
 @dataclass(eq=False)
 class NoamAnnealingScheduler(LRSchedule):
-    """The Transformer paper's schedule (arXiv 1706.03762, section 5.3); the optimizer's lr is a factor, not the peak.
+    """The Transformer paper's schedule (arXiv 1706.03762, section 5.3). The optimizer's learning rate is a factor, not
+    the peak.
 
-    It does not end: ``max_steps`` only gives ``warmup_ratio`` its meaning, and ``min_lr`` is a floor after the warm-up.
+    The schedule has no end. ``max_steps`` only defines ``warmup_ratio``, and ``min_lr`` is a floor after the warm-up.
     """
 
     needs_max_steps: ClassVar[bool] = False
@@ -501,10 +505,10 @@ class NoamAnnealingScheduler(LRSchedule):
 @configurable
 @dataclass(eq=False)
 class NoamHoldAnnealingScheduler(LRSchedule):
-    """Warm-up, hold, polynomial decay, with an explicit peak (Squeezeformer, arXiv 2206.00888).
+    """Warm up, hold, then decay polynomially, with an explicit peak (Squeezeformer, arXiv 2206.00888).
 
-    ``decay_rate`` 0.5 is Noam's decay, 1.0 the paper's. The warm-up parameters are ours: NeMo's class has none and its
-    formula refuses to run without a warm-up.
+    ``decay_rate`` 0.5 is Noam's decay, 1.0 the paper's. NeMo's class has no warm-up parameters, although its formula
+    fails without a warm-up. Here they are added.
     """
 
     needs_max_steps: ClassVar[bool] = False
@@ -542,10 +546,10 @@ class NoamHoldAnnealingScheduler(LRSchedule):
 @configurable
 @dataclass(eq=False)
 class PolynomialDecayAnnealingScheduler(LRSchedule):
-    """Polynomial decay from ``max_lr`` to ``min_lr``.
+    """Decay polynomially from ``max_lr`` to ``min_lr``.
 
-    ``cycle`` stretches the decay to the next multiple of ``max_steps`` instead of stopping; since every schedule ends
-    in ``min_lr`` after ``max_steps``, it changes nothing within a run. It is kept for NeMo's signature.
+    ``cycle`` extends the decay to the next multiple of ``max_steps``. It changes nothing within a run, because every
+    schedule is at ``min_lr`` after ``max_steps``. It is accepted for NeMo's signature.
     """
 
     max_steps: Optional[int] = None
@@ -566,9 +570,9 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
 @configurable
 @dataclass(eq=False)
 class PolynomialHoldDecayAnnealingScheduler(PolynomialDecayAnnealingScheduler):
-    """Polynomial decay after a hold at ``max_lr``; without a hold it is the polynomial decay.
+    """Decay polynomially after a hold at ``max_lr``. Without a hold this is the polynomial decay.
 
-    The hold parameters are ours: NeMo's class has none, so that its hold is always empty.
+    NeMo's class has no hold parameters, so its hold is always empty. Here they are added.
     """
 
     hold_steps: Optional[int] = None
@@ -585,7 +589,7 @@ class PolynomialHoldDecayAnnealingScheduler(PolynomialDecayAnnealingScheduler):
 
 
 def _trainer_steps(model: Any) -> Optional[int]:
-    """The trainer's max_steps; None where there is no trainer yet or it runs without a limit (-1)."""
+    """The trainer's max_steps. None without a trainer, or for a run without a limit (-1)."""
     try:
         steps = model.trainer.max_steps
     except (AttributeError, RuntimeError):  # a LightningModule without a trainer raises RuntimeError
@@ -594,5 +598,5 @@ def _trainer_steps(model: Any) -> Optional[int]:
 
 
 def _share(part: float, whole: float) -> float:
-    """part / whole within 0..1; an empty decay has ended."""
+    """``part / whole``, clamped to 0..1. An empty decay counts as finished."""
     return min(1.0, part / whole) if whole > 0 else 1.0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's optimizer (mixed precision, distributed or not) for Lightning's loops and torch's schedules."""
+"""Megatron-Core's optimizer, with mixed precision and optional sharding, for Lightning's loops and torch's
+schedules."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
@@ -26,18 +27,19 @@ ParamCondition = Callable[[str, Parameter], bool]
 
 @configurable
 class MegatronOptimizerModule(OptimizerModule):
-    """Megatron-Core's optimizer over the chunks of a `MegatronParallel`.
+    """Train with Megatron-Core's optimizer.
 
     Args:
-        config: Megatron-Core's. Its ``lr`` is the peak of the schedule.
-        lr_scheduler: The learning rate over the steps. None: constant at ``config.lr``.
-        no_weight_decay_cond: ``(name, parameter) -> bool``: where true, no weight decay. None: Megatron-Core's rule (biases
-            and one-dimensional parameters don't decay).
-        scale_lr_cond: ``(name, parameter) -> bool``: where true, the learning rate is multiplied by ``lr_mult``.
-        lr_mult: For the parameters that ``scale_lr_cond`` picks.
+        config: Megatron-Core's ``OptimizerConfig``. Its ``lr`` is the peak of the schedule.
+        lr_scheduler: The learning-rate schedule. None: constant at ``config.lr``.
+        no_weight_decay_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay.
+            None: Megatron-Core's rule, no weight decay for biases and one-dimensional parameters.
+        scale_lr_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate
+            multiplied by ``lr_mult``.
+        lr_mult: The factor for the parameters that ``scale_lr_cond`` selects.
 
     Raises:
-        ConfigError: ``config.lr`` is missing; ``lr_mult`` without ``scale_lr_cond``.
+        ConfigError: ``config.lr`` is missing, or ``lr_mult`` is set without ``scale_lr_cond``.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class MegatronOptimizerModule(OptimizerModule):
         self.lr_mult = lr_mult
 
     def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
-        """The one optimizer of these chunks, after their wrapping: Megatron-Core's, or torch's where torch shards them.
+        """The optimizer of the wrapped chunks, in a list of one: Megatron-Core's, or torch's if torch shards the
+        chunks.
 
         Raises:
             ConfigError: the chunks aren't wrapped for training.
@@ -83,7 +86,7 @@ class MegatronOptimizerModule(OptimizerModule):
         return [MegatronOptimizer(_without_idle_parts(mcore), self.config)]
 
     def _overrides(self) -> dict[ParamKey, Any]:
-        """Megatron-Core's standard per-parameter rules, with the user's conditions in their place or on top."""
+        """Megatron-Core's per-parameter rules, replaced or extended by the user's conditions."""
         overrides: dict[ParamKey, Any] = dict(get_standard_config_overrides(self.config))
         if self.no_weight_decay_cond is not None:
             overrides = {key: value for key, value in overrides.items() if "wd_mult" not in value}
@@ -100,30 +103,35 @@ class MegatronOptimizerModule(OptimizerModule):
 class MegatronOptimizer(torch.optim.Optimizer):
     """Megatron-Core's optimizer behind torch's interface.
 
-    Its state is Megatron-Core's: saved and loaded through ``sharded_state_dict``, which lets it change layout.
+    Its state is saved and loaded through Megatron-Core's ``sharded_state_dict``, so a resumed run may use another
+    layout.
     """
 
     def __init__(self, mcore_optimizer: Any, config: OptimizerConfig) -> None:
-        # torch's own __init__ would take the parameters over; Megatron-Core has them already.
+        # torch's __init__ would register the parameters, which Megatron-Core already holds.
         self.mcore_optimizer = mcore_optimizer
         self.config = config
         for part in self._parts():
-            # Megatron-Core gives SGD none, and calls it when it loads.
+            # Megatron-Core gives SGD no such function, but calls it on load.
             if type(getattr(part, "optimizer", None)).__name__.endswith("SGD") and part.init_state_fn is None:
                 part.init_state_fn = _still
         self.defaults: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
         self.grad_norm: Optional[float] = None
-        """Global gradient norm of the last step before clipping. None before the first step or where it isn't computed."""
+        """The global gradient norm of the last step before clipping. None before the first step, or if it isn't
+        computed."""
         self.num_zeros_in_grad: Optional[int] = None
         self.update_successful: bool = True
-        """False where the last step was skipped because its gradients weren't finite (fp16)."""
+        """False if the last step was skipped because its gradients weren't finite (fp16)."""
         self.apply_config()
 
     def apply_config(self) -> None:
-        """Write what the configuration says into the parameter groups; again after a checkpoint was loaded, whose groups
-        carry what the configuration said when it was saved."""
+        """Write the configuration's values into the parameter groups.
+
+        This is repeated after a checkpoint is loaded, because its groups hold the configuration at the time of the
+        save.
+        """
         for group in self.param_groups:
-            # Megatron-LM's own parameter scheduler multiplies these; without it nobody would.
+            # Megatron-LM's parameter scheduler multiplies these. Without it nothing else would.
             group["weight_decay"] = self.config.weight_decay * group.get("wd_mult", 1.0)
             group.setdefault("max_lr", self.config.lr)
             group.setdefault("lr", group["max_lr"])
@@ -145,11 +153,11 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.mcore_optimizer.zero_grad(set_to_none)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss times the current loss scale; 1 but for fp16."""
+        """The loss times the current loss scale, which is 1 except with fp16."""
         return self.mcore_optimizer.scale_loss(loss)
 
     def reload_model_params(self) -> None:
-        """Copy the model's parameters, just loaded, into the optimizer's own precision."""
+        """Copy the model's newly loaded parameters into the optimizer's main parameters."""
         self.mcore_optimizer.reload_model_params()
 
     def sharded_state_dict(self, model_state: dict[str, Any], *, is_loading: bool = False, **options: Any) -> Any:
@@ -158,12 +166,14 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
 
     def _parts(self) -> list[Any]:
-        """One, or one for each kind of parameters."""
+        """The inner optimizers: one, or one for each kind of parameters."""
         return getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer])
 
     def _make_state(self) -> None:
-        """Have parameters that were never updated, as none is before the first step, the state that their first update begins
-        with: a checkpoint without it can't be loaded, and the distributed optimizer can't write one."""
+        """Create the state of parameters that were never updated, with the values before a first update.
+
+        A checkpoint can't be loaded into an optimizer without state, and the distributed optimizer can't save one.
+        """
         for part in self._parts():
             inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
             if isinstance(inner, HybridDeviceOptimizer):
@@ -171,10 +181,10 @@ class MegatronOptimizer(torch.optim.Optimizer):
             if inner is None or make is None:
                 continue
             make(inner, part.config)
-            if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # counts with each parameter
+            if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # the step count is in each parameter's state
                 for state in inner.state.values():
                     state.setdefault("step", torch.tensor(0.0))
-            elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: with each group
+            elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: count per group
                 for group in inner.param_groups:
                     if group["params"]:
                         group.setdefault("step", 0)
@@ -183,30 +193,34 @@ class MegatronOptimizer(torch.optim.Optimizer):
         return self.mcore_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Megatron-Core writes master parameters in place, which autograd refuses for those of an fp32 model.
+        # Megatron-Core writes main parameters in place, which autograd rejects for those of an fp32 model.
         with torch.no_grad():
             self.mcore_optimizer.load_state_dict(state_dict)
         self.apply_config()
 
 
 def _without_idle_parts(whole: Any) -> Any:
-    """A chain of optimizers without those that have no parameters, as the dense parameters' has none where only experts are
-    trained: Megatron-Core makes one nevertheless, and asks it for its steps when the chain is saved. A chain of nothing but
-    such stays as it is."""
+    """A chain of optimizers without those that have no parameters. A chain of only such optimizers is returned
+    unchanged.
+
+    Megatron-Core makes an optimizer for the dense parameters even where only experts are trained, and asks it for its
+    steps when the chain is saved.
+    """
     parts = getattr(whole, "chained_optimizers", [])
     busy = [one for one in parts if not getattr(one, "is_stub_optimizer", False)]
     return ChainedOptimizer(busy) if busy and len(busy) < len(parts) else whole
 
 
 def _still(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-    """Momentum of SGD before its first update, for parameters that have had none."""
+    """SGD's momentum before its first update, for parameters without one."""
     for group in inner.param_groups if config.sgd_momentum else ():
         for parameter in group["params"]:
             inner.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
 
 
 def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:
-    """As above, of an optimizer that is spread over both memories; its own way of making state moves the parameters."""
+    """As `MegatronOptimizer._make_state`, for an optimizer that is spread over both memories. Its own way to create
+    state moves the parameters."""
     for one in inner.sub_optimizers:
         if config.optimizer == "sgd":
             _still(one, config)

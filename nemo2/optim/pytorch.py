@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's own optimizers as objects of a recipe, for parameters that are whole on each rank or that torch shards."""
+"""Torch's optimizers as objects of a recipe, for parameters that each rank holds whole or that torch shards."""
 
 from collections.abc import Callable
 from typing import Any, Optional
@@ -16,26 +16,28 @@ from nemo2.optim.lr_scheduler import LRSchedulerModule
 
 
 def is_bias(name: str, parameter: Parameter) -> bool:
-    """Whether the name says that it is a bias: NeMo's rule for what doesn't decay."""
+    """Whether the parameter's name is that of a bias: NeMo's rule for parameters without weight decay."""
     return "bias" in name
 
 
 @configurable
 class PytorchOptimizerModule(OptimizerModule):
-    """A torch optimizer over the model's trained parameters.
+    """Train with a torch optimizer.
 
-    `MegatronStrategy` steps it where every rank holds whole parameters (no pipeline, no sharded matrices), with
-    ``use_distributed_optimizer=False``; `FSDP2Strategy` and `FSDPStrategy` step it over their shards.
+    With `MegatronStrategy` it requires that every rank holds whole parameters (no pipeline, no sharded matrices), and
+    ``use_distributed_optimizer=False``. With `FSDP2Strategy` and `FSDPStrategy` it updates the shards.
 
     Args:
         optimizer_fn: ``(parameter groups) -> optimizer``, such as ``Partial(torch.optim.AdamW, lr=1e-4)``.
-        lr_scheduler: The learning rate over the steps. None: constant.
-        no_weight_decay_cond: ``(name, parameter) -> bool``: where true, no weight decay. None: all decay.
-        scale_lr_cond: ``(name, parameter) -> bool``: where true, the learning rate is multiplied by ``lr_mult``.
-        lr_mult: For the parameters that ``scale_lr_cond`` picks.
+        lr_scheduler: The learning-rate schedule. None: a constant learning rate.
+        no_weight_decay_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay.
+            None: weight decay for all.
+        scale_lr_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate
+            multiplied by ``lr_mult``.
+        lr_mult: The factor for the parameters that ``scale_lr_cond`` selects.
 
     Raises:
-        ConfigError: ``lr_mult`` without ``scale_lr_cond``; nothing is trained.
+        ConfigError: ``lr_mult`` is set without ``scale_lr_cond``, or no parameter is trainable.
     """
 
     makes_torch_optimizers = True
@@ -60,7 +62,8 @@ class PytorchOptimizerModule(OptimizerModule):
         self.lr_mult = lr_mult
 
     def optimizers(self, model: nn.Module) -> list[Optimizer]:
-        """The one optimizer over the trained parameters of ``model``, in up to four groups by the two conditions."""
+        """The optimizer of the trainable parameters of ``model``, in a list of one. The two conditions give up to
+        four groups."""
         groups: dict[tuple[bool, bool], list[Parameter]] = {}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -83,7 +86,7 @@ def fused_adam(params: Any, **settings: Any) -> Optimizer:
     """Transformer Engine's Adam, in one kernel.
 
     Raises:
-        ConfigError: Transformer Engine isn't installed where it runs.
+        ConfigError: Transformer Engine isn't installed.
     """
     if not have_te():
         raise ConfigError(

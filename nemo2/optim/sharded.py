@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch optimizer over sharded parameters: scaled losses, clipping by the global norm, then the update."""
+"""A torch optimizer for sharded parameters: it scales the loss, clips by the global norm, and updates the
+parameters."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +16,15 @@ from torch.nn import Parameter
 from nemo2.errors import ConfigError
 
 _WRAPPED = "_fsdp_wrapped_module."
-"""The infix that torch's FSDP puts into the names of wrapped parameters."""
+"""The infix that torch's FSDP inserts into the names of wrapped parameters."""
 
 
 def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) -> torch.optim.Optimizer:
-    """The torch optimizer of Megatron-Core's configuration, for sharded parameters: Adam(W) or SGD in fp32, its parameter groups
-    made by Megatron-Core.
+    """The torch optimizer for Megatron-Core's configuration and sharded parameters: Adam(W) or SGD in fp32, with
+    Megatron-Core's parameter groups.
 
     Raises:
-        ConfigError: another optimizer is asked for.
+        ConfigError: the configuration asks for another optimizer.
     """
     seen: Any = [_Whole(chunk) for chunk in chunks]
     groups = [group for group in _get_param_groups(seen, config, overrides) if group["params"]]
@@ -46,7 +47,7 @@ def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) 
 
 
 class _Whole:
-    """A chunk as Megatron-Core's rules see it, by the shapes its parameters have as a whole."""
+    """A chunk with the shapes of its unsharded parameters, which Megatron-Core's rules read."""
 
     def __init__(self, chunk: Any) -> None:
         self.chunk = chunk
@@ -57,20 +58,23 @@ class _Whole:
 
 
 def _whole_and_held(chunk: Any) -> Iterator[tuple[Parameter, Parameter]]:
-    """Each parameter as a whole, and what of it the optimizer updates; mostly one and the same object."""
+    """Each parameter with its unsharded shape, and the tensor that the optimizer updates for it. Both are mostly the
+    same object."""
     whole = getattr(chunk, "whole", None)
     for name, parameter in chunk.module.named_parameters():
         yield (parameter if whole is None else whole[name.replace(_WRAPPED, "")]), parameter
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Clips and steps a torch optimizer whose parameters are sharded over ranks.
+    """Clip the gradients of parameters that are sharded over ranks, and step a torch optimizer over them.
 
     Args:
-        optimizer: Over the sharded parameters. Its parameter groups and state are this one's.
-        config: Megatron-Core's, for what a step does beside the update: ``clip_grad``, fp16's loss scale. None: neither.
-        clip_grad: Overrides ``config.clip_grad``; 0: no clipping.
-        shard_group: The ranks over which gradients that are plain tensors are cut. None: all ranks hold those alike.
+        optimizer: The optimizer of the sharded parameters. Its parameter groups and state are shared.
+        config: Megatron-Core's configuration, for ``clip_grad`` and fp16's loss scale. None: no clipping, no loss
+            scale.
+        clip_grad: Overrides ``config.clip_grad``. 0: no clipping.
+        shard_group: The ranks over which gradients in plain tensors are sharded. None: all ranks hold the same
+            gradients.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         clip_grad: Optional[float] = None,
         shard_group: Optional[torch.distributed.ProcessGroup] = None,
     ) -> None:
-        # torch's own __init__ would take the parameters over; the optimizer inside has them already.
+        # torch's __init__ would register the parameters, which the inner optimizer already holds.
         self.optimizer = optimizer
         self.config = config
         self.defaults = optimizer.defaults
@@ -89,9 +93,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.shard_group = shard_group
         self.scaler = _scaler(config)
         self.grad_norm: Optional[float] = None
-        """Global gradient norm of the last step before clipping. None before the first step, and where it was skipped."""
+        """The global gradient norm of the last step before clipping. None before the first step, and after a skipped
+        step."""
         self.update_successful: bool = True
-        """False where the last step was skipped because its gradients weren't finite (fp16)."""
+        """False if the last step was skipped because its gradients weren't finite (fp16)."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -103,7 +108,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> Optional[float]:
-        """Factor of the loss before the backward pass. None: the loss is not scaled."""
+        """The factor of the loss before the backward. None: the loss is not scaled."""
         return None if self.scaler is None else float(self.scaler.scale)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -132,9 +137,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def make_state(self) -> None:
-        """State of the shapes that a checkpoint is read into, for parameters that haven't been stepped yet.
+        """Create the state of parameters that were never updated, in the shapes that a checkpoint is read into.
 
-        A step with gradients of zero at a learning rate of zero makes it: the optimizer alone knows what it keeps.
+        Only the optimizer knows which tensors it keeps, so this runs a step with zero gradients at a learning rate of
+        zero.
         """
         missing = [p for group in self.param_groups for p in group["params"] if p not in self.state and p.requires_grad]
         if not missing:
@@ -163,14 +169,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 @torch.no_grad()
 def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.distributed.ProcessGroup] = None) -> float:
-    """The 2-norm of all gradients together, each element counted once over all ranks. Every rank calls it.
+    """The 2-norm of all gradients together, with each element counted once over all ranks. Every rank must call it.
 
-    A gradient may be a DTensor on any mesh, or a plain tensor, of which ``shard_group`` says over which ranks it is sharded.
+    A gradient may be a DTensor on any mesh, or a plain tensor that is sharded over the ranks of ``shard_group``.
     """
     parameters = list(parameters)
     squares: dict[Any, Tensor] = {}
     if shard_group is not None and parameters:
-        squares[None] = torch.zeros((), device=parameters[0].device)  # a rank may hold nothing of what is trained
+        squares[None] = torch.zeros((), device=parameters[0].device)  # a rank may hold no trainable parameter
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:

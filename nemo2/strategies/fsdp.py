@@ -29,19 +29,19 @@ _SHARDING = {name: ShardingStrategy[name] for name in ("FULL_SHARD", "SHARD_GRAD
 
 @configurable
 class FSDPStrategy(TorchShardedStrategy):
-    """Shard with torch's FullyShardedDataParallel. `FSDP2Strategy` is its successor; this is for recipes that name it.
+    """Shard a model with torch's FullyShardedDataParallel (FSDP1). For new recipes use its successor, `FSDP2Strategy`.
 
     Args:
-        auto_wrap_policy: Classes whose instances are gathered for their own forward and backward, or torch's policy. None:
-            the model's repeated blocks (`nemo2.parallel.sharded_chunk.blocks_of`).
-        state_dict_type: "sharded": every rank writes its own part. There is no other way.
-        sharding_strategy: "FULL_SHARD": parameters, gradients and optimizer state are sharded; "SHARD_GRAD_OP": parameters stay
-            whole between forward and backward.
-        cpu_offload: Keep shards on the CPU between steps; on CPU ranks they are there anyway.
-        mixed_precision: torch's; None: what the precision plugin says.
-        data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
-            ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As
-            `MegatronStrategy`'s.
+        auto_wrap_policy: Module classes whose instances are gathered for their own forward and backward, or a wrap
+            policy of torch. None: the model's repeated blocks (`nemo2.parallel.sharded_chunk.blocks_of`).
+        state_dict_type: Must be "sharded": every rank writes its own part of a checkpoint.
+        sharding_strategy: "FULL_SHARD": shard parameters, gradients and optimizer state. "SHARD_GRAD_OP": keep
+            parameters gathered between forward and backward.
+        cpu_offload: Keep shards on the CPU between steps. Has no effect on CPU ranks.
+        mixed_precision: torch's ``MixedPrecision``. None: derived from the precision plugin.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config: As in `MegatronStrategy`.
+        ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
+        process_group_backend, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
 
     Raises:
         ConfigError: a value that can't work.
@@ -121,7 +121,8 @@ class FSDPStrategy(TorchShardedStrategy):
         if self.auto_wrap_policy is not None:
             return self.auto_wrap_policy
         blocks = blocks_of(model)
-        # One vector has one gradient: what is trained in a block of frozen parameters becomes a vector of its own.
+        # FSDP1 flattens a block into one vector, whose elements all train or are all frozen. In a block with frozen
+        # parameters, each module with trainable parameters therefore becomes its own vector.
         apart = [module for block in blocks if _is_mixed(block) for module in block.modules() if _trains_itself(module)]
         wanted = {id(module) for module in (*blocks, *apart)}
         return CustomPolicy(lambda module: id(module) in wanted)
@@ -142,7 +143,7 @@ def _trains_itself(module: nn.Module) -> bool:
 
 
 def _lead_steps_through(wrapped: FullyShardedDataParallel, module: nn.Module) -> None:
-    """Torch gathers parameters in the wrapper's forward only: steps that reach for the layers themselves are run in it."""
+    """Run the module's steps inside the wrapper's forward, because torch gathers parameters only there."""
 
     def led(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FSDP2Strategy`: any model, sharded with torch's ``fully_shard``."""
+"""`FSDP2Strategy`: shards any model with torch's ``fully_shard``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,25 +37,27 @@ def fsdp2_strategy_parallelize(
     offload_policy: Optional[OffloadPolicy] = None,
     tp_shard_plan: Optional[Mapping[str, Any]] = None,
 ) -> nn.Module:
-    """Shard ``model`` in place: tensors by ``tp_shard_plan`` over the mesh's "tp" axis, then everything over its "shard" axis.
+    """Shard ``model`` in place.
 
-    Each repeated block (`nemo2.parallel.sharded_chunk.blocks_of`) is gathered for its own forward and backward; what is left
-    is gathered with the root and stays until the backward.
+    Tensors named in ``tp_shard_plan`` are sharded over the mesh's "tp" axis. All parameters are then sharded over its
+    "shard" axis. Each repeated block (`nemo2.parallel.sharded_chunk.blocks_of`) is gathered for its own forward and
+    backward. The remaining parameters are gathered with the root module and stay gathered until the backward.
 
     Args:
-        model: In fp32, on its device.
-        device_mesh: Axes "shard" and "tp".
-        mp_policy: Dtypes of the forward and of the reduction. None: the parameters'. Its ``output_dtype`` is that of the
-            model's output; what blocks hand each other stays in the forward's.
-        offload_policy: Keep shards on the CPU between steps. None: on the device.
-        tp_shard_plan: Torch's parallel styles by module name, ``*`` for any layer. None: tensors stay whole.
+        model: The model, in fp32, on its device.
+        device_mesh: A mesh with the axes "shard" and "tp".
+        mp_policy: The dtypes of the forward and of the gradient reduction. Its ``output_dtype`` applies to the model's
+            output; activations between blocks keep the forward's dtype. None: the parameters' dtype.
+        offload_policy: Keeps shards on the CPU between steps. None: shards stay on the device.
+        tp_shard_plan: Torch's parallel styles by module name, with ``*`` for any layer. None: tensors are not sharded
+            over "tp".
     """
     if tp_shard_plan and device_mesh["tp"].size() > 1:
         from torch.distributed.tensor.parallel import parallelize_module
 
         parallelize_module(model, device_mesh["tp"], dict(tp_shard_plan))
     policy = mp_policy or MixedPrecisionPolicy()
-    # A layer behind the blocks that is sharded with the root has its weights in the forward's dtype.
+    # A layer after the blocks is sharded with the root, so its weights have the forward's dtype and its input must too.
     inner = replace(policy, output_dtype=None)
     options: dict[str, Any] = {"mesh": device_mesh["shard"]}
     if offload_policy is not None:
@@ -70,29 +72,35 @@ def fsdp2_strategy_parallelize(
 class FSDP2Strategy(TorchShardedStrategy):
     """Shard parameters, gradients and optimizer state over all ranks with torch's ``fully_shard``.
 
-    For nemo2's GPT models, Hugging Face models and plain modules alike; the recipe stays the same but for the strategy.
-    Global and micro-batches, loss reduction, clipping, schedules, logging and checkpoints are `MegatronStrategy`'s. The
-    forward gathers one block at a time, in the precision plugin's dtype; what the optimizer updates is fp32. Checkpoints of
-    GPT models can be read by `MegatronStrategy`, and the weights of its checkpoints by this.
+    The strategy trains nemo2's GPT models, Hugging Face models and plain modules. The rest of the recipe stays the
+    same: global batches and micro-batches, loss reduction, gradient clipping, schedules, logging and checkpoints work
+    as with `MegatronStrategy`.
+
+    The forward gathers one block at a time in the precision plugin's dtype. The optimizer updates fp32 parameters.
+    `MegatronStrategy` can read the checkpoints of GPT models, and this strategy can read the weights of
+    `MegatronStrategy`'s checkpoints.
 
     Args:
-        data_parallel_size: Ranks that see different samples. "auto": what the other sizes leave of the world; a number is
-            checked against that.
-        tensor_parallel_size: Ranks that share each weight matrix. "auto": 1. Above 1 the model must have a plan.
-        context_parallel_size: Ranks that share each sequence; nemo2's GPT models only. Parameters are sharded over these too.
-        sequence_parallel: Must be False: put torch's ``SequenceParallel`` into ``custom_tp_plan``.
-        offload_policy: torch's; None: shards stay on the device, as they do on CPU ranks.
-        mp_policy: torch's; None: what the precision plugin says.
-        parallelize_fn: ``(model, device_mesh, mp_policy, offload_policy, tp_shard_plan)`` shards the model. Default:
-            `fsdp2_strategy_parallelize`.
-        use_hf_tp_plan: With ``tensor_parallel_size`` above 1, take the plan a Hugging Face model brings.
-        custom_tp_plan: The plan, by module name, as torch's ``parallelize_module`` takes it. None: the model's own.
-        data_sampler, checkpoint_io, parallel_devices, cluster_environment, process_group_backend, restore_config,
-            ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As
-            `MegatronStrategy`'s.
+        data_parallel_size: The number of ranks that see different samples. "auto": the world size divided by the other
+            sizes. A number must equal that quotient.
+        tensor_parallel_size: The number of ranks that share each weight matrix. "auto": 1. Above 1 the model needs a
+            tensor-parallel plan.
+        context_parallel_size: The number of ranks that share each sequence, for nemo2's GPT models only. Parameters are
+            sharded over these ranks too.
+        sequence_parallel: Must be False. For sequence parallelism put torch's ``SequenceParallel`` into
+            ``custom_tp_plan``.
+        offload_policy: torch's ``OffloadPolicy``. None: shards stay on the device. On CPU ranks they always do.
+        mp_policy: torch's ``MixedPrecisionPolicy``. None: derived from the precision plugin.
+        parallelize_fn: The function that shards the model, with the arguments ``(model, device_mesh, mp_policy,
+            offload_policy, tp_shard_plan)``. Default: `fsdp2_strategy_parallelize`.
+        use_hf_tp_plan: With ``tensor_parallel_size`` above 1, use the plan that a Hugging Face model brings.
+        custom_tp_plan: The plan by module name, as torch's ``parallelize_module`` takes it. None: the model's own plan.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config: As in `MegatronStrategy`.
+        ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
+        process_group_backend, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
 
     Raises:
-        ConfigError: a size that can't work, or contradicts the world.
+        ConfigError: a size that can't work or contradicts the world size.
     """
 
     def __init__(
@@ -151,17 +159,17 @@ class FSDP2Strategy(TorchShardedStrategy):
 
     @property
     def tensor_parallel_size(self) -> int:
-        """As it was given; 1 of "auto". It is read when the strategy is made."""
+        """The size that was passed, or 1 for "auto". Read-only."""
         return self.layout.tp
 
     @property
     def context_parallel_size(self) -> int:
-        """As it was given. It is read when the strategy is made."""
+        """The size that was passed. Read-only."""
         return self.layout.cp
 
     @property
     def sequence_parallel(self) -> bool:
-        """False: DTensor plans split the sequence module by module."""
+        """Always False, because DTensor plans split the sequence module by module."""
         return False
 
     def _check_world(self, world_size: int) -> None:
@@ -176,10 +184,10 @@ class FSDP2Strategy(TorchShardedStrategy):
         self._check_model()
 
     def _check_model(self) -> None:
-        """Whether this model can be sharded the way that was asked for.
+        """Check that this model can be sharded as requested.
 
         Raises:
-            ConfigError: tensor parallelism without a plan, context parallelism of a model that isn't nemo2's.
+            ConfigError: tensor parallelism without a plan, or context parallelism of a model that isn't nemo2's.
         """
         module: Any = self.lightning_module
         megatron = isinstance(getattr(module, "config", None), TransformerConfig)
@@ -208,7 +216,7 @@ class FSDP2Strategy(TorchShardedStrategy):
             tp_shard_plan=plan,
         )
         if not isinstance(model, MegatronModule):
-            # Steps that reach for the layers themselves gather the root's parameters too.
+            # Steps that call the layers directly must gather the root's parameters too.
             for name in STEPS:
                 if callable(getattr(type(model), name, None)):
                     register_fsdp_forward_method(cut, name)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A teacher beside the model that is trained: the student learns its distributions in place of the text's own next tokens.
+"""Distillation: a teacher beside the trained model, whose output distributions the student learns in place of the
+text's next tokens.
 
-The teacher has other sizes and the student's layout: it is built on the same process groups. In a pipeline it reads all of a
-step's micro-batches before the student's schedule begins, one stage after the other, and its logits stay on the last stage,
-split over the vocabulary as the student's are. Without a pipeline it reads each micro-batch right before the student does.
+The teacher has its own sizes but the student's layout, on the same process groups. In a pipeline the teacher reads all
+of a step's micro-batches, one stage after the other, before the student's schedule begins. Its logits stay on the last
+stage, sharded over the vocabulary like the student's. Without a pipeline the teacher reads each micro-batch right
+before the student.
 """
 
 import copy
@@ -38,20 +40,20 @@ _log = logging.getLogger(__name__)
 @configurable
 @dataclass(frozen=True)
 class DistillationConfig:
-    """What the student learns from.
+    """Select what the student learns from.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of range.
     """
 
     logit_kl_temperature: float = 1.0
-    """Divides both models' logits; above 1 the unlikely tokens count for more."""
+    """The divisor of both models' logits. Above 1 unlikely tokens count for more."""
     logit_kl_topk: Optional[int] = None
-    """The teacher's likeliest tokens that are kept of each distribution, which saves memory. None: all."""
+    """The number of the teacher's likeliest tokens to keep of each distribution, which saves memory. None: all."""
     skip_lm_loss: bool = True
-    """Learn from the teacher alone. False adds the cross-entropy of the text."""
+    """Learn from the teacher only. False: add the cross-entropy of the text."""
     kd_loss_scale: float = 1.0
-    """Weighs the teacher's part where the text's is there too."""
+    """The weight of the teacher's loss if the text's loss is added."""
 
     def __post_init__(self) -> None:
         for name, rule, holds in (
@@ -64,10 +66,10 @@ class DistillationConfig:
 
     @classmethod
     def from_file(cls, file: Path) -> "DistillationConfig":
-        """From YAML with these names.
+        """Read the settings from a YAML file with these names.
 
         Raises:
-            ConfigError: another name, or a value out of its range.
+            ConfigError: an unknown name, or a value out of range.
         """
         said = read_yaml(file) or {}
         known = [field.name for field in fields(cls)]
@@ -79,19 +81,20 @@ class DistillationConfig:
 
 @configurable
 class DistillationCallback(pl.Callback):
-    """Gives each micro-batch of a training step its teacher's logits, and the step the loss that uses them.
+    """Add the teacher's logits to each micro-batch of a training step, and use the loss that compares them with the
+    student's.
 
-    The teacher's parameters lie beside the student's on every rank, and a step takes its forward pass longer. In a pipeline the
-    last stage keeps the logits of all of a step's micro-batches; ``logit_kl_topk`` makes them small.
+    Every rank holds the teacher's parameters beside the student's, and each step includes the teacher's forward. In a
+    pipeline the last stage keeps the logits of all of a step's micro-batches. ``logit_kl_topk`` makes them small.
 
     Args:
-        teacher_model_path: The teacher's checkpoint, or a run's directory. It has the student's vocabulary and layout; sizes may
-            differ.
-        distillation_config: None: its defaults.
+        teacher_model_path: The teacher's checkpoint, or a run's directory. The teacher must have the student's
+            vocabulary, and uses the student's layout. Its sizes may differ.
+        distillation_config: The settings. None: their defaults.
 
     Raises:
-        CheckpointError: at set-up, there is no checkpoint, or none that describes its model.
-        ConfigError: at set-up, another vocabulary, or sizes that the layout doesn't divide.
+        CheckpointError: at setup, if the checkpoint is missing or doesn't describe its model.
+        ConfigError: at setup, if the vocabularies differ or the layout doesn't divide the sizes.
     """
 
     def __init__(self, teacher_model_path: str, distillation_config: Optional[DistillationConfig] = None) -> None:
@@ -101,11 +104,11 @@ class DistillationCallback(pl.Callback):
         self.core: Any = None
         """The teacher's stage on this rank."""
         self.kept_bytes = 0
-        """Of logits of a micro-batch that wait for the student's schedule."""
+        """The bytes of a micro-batch's logits that wait for the student's schedule."""
         self._taught: deque[Optional[TeacherLogits]] = deque()
 
     def refuse(self, student: Any, strategy: Any) -> None:
-        """Raise where the teacher can't teach ``student`` in the layout of ``strategy``. Nothing is built."""
+        """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
         checkpoint = find_checkpoint(Path(self.teacher_model_path))
         teacher = model_of(checkpoint)
         _refuse_another_vocabulary(student, teacher)
@@ -129,7 +132,7 @@ class DistillationCallback(pl.Callback):
     def on_megatron_microbatch_start(self, step: MegatronStep, batch: dict[str, Any]) -> None:
         if step.stage == "training":
             batch["text"] = batch.pop("labels")
-            batch["labels"] = None  # without them the student's last stage gives its logits
+            batch["labels"] = None  # without labels the student's last stage returns logits
             if not _in_pipeline():
                 self._taught.append(self._asked(batch, step))
 
@@ -148,7 +151,7 @@ class DistillationCallback(pl.Callback):
         return forward_step
 
     def _loss(self, logits: Tensor, teacher: Optional[TeacherLogits], text: Tensor) -> Tensor:
-        """Of each token ``[batch, sequence]``."""
+        """The loss of each token, ``[batch, sequence]``."""
         assert teacher is not None, "the last stage has the teacher's logits"
         taught = distillation_loss(logits, teacher, temperature=self.settings.logit_kl_temperature)
         if self.settings.skip_lm_loss:
@@ -157,16 +160,19 @@ class DistillationCallback(pl.Callback):
 
 
 def _in_pipeline() -> bool:
-    """Whether stages wait for each other: a teacher that reads in between would change the order of their messages."""
+    """Whether stages wait for each other, so that a teacher's forward in between would change the order of their
+    messages."""
     return parallel_state.get_pipeline_model_parallel_world_size() > 1
 
 
 def teachers_recipe(recipe: Any) -> Optional[Any]:
-    """The recipe of a run whose model is ``recipe``'s teacher, in the same layout and on the same data, by which the teacher's
-    sizes can be judged. None where there is no teacher.
+    """The recipe of a run whose model is the teacher of ``recipe``, in the same layout and on the same data. None:
+    there is no teacher.
+
+    It serves to check the teacher's sizes.
 
     Raises:
-        CheckpointError: there is no checkpoint of the teacher, or none that describes its model.
+        CheckpointError: the teacher's checkpoint is missing or doesn't describe its model.
     """
     callbacks = getattr(recipe.trainer, "callbacks", None) or []
     teaching = next((one for one in callbacks if class_of(one) is DistillationCallback), None)
@@ -179,8 +185,8 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
 
 
 def described_model(checkpoint: Path) -> Any:
-    """The model of a checkpoint as an editable config, which follows the data's sequence length, but where positions are a table
-    of that length.
+    """The model of a checkpoint as an editable config. It follows the data's sequence length, unless its positions are
+    a table of that length.
 
     Raises:
         CheckpointError: the checkpoint doesn't describe its model.
@@ -193,9 +199,11 @@ def described_model(checkpoint: Path) -> Any:
 
 
 def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Optional[Tensor]:
-    """The teacher's logits ``[batch, sequence, vocabulary / tp]`` of a micro-batch on the last stage, None on the others.
+    """The teacher's logits ``[batch, sequence, vocabulary / tp]`` of a micro-batch on the last stage. None on other
+    stages.
 
-    A stage begins with the next micro-batch while the following ones are at this one: the pipeline fills."""
+    A stage starts the next micro-batch while later stages process this one, so the pipeline fills.
+    """
     config, group = core.config, parallel_state.get_pipeline_model_parallel_group()
     dtype = config.pipeline_dtype or config.params_dtype
     if not parallel_state.is_pipeline_first_stage():
@@ -242,14 +250,15 @@ def _teacher(checkpoint: Path, trainer: pl.Trainer, student: Any) -> Any:
 
 
 def no_virtual_stages(size: int) -> str:
-    """Why there are none."""
+    """The reason why virtual stages are not supported."""
     return f"virtual_pipeline_model_parallel_size={size}: a teacher has one stage per rank. Leave it unset for distill."
 
 
 def refuse_additions(checkpoint: Path) -> None:
-    """
+    """Check that a checkpoint holds a whole model.
+
     Raises:
-        ConfigError: the checkpoint isn't of a whole model.
+        ConfigError: the checkpoint holds only a part.
     """
     manifest = read_manifest(checkpoint)
     if manifest is not None and manifest.part_of is not None:
@@ -271,7 +280,8 @@ def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
 
 
 def _refuse_what_has_no_layout(strategy: Any, teacher: Any, checkpoint: Path) -> None:
-    """
+    """Check the teacher's layout.
+
     Raises:
         ConfigError: the teacher can't be built in the student's layout, or isn't a whole model.
     """
