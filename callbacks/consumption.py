@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples and tokens that training has consumed, and units of time by their names."""
+"""The samples and tokens that training has consumed, and units of time by name."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 
 
 def seconds_per(unit: str, *, of: str) -> float:
-    """Seconds of a unit by its name; ``of`` is who was given it.
+    """The seconds of a time unit. ``of`` names the caller in errors.
 
     Raises:
-        ConfigError: it is none of `SECONDS`.
+        ConfigError: the unit is not in `SECONDS`.
     """
     if unit not in SECONDS:
         raise ConfigError(f"{of}.time_unit={unit!r}: must be one of {', '.join(SECONDS)}{did_you_mean(unit, SECONDS)}")
@@ -21,12 +21,13 @@ def seconds_per(unit: str, *, of: str) -> float:
 
 
 def sampler_of(trainer: Any) -> Any:
-    """The data sampler of a run, which counts samples; None without one."""
+    """The run's data sampler, which counts samples. None without a data sampler."""
     return getattr(trainer.strategy, "data_sampler", None) or getattr(trainer.datamodule, "data_sampler", None)
 
 
 def consumed_by(trainer: Any) -> tuple[int, int]:
-    """Samples and tokens that training has consumed until now, those before a resume included; zeros without a data sampler."""
+    """The samples and tokens that training has consumed so far, including those before a resume. Zeros without a
+    data sampler."""
     sampler = sampler_of(trainer)
     samples = int(getattr(sampler, "consumed_samples", 0))
     return samples, samples * int(getattr(sampler, "seq_len", 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that have drifted apart."""
+"""Detects replicas whose parameters differ."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 @configurable
 class DdpParityChecker(pl.Callback):
-    """Compares the parameters of all data-parallel replicas bit by bit, every so many steps and at the end of training.
+    """Compare the parameters of all data-parallel replicas bit by bit, at an interval and at the end of training.
 
-    A check sums each parameter's bits twice (with and without their places), which is one read of the parameters, and one
-    gather of two numbers for each. The other steps cost nothing. Parameters whose gathering overlaps with the forward pass are
-    made whole first.
+    A check reads each parameter once to compute two sums over its bits, one of them weighted by position. Ranks then
+    gather two numbers per parameter. Steps without a check cost nothing. Parameters whose gather overlaps with the
+    forward are gathered before the check.
 
     Args:
-        interval: Steps between two checks; 0: at the end of training only.
+        interval: Steps between two checks. 0: check only at the end of training.
 
     Raises:
-        ConfigError: a negative interval; parameters that are sharded over the ranks, which have no replicas to compare.
-        RuntimeFault: in training, replicas differ; it names parameters and ranks.
+        ConfigError: a negative interval, or parameters that are sharded over the ranks and so have no replicas.
+        RuntimeFault: during training, if replicas differ. The message names the parameters and the ranks.
     """
 
     def __init__(self, interval: int = 0) -> None:
@@ -82,7 +82,7 @@ def _compare(trainer: Any) -> None:
 
 
 def _replica_groups(trainer: Any) -> tuple[Any, Any]:
-    """Which part of the model this rank holds, of dense and of expert parameters: ranks that say the same are replicas."""
+    """Which part of the dense and of the expert parameters this rank holds. Ranks with equal values are replicas."""
     from megatron.core import parallel_state as state
 
     if not state.model_parallel_is_initialized():
@@ -94,7 +94,7 @@ def _replica_groups(trainer: Any) -> tuple[Any, Any]:
 
 
 def _bits(parameter: Tensor) -> tuple[int, int]:
-    """Two sums over a tensor's bits, modulo 2**64; the second weighs each element by its place."""
+    """Two sums over a tensor's bits, modulo 2**64. The second weights each element by its position."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     values = parameter.detach().reshape(-1).view(kinds[parameter.element_size()]).to(torch.int64)
     places = torch.arange(1, values.numel() + 1, device=values.device) * _ODD

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's dispatcher of tokens to experts, where the GPU has it."""
+"""Enables DeepEP's token dispatcher on GPUs that support it."""
 
 import logging
 
@@ -13,17 +13,19 @@ from nemo2.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _ARCHITECTURES = (8, 9)
-"""Compute capabilities with DeepEP: Ampere and Ada, Hopper."""
+"""The major compute capabilities that DeepEP supports: 8 (Ampere and Ada) and 9 (Hopper)."""
 
 
 @configurable
 class DeepEPCallback(pl.Callback):
-    """On GPUs that DeepEP knows, has it move tokens to experts: sets ``moe_token_dispatcher_type="flex"``,
-    ``moe_enable_deepep=True`` and ``moe_shared_expert_overlap=False`` before the model is built. Elsewhere it says so once, and
-    the model's own dispatcher stays. The package ``deep_ep`` must be installed, which Megatron-Core asks for.
+    """Use DeepEP to dispatch tokens to experts on GPUs that support it.
+
+    Before the model is built the callback sets ``moe_token_dispatcher_type="flex"``, ``moe_enable_deepep=True`` and
+    ``moe_shared_expert_overlap=False``. Megatron-Core then requires the package ``deep_ep``. On other devices the
+    callback reports once that it changes nothing, and the model keeps its dispatcher.
 
     Raises:
-        ConfigError: at set-up, a model without experts.
+        ConfigError: at setup, if the model has no experts.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

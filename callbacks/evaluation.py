@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the model on texts and on tasks while it trains."""
+"""Evaluates the model on texts and on tasks during training."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,29 +19,33 @@ from nemo2.run_dir.hang import HangWatchdog
 
 @configurable
 class EvaluationCallback(pl.Callback):
-    """Every so many steps, and after the last one, tells how well the model predicts texts and what it scores on lm-eval's tasks.
+    """Measure the loss on text files and the scores on lm-eval tasks at an interval and after the last step.
 
-    ``evaluation/<file>/loss`` (nats per token) and ``evaluation/<file>/bits_per_byte``, ``evaluation/<task>/<metric>``: in the
-    loggers, in ``metrics.jsonl``, in the report beside the loss, and for `ModelCheckpoint` to monitor. Training waits meanwhile,
-    on every rank; data-parallel replicas share the work. What is trained is the same as without: the generators of random
-    numbers are left as they were. Steps in between cost a comparison.
+    The callback logs ``evaluation/<file>/loss`` (nats per token), ``evaluation/<file>/bits_per_byte`` and
+    ``evaluation/<task>/<metric>``. The values go to the loggers, to ``metrics.jsonl`` and to the report, and
+    `ModelCheckpoint` can monitor them.
+
+    Training waits on every rank while an evaluation runs, and data-parallel replicas share the work. The random-number
+    generators are restored, so the trained parameters are the same as without the callback. Steps without an evaluation
+    cost one comparison.
 
     Args:
-        every_n_steps: Optimizer steps between two evaluations. None: only after the last one.
+        every_n_steps: Optimizer steps between two evaluations. None: evaluate only after the last step.
         texts: UTF-8 files.
-        tasks: Names of lm-eval's tasks, or of those in ``task_folder``; needs the extra ``evaluate``.
-        task_folder: Tasks of one's own, as YAML files in lm-eval's form.
+        tasks: Names of lm-eval tasks or of tasks in ``task_folder``. Needs the extra ``evaluate``.
+        task_folder: A folder with your own tasks, as YAML files in lm-eval's format.
         num_fewshot: Solved examples before each question. None: as each task says.
         limit: Questions per task. None: all.
-        max_batch_size: Texts that a replica reads together.
+        max_batch_size: Texts that a replica processes together.
         at_end: Evaluate after the last step, whatever its number.
-        trust_tasks: As for `nemo2.llm.evaluate`.
+        trust_tasks: As in `nemo2.llm.evaluate`.
 
     Raises:
-        ConfigError: there is nothing to measure, or never; at the start of training, the strategy or its layout can't be
-            measured (context parallelism, virtual stages), there is no tokenizer, lm-eval, or task of a name.
-        DataError: at the start of training, a file can't be read as text, or is empty.
-        SecurityError: at the start of training, a file of ``task_folder`` would have code run.
+        ConfigError: there is nothing to evaluate or no step to evaluate at. At the start of training: the strategy or
+            the layout is not supported (context parallelism, virtual stages), or a tokenizer, lm-eval or a task is
+            missing.
+        DataError: at the start of training, if a text file is unreadable or empty.
+        SecurityError: at the start of training, if a file in ``task_folder`` would run code.
     """
 
     def __init__(
@@ -153,7 +157,7 @@ class EvaluationCallback(pl.Callback):
 
 
 def _tell_watchdogs(trainer: pl.Trainer) -> None:
-    """An evaluation that goes on is no hang."""
+    """Report progress to the hang watchdogs, so that a long evaluation doesn't count as a hang."""
     callbacks: Sequence[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     for callback in callbacks:
         if isinstance(callback, HangWatchdog):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's features that it calls experimental."""
+"""Enables Megatron-Core's experimental features."""
 
 import lightning.pytorch as pl
 from megatron.core.config import set_experimental_flag
@@ -9,8 +9,10 @@ from nemo2.config.capture import configurable
 
 @configurable
 class MegatronEnableExperimentalCallback(pl.Callback):
-    """Before the model is built, turns on what Megatron-Core keeps behind its experimental flag, in this process and until it
-    ends. Megatron-Core decides what that is, by version; none of it is tested here."""
+    """Turn on Megatron-Core's experimental flag before the model is built, in this process and until it ends.
+
+    Megatron-Core's version decides which features the flag enables. nemo2 tests none of them.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         set_experimental_flag(True)

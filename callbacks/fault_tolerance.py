@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats for NVIDIA's nvidia-resiliency-ext, whose launcher starts ranks again that give none."""
+"""Sends heartbeats to NVIDIA's nvidia-resiliency-ext, whose launcher restarts ranks that stop sending them."""
 
 import logging
 import os
@@ -11,16 +11,17 @@ from nemo2.config.capture import configurable
 
 logger = logging.getLogger(__name__)
 _SOCKET_VARIABLE = "FT_RANK_MONITOR_IPC_SOCKET"
-"""Set for each rank by the package's launcher."""
+"""The variable that the package's launcher sets for each rank."""
 
 
 @configurable
 class FaultToleranceCallback(pl.Callback):
-    """Tells the process that watches this rank that it is alive: after each step, validation batch and save.
+    """Send a heartbeat to the process that monitors this rank, after each step, validation batch and save.
 
-    Hooks: setup and teardown of fit, training and validation batch end, checkpoint saving. Each is a message over a local
-    socket. Without the launcher of nvidia-resiliency-ext there is nobody to tell: that is said once, and the run goes on.
-    `nemo2.plugins.FaultTolerancePlugin` sets both up.
+    Hooks: setup and teardown of fit, end of each training and validation batch, checkpoint saving. Each heartbeat is a
+    message over a local socket. Without the launcher of nvidia-resiliency-ext no process receives heartbeats: the
+    callback reports this once, and the run continues. `nemo2.plugins.FaultTolerancePlugin` configures both the callback
+    and the launcher.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model FLOP/s of a run, and its MFU where the device's peak is known."""
+"""Measures a run's model FLOP/s, and its MFU where the device's peak is known."""
 
 import time
 from typing import Any, Optional
@@ -15,25 +15,29 @@ from nemo2.models.flops import model_flops_per_step
 
 @configurable
 class FLOPsMeasurementCallback(pl.Callback):
-    """Logs on the steps that log, over all steps since the last of them, so that the time between steps counts as well:
+    """Log model FLOP/s and MFU on the steps that log.
 
-    - ``TFLOPS_per_GPU``: 10^12 model FLOPs per second and device. What recomputation does twice counts once.
-    - ``TFLOPS``: of all devices together.
-    - ``MFU``: share of ``peak_tflops`` (PaLM, arXiv:2204.02311, appendix B), where that is known.
+    Each value covers all steps since the last logged step and includes the time between steps:
 
-    `TimingCallback` logs ``tflops_per_gpu`` by itself; that one takes the time inside steps only and counts attention causally.
+    - ``TFLOPS_per_GPU``: 10^12 model FLOPs per second and device. Recomputed operations count once.
+    - ``TFLOPS``: the same for all devices together.
+    - ``MFU``: the fraction of ``peak_tflops`` (PaLM, arXiv:2204.02311, appendix B), if ``peak_tflops`` is set.
+
+    `TimingCallback` also logs ``tflops_per_gpu``. That value uses only the time inside steps and counts attention
+    causally.
 
     Args:
-        model_config, data_config: Where to take the model's shape, and sequence length and batch from. None: from the
-            model and the data that are trained.
-        model_name: Accepted for NeMo's sake. NeMo picks a formula by it; here the config itself is counted.
-        causal: Attention scores as a causal model needs them. False, NeMo 2.0's and PaLM's convention: the whole square, up to
-            a third more at long sequences. See `nemo2.models.flops`.
+        model_config, data_config: The sources of the model's shape, and of sequence length and batch size. None: the
+            model and the data of the run.
+        model_name: Accepted for NeMo's signature. NeMo selects a formula by it, whereas nemo2 counts from the
+            configuration.
+        causal: Count only the attention scores that a causal model needs. False: count the whole square, NeMo 2.0's and
+            PaLM's convention, which gives up to a third more at long sequences. See `nemo2.models.flops`.
         peak_tflops: The device's dense rate in 10^12 FLOP/s, such as 989 for bf16 on an H100 or H200 (data sheet).
             None: no MFU.
 
     Raises:
-        ConfigError: a peak that isn't positive; at the start of training, a model or data whose shape can't be read.
+        ConfigError: the peak isn't positive. At the start of training: the shape of the model or the data is unknown.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class FLOPsMeasurementCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since, self._flops = None, 0.0
-        self._step_flops(trainer, pl_module)  # a shape that can't be read is told before the first step
+        self._step_flops(trainer, pl_module)  # raises for an unknown shape before the first step
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -81,7 +85,7 @@ class FLOPsMeasurementCallback(pl.Callback):
             pl_module.log("MFU", per_device / self.peak_tflops, batch_size=1)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Time in validation is no training time: what was measured up to here is dropped."""
+        """Restart the measurement, because validation time is not training time."""
         self._since, self._flops = None, 0.0
 
     def _step_flops(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
@@ -112,7 +116,7 @@ class FLOPsMeasurementCallback(pl.Callback):
 
 
 def _shape_of(data: Any) -> tuple[int, int]:
-    """Samples of a global batch and tokens of a sample, as a data module names them."""
+    """The samples of a global batch and the tokens of a sample, from the fields of a data module."""
     missing = [name for name in ("global_batch_size", "seq_length") if not isinstance(getattr(data, name, None), int)]
     if missing:
         raise ConfigError(

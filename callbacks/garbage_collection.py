@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's garbage collector on every rank at the same steps, instead of whenever each rank's counter says so."""
+"""Runs Python's garbage collector on every rank at the same steps."""
 
 import gc
 from typing import Any
@@ -12,15 +12,17 @@ from nemo2.errors import ConfigError
 
 @configurable
 class GarbageCollectionCallback(pl.Callback):
-    """Turns automatic collection off while training runs and collects every so many steps.
+    """Turn off automatic garbage collection during training and collect at an interval instead.
 
-    One rank that collects makes all others wait in the next collective; with thousands of ranks some rank always does.
-    Every ``gc_interval_train`` training steps and ``gc_interval_val`` validation batches the young generations are
-    collected (a few milliseconds), and everything at the start of training and of each validation. When training ends,
-    or fails, the collector is as it was before.
+    A rank that collects makes all other ranks wait in the next collective. With thousands of ranks some rank is always
+    collecting, unless all collect at the same step.
+
+    The callback collects the young generations (a few milliseconds) every ``gc_interval_train`` training steps and
+    every ``gc_interval_val`` validation batches. It collects all generations at the start of training and of each
+    validation. When training ends or fails, it restores the collector's previous state.
 
     Raises:
-        ConfigError: an interval is below 1.
+        ConfigError: an interval below 1.
     """
 
     def __init__(self, gc_interval_train: int, gc_interval_val: int):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports a run's checkpoints for Hugging Face's libraries while it trains."""
+"""Exports a run's checkpoints to Hugging Face's format during training."""
 
 import glob
 import logging
@@ -24,23 +24,26 @@ _log = logging.getLogger(__name__)
 
 @configurable
 class HuggingFaceExportCallback(pl.Callback):
-    """Has every so many saves, and the last one, written again as `llm.export_ckpt` does: safetensors, config.json and the
-    tokenizer, in ``hugging_face/<name of the checkpoint>`` beside the run's ``checkpoints``.
+    """Export every n-th checkpoint, and the last one, to Hugging Face's format.
 
-    The work is done on rank 0's machine, in a process of its own at low priority, from links to the checkpoint's files, so that
-    the checkpoint may be renamed or deleted meanwhile. Training waits for it at its end only. Per step it costs a comparison of
-    two paths. An export that fails is said, with its reason, and ends nothing. A save that comes while an export is under way
-    waits for it; a later one takes its place.
+    An export contains the same files as `llm.export_ckpt`: safetensors, config.json and the tokenizer. It is written to
+    ``hugging_face/<name of the checkpoint>`` beside the run's ``checkpoints``.
+
+    A separate low-priority process on rank 0's host does the work. It reads links to the checkpoint's files, so the
+    checkpoint may be renamed or deleted in the meantime. Training waits for the export only at its end. A failed export
+    is reported with its reason and doesn't stop the run. While an export runs, the newest save waits for it and
+    replaces any save that was waiting. Each step costs one comparison of two paths.
 
     Args:
-        every_n_saves: Export every so many saves. None: the last one only.
-        at_end: Export the last one, whatever its number.
-        directory: Where. None: ``hugging_face`` beside the folder of the checkpoints.
-        keep: How many exports of this run to keep, the newest. None: all.
-        dtype: Of the weights. None: as the checkpoint has them, which under FSDP's strategies is fp32.
+        every_n_saves: The number of saves between two exports. None: only the last save.
+        at_end: Export the last save, whatever its number.
+        directory: The folder of the exports. None: ``hugging_face`` beside the folder of the checkpoints.
+        keep: The number of this run's exports to keep, newest first. None: all.
+        dtype: The dtype of the weights. None: the checkpoint's, which is fp32 under the FSDP strategies.
 
     Raises:
-        ConfigError: a number is below 1, or nothing would ever be exported; at the start of training, the run saves nothing.
+        ConfigError: a number is below 1, or no save would ever be exported. At the start of training: the run saves no
+            checkpoints.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class HuggingFaceExportCallback(pl.Callback):
         self.keep = keep
         self.dtype = dtype
         self.exported: list[Path] = []
-        """Of this run so far, oldest first; on rank 0."""
+        """This run's exports so far, oldest first. Filled on rank 0 only."""
         self._seen = ""
         self._saves = 0
         self._running: Optional[_Export] = None
@@ -84,7 +87,7 @@ class HuggingFaceExportCallback(pl.Callback):
             self._look(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # The last save is made in on_train_end, after all other callbacks.
+        # The last save happens in on_train_end, after all other callbacks.
         if not trainer.is_global_zero or trainer.state.status == "interrupted":
             return
         self._look(trainer, last=True)
@@ -99,7 +102,7 @@ class HuggingFaceExportCallback(pl.Callback):
         self._give_up()
 
     def _look(self, trainer: pl.Trainer, *, last: bool = False) -> None:
-        """Take note of a save since the last look, and of an export that has ended."""
+        """Check for a new save since the last call, and for an export that has ended."""
         self._go_on()
         path = _newest(trainer)
         if not path:
@@ -121,12 +124,12 @@ class HuggingFaceExportCallback(pl.Callback):
         self._go_on()
 
     def _names(self) -> list[str]:
-        """Names of checkpoints that have been exported, are being exported, or wait for it."""
+        """The names of checkpoints that are exported, being exported, or waiting."""
         under_way = (export.target for export in (self._running, self._waiting) if export is not None)
         return [target.name for target in (*self.exported, *under_way)]
 
     def _go_on(self) -> None:
-        """Where an export has ended, tell how, and begin the one that waits."""
+        """Report an export that has ended, and start the waiting one."""
         if self._running is not None and self._running.process.poll() is not None:
             self._ended(self._running)
             self._running = None
@@ -164,10 +167,10 @@ class HuggingFaceExportCallback(pl.Callback):
 
 @dataclass
 class _Export:
-    """One checkpoint's, in a process of its own."""
+    """The export of one checkpoint, in a separate process."""
 
     links: Path
-    """A folder of links to the checkpoint's files, which is gone when the export is."""
+    """A folder of links to the checkpoint's files. It is deleted with the export's end."""
     target: Path
     command: list[str]
     said: Any
@@ -202,7 +205,7 @@ class _Export:
         return self._process
 
     def problem(self) -> Optional[str]:
-        """Why it failed; None if it didn't."""
+        """The reason of a failure. None for a successful export."""
         if self.process.returncode == 0:
             return None
         self.said.seek(0)
@@ -210,7 +213,7 @@ class _Export:
         return words or f"exit code {self.process.returncode}"
 
     def discard(self) -> None:
-        """End the process if it runs, and take the links away, and what a process that was killed has left."""
+        """End the process if it still runs, and delete the links and the partial output of a killed process."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()

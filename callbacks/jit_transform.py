@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules compiled by torch."""
+"""Compiles modules with ``torch.compile``."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,18 +17,19 @@ from nemo2.parallel.inspection import chunks_of
 @configurable
 @dataclass
 class JitConfig:
-    """Which modules are compiled, and how."""
+    """Select the modules that are compiled, and how."""
 
     module_selector: str = ""
-    """A module by its dotted path in each chunk, such as ``decoder.layers.0.mlp``; ``*`` stands for any part of a name. "" or
-    "*": each chunk as a whole; under another strategy than ours the LightningModule's ``module`` or ``model``, else each of
-    its parts."""
+    """The dotted path of a module in each chunk, such as ``decoder.layers.0.mlp``. ``*`` matches any part of a name.
+    "" or "*" compiles each chunk as a whole. Under a strategy that isn't nemo2's, they compile the LightningModule's
+    ``module`` or ``model``, or else each of its children."""
     use_torch: bool = False
-    """Compile, with torch. False: nothing is compiled."""
+    """Compile with torch. False: compile nothing."""
     torch_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``torch.compile``."""
     use_thunder: bool = False
-    """Must be False: Thunder is no dependency of nemo2; its compiler may be named as ``torch_kwargs["backend"]``."""
+    """Must be False, because nemo2 doesn't depend on Thunder. Its compiler can be set as
+    ``torch_kwargs["backend"]``."""
     profile_thunder: bool = False
     """Must be False."""
 
@@ -42,12 +43,12 @@ class JitConfig:
 
 @configurable
 class JitTransform(pl.Callback):
-    """Compiles modules in place when training begins, once; ``torch.compile`` does its work in the first steps.
+    """Compile modules in place, once, when training begins. ``torch.compile`` then compiles during the first steps.
 
-    Names of parameters stay what they are, so that checkpoints fit runs without it.
+    Parameter names don't change, so checkpoints also load into runs without this callback.
 
     Raises:
-        ConfigError: when training begins, nothing has the name that is selected.
+        ConfigError: when training begins, if no module matches the selector.
     """
 
     def __init__(self, config: JitConfig) -> None:
@@ -64,8 +65,8 @@ class JitTransform(pl.Callback):
 
 
 def _called_in(chunk: nn.Module) -> nn.Module:
-    """What a step calls of a chunk: the chunk, or what a LightningModule, whose own call is no part of a step, has as its
-    ``module`` or ``model``. A LightningModule without either is itself."""
+    """The module that a step calls: the chunk, or the ``module`` or ``model`` of a LightningModule, whose own
+    forward no step calls. A LightningModule without either is returned itself."""
     if type(chunk).__name__ != "PlainChunk" and not isinstance(chunk, pl.LightningModule):
         return chunk
     named = (getattr(chunk, name, None) for name in ("module", "model"))

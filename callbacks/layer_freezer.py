@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that aren't trained for a range of steps."""
+"""Freezes modules for a range of steps."""
 
 import math
 from collections.abc import Iterator
@@ -17,20 +17,24 @@ from nemo2.parallel.transform import full_names
 
 @configurable
 class LayerFreezer(pl.Callback):
-    """Leaves modules as they are for the steps that a schedule names, and trains them in the others.
+    """Freeze modules during the steps of a schedule and train them in all other steps.
 
-    In those steps their gradients count for nothing (nor in the norm by which the others are clipped), the optimizer touches
-    neither their parameters nor what it keeps of them, and they are in evaluation mode. Their gradients are computed all the
-    same: what is frozen from the first step to the last costs less as ``model_transform``, which freezes before gradients have
-    memory. On every rank and pipeline stage; a step costs zeroing those gradients.
+    In a frozen step a module is in evaluation mode. Its gradients count neither for updates nor for the gradient norm
+    that other parameters are clipped by. The optimizer changes neither the module's parameters nor their optimizer
+    state.
+
+    The gradients of frozen modules are still computed. To freeze modules for the whole run at a lower cost, use a
+    ``model_transform``, which freezes before gradient memory is allocated. The callback acts on every rank and pipeline
+    stage. Each step costs zeroing the frozen gradients.
 
     Args:
-        schedule: Full names of modules in the whole model, such as ``decoder.layers.0``. A list: frozen for ever. A dictionary:
-            -1 for ever, N for the first N steps, ``[start, end]`` from step ``start`` to ``end``, both included and
-            counted from 0; an ``end`` of -1 is the run's.
+        schedule: The full names of modules in the whole model, such as ``decoder.layers.0``. A list freezes its modules
+            for the whole run. A dictionary gives the frozen steps of each module: -1 for the whole run, N for the first
+            N steps, ``[start, end]`` for the steps from ``start`` to ``end``, counted from 0 and both included. An
+            ``end`` of -1 is the end of the run.
 
     Raises:
-        ConfigError: a schedule that names no steps; when training begins, a module that the model doesn't have.
+        ConfigError: a schedule without steps. When training begins: a module that the model doesn't have.
     """
 
     def __init__(self, schedule: Union[list[str], dict[str, Any]]) -> None:
@@ -71,7 +75,7 @@ class LayerFreezer(pl.Callback):
         return any(belongs_to(name, module) for module in self._frozen)
 
     def _leave_out(self, trainer: Any, model_parameters: dict[int, Tensor]) -> Any:
-        """Takes the gradients away from torch's optimizer, which steps over parameters without."""
+        """Remove the frozen gradients from torch's optimizer, which skips parameters without a gradient."""
 
         def hook(inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if not self._frozen:
@@ -111,8 +115,8 @@ def _modules(trainer: Any, name: str) -> Iterator[torch.nn.Module]:
 
 
 def _inner_optimizers(optimizers: list[Any]) -> Iterator[tuple[torch.optim.Optimizer, dict[int, Tensor]]]:
-    """torch's optimizers inside ours and Megatron-Core's, each with the model's parameter of what it updates, by id, where
-    that is a copy or a shard."""
+    """The torch optimizers inside nemo2's and Megatron-Core's, each with the model's parameters by the id of the
+    copies or shards that it updates."""
     for optimizer in optimizers:
         mcore: Optional[Any] = getattr(optimizer, "mcore_optimizer", None)
         if mcore is None:
@@ -123,7 +127,7 @@ def _inner_optimizers(optimizers: list[Any]) -> Iterator[tuple[torch.optim.Optim
 
 
 def _pairs(mcore: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parameters of the model with what the optimizer updates for them."""
+    """The model's parameters with the tensors that the optimizer updates for them."""
     for models, kepts in (
         ("model_float16_groups", "shard_fp32_from_float16_groups"),
         ("model_float16_groups", "shard_float16_groups"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stops a run, or leaves out an update, when the loss isn't a number or jumps."""
+"""Stops the run or skips an update when the loss isn't finite or jumps."""
 
 import logging
 import math
@@ -22,26 +22,31 @@ _POLICIES = ("stop", "skip")
 
 @configurable
 class LossGuard(pl.Callback):
-    """Looks at each step's loss before the update; on every rank, which all know the same loss.
+    """Check each step's loss before the update, and stop the run or skip the update if the loss is bad.
 
-    "stop" raises before the update: the parameters are those of the step before, and the checkpoints stay as they are. "skip"
-    leaves this update out: parameters, moments and schedule go on as if the batch had not been there, its samples count as
-    consumed, and a resumed run skips the same. With "skip" gradients are looked at too, which costs a pass over them per step;
-    Megatron-Core's own check, which ends the run, is then turned off.
+    Every rank sees the same loss. The two actions are:
 
-    Independently of this callback no checkpoint with parameters that aren't finite is ever published.
+    - "stop" raises before the update. The parameters remain those of the previous step, and the checkpoints stay
+      unchanged.
+    - "skip" leaves out the update. Parameters, moments and schedule stay as they were, but the batch's samples count as
+      consumed. A resumed run skips the same steps.
+
+    With "skip" the callback also checks the gradients, which costs one pass over them per step, and turns off
+    Megatron-Core's own check, which would end the run.
+
+    Independently of this callback, nemo2 never publishes a checkpoint with parameters that aren't finite.
 
     Args:
-        on_nonfinite: What to do about a loss (or with "skip", gradients) that is NaN or infinite.
-        on_spike: What to do about a loss of more than ``spike_factor`` times the median of the last ``window`` good ones.
-            None: nothing.
-        spike_factor: Above 1.
-        window: Steps. Spikes are looked for once there are this many.
-        max_skips: Stop after so many skipped steps in a row.
+        on_nonfinite: The action for a loss, or with "skip" for gradients, that is NaN or infinite.
+        on_spike: The action for a loss above ``spike_factor`` times the median of the last ``window`` good losses.
+            None: no action.
+        spike_factor: The factor of a spike, above 1.
+        window: The number of steps in the median. Spikes are detected once this many losses exist.
+        max_skips: The number of consecutive skipped steps after which the run stops.
 
     Raises:
         ConfigError: a setting that can't work, or that contradicts ``strategy.ddp_config.check_for_nan_in_grad=True``.
-        RuntimeFault: the policy is to stop, or too many steps in a row were skipped.
+        RuntimeFault: the action is "stop", or too many consecutive steps were skipped.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class LossGuard(pl.Callback):
         self.window = window
         self.max_skips = max_skips
         self.skipped: list[int] = []
-        """Steps whose update was left out, since the run began."""
+        """The steps since the start of the run whose update was skipped."""
         self._losses: deque[float] = deque(maxlen=window)
         self._in_a_row = 0
 
@@ -76,7 +81,7 @@ class LossGuard(pl.Callback):
         ddp: Any = getattr(trainer.strategy, "ddp_config", None)
         if self.on_nonfinite != "skip" or not getattr(ddp, "check_for_nan_in_grad", False):
             return
-        # The strategy's own default turns the check on; only a configuration of the user's contradicts this callback.
+        # The strategy's default turns the check on, so only an explicit setting of the user contradicts this callback.
         if "check_for_nan_in_grad" in getattr(trainer.strategy, "explicit_ddp_fields", ()):
             raise ConfigError(
                 "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends the run at "
@@ -130,10 +135,10 @@ class LossGuard(pl.Callback):
 
 
 def _gradients_finite(trainer: pl.Trainer) -> bool:
-    """On every rank; the same answer on all."""
+    """Whether all gradients on all ranks are finite. Every rank gets the same answer."""
     model: Any = trainer.model
     gradients = (getattr(parameter, "main_grad", parameter.grad) for parameter in model.parameters())
-    # This rank's shard, where it is sharded.
+    # This rank's shard, if the gradient is sharded.
     held = (gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients)
     flags = [gradient.isfinite().all() for gradient in held if gradient is not None]
     finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)

@@ -21,32 +21,36 @@ _log = logging.getLogger(__name__)
 
 @configurable
 class MegatronCommOverlapCallback(pl.Callback):
-    """Overlaps tensor-, pipeline- and data-parallel communication with computation, as far as the layout allows.
+    """Overlap tensor-, pipeline- and data-parallel communication with computation, as far as the layout allows.
 
-    In ``setup`` it writes the model config, ``strategy.ddp_config`` and the optimizer config, before any of them is
-    used; the strategy starts Transformer Engine's userbuffers from what is written, before the first layer is built. It
-    costs nothing per step and behaves the same on every rank. None leaves an argument to the rules of
-    `nemo2.overlap.rules.decide`; what was set on a configuration stays.
+    In ``setup`` the callback writes the model's configuration, ``strategy.ddp_config`` and the optimizer's
+    configuration, before any of them is used. The strategy then starts Transformer Engine's userbuffers before it
+    builds the first layer. The callback costs nothing per step and behaves the same on every rank.
 
-    - ``tp_comm_overlap``: needs tensor and sequence parallelism and Transformer Engine; off otherwise, and said once.
-      ``tp_comm_overlap_cfg`` are userbuffer settings per GEMM: a `TransformerLayerTPOverlapCfg` or a dict of them, the name
-      of a preset, "auto" (as None: the preset tuned for this GPU, model and layout, where there is one) or "default"
-      (Transformer Engine's own). ``tp_comm_bootstrap_backend``: how ranks find each other.
-    - ``overlap_p2p_comm``, ``batch_p2p_comm``: between pipeline stages; by default overlapped with virtual stages,
-      batched without.
+    An argument of None follows the rules of `nemo2.overlap.rules.decide`. A value that was set explicitly on a
+    configuration stays.
+
+    - ``tp_comm_overlap``: needs tensor and sequence parallelism and Transformer Engine. Without them it is off, and the
+      run reports this once.
+    - ``tp_comm_overlap_cfg``: userbuffer settings per GEMM, as a `TransformerLayerTPOverlapCfg` or a dict of its
+      values; the name of a preset; "auto" or None for the preset tuned for this GPU, model and layout, if there is one;
+      or "default" for Transformer Engine's own settings.
+    - ``tp_comm_bootstrap_backend``: the backend with which ranks exchange the buffers' addresses.
+    - ``overlap_p2p_comm``, ``batch_p2p_comm``: communication between pipeline stages. By default it is overlapped with
+      virtual stages and batched without.
     - ``overlap_grad_reduce``, ``overlap_param_gather``, ``align_param_gather``, ``bucket_size`` (elements),
       ``overlap_param_gather_with_optimizer_step``: data parallelism with the distributed optimizer.
     - ``defer_embedding_wgrad_compute``, ``wgrad_deferral_limit``: move the output layer's weight gradient into the
-      pipeline's drain; needs several stages and gradient accumulation fusion.
+      pipeline's drain phase. Need several stages and gradient accumulation fusion.
 
-    Several callbacks of the class in one trainer count as one with the arguments of all.
+    A trainer with several of these callbacks treats them as one callback with the arguments of all.
 
     Raises:
-        ConfigError: settings that contradict each other, and where the strategy is not MegatronStrategy.
+        ConfigError: settings contradict each other, or the strategy is not MegatronStrategy.
     """
 
     asks_for_overlap: ClassVar[bool] = True
-    """Its arguments are settings of `nemo2.overlap`, which lies below and knows callbacks by this."""
+    """Marks callbacks whose arguments are settings of `nemo2.overlap`, which can't import this module."""
 
     def __init__(
         self,
@@ -79,7 +83,8 @@ class MegatronCommOverlapCallback(pl.Callback):
 
     @property
     def decisions(self) -> Mapping[str, Decision]:
-        """Each field's value from ``setup``, and why; empty before, and on all but the first such callback."""
+        """Each field's value from ``setup``, with the reason. Empty before ``setup``, and on all but the first of
+        several such callbacks."""
         return dict(self._decisions)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -90,7 +95,8 @@ class MegatronCommOverlapCallback(pl.Callback):
                 "callback from trainer.callbacks."
             )
         if not hasattr(strategy, "ddp_config"):
-            # Torch shards the model: it overlaps what it gathers and reduces by itself, and nobody cuts tensors.
+            # Torch shards the model and overlaps its gathers and reductions itself. No tensor is sharded over
+            # tensor-parallel ranks.
             if trainer.is_global_zero:
                 name = type(strategy).__name__
                 _log.info("%s has nothing to do under %s.", CALLBACK, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory in use beside the loss."""
+"""Logs memory in use beside the loss."""
 
 from typing import Any, Optional
 
@@ -20,19 +20,22 @@ _NAMES = {
 
 @configurable
 class MemoryMonitor(pl.Callback):
-    """Logs memory on the steps that log, in GiB, the largest of all ranks:
+    """Log memory on the steps that log, in GiB, as the largest value of all ranks.
 
-    - ``memory/allocated_gib``: held when the step ends. On a GPU by tensors, on a CPU by the whole process.
-    - ``memory/peak_gib``: the most since the last logged step; on a CPU since the process started.
-    - ``memory/reserved_peak_gib``: the most that torch's allocator has taken from the GPU, fragmentation included.
+    - ``memory/allocated_gib``: memory in use when the step ends. On a GPU the memory of tensors, on a CPU that of the
+      whole process.
+    - ``memory/peak_gib``: the peak since the last logged step. On a CPU, since the process started.
+    - ``memory/reserved_peak_gib``: the peak that torch's allocator reserved on the GPU, including fragmentation.
 
     Args:
-        memory_keys: Names of torch's ``torch.cuda.memory_stats`` to log instead, each to the name that it is logged under, as
-            ``memory/<name>``, in torch's own units. None: the three above. On a CPU they don't exist, and the three are logged.
-        dist_aggregate_batch_interval: Accepted for NeMo's sake and must be None: each figure is of all ranks already.
+        memory_keys: Statistics of ``torch.cuda.memory_stats`` to log instead, each with the name that it is logged
+            under, as ``memory/<name>``, in torch's units. None: the three values above. CPUs have no such statistics,
+            so the three values are logged there.
+        dist_aggregate_batch_interval: Accepted for NeMo's signature. Must be None, because each value covers all ranks
+            already.
 
     Raises:
-        ConfigError: an interval; a statistic that torch doesn't have.
+        ConfigError: ``dist_aggregate_batch_interval`` is set, or torch has no statistic of a name.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class MemoryMonitor(pl.Callback):
 
 
 def _largest(figures: dict[str, float]) -> dict[str, float]:
-    """The largest figures over all ranks, by one all-reduce."""
+    """The largest values over all ranks, with one all-reduce."""
     import torch
 
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records every allocation of a GPU, for https://pytorch.org/memory_viz."""
+"""Records every allocation on a GPU, for https://pytorch.org/memory_viz."""
 
 import logging
 import os
@@ -19,19 +19,21 @@ FOLDER = "memory"
 
 @configurable
 class MemoryProfileCallback(pl.Callback):
-    """Writes ``rank-N.pickle`` when training ends, or fails: out of memory above all. For torch's viewer; nemo2 never reads it.
+    """Write ``rank-N.pickle`` with the allocations of a GPU when training ends or fails, for example when it runs out
+    of memory.
 
-    Recording starts before the model is built and costs a few percent of the time. On a machine without a GPU there is no
-    allocator to watch: that is said once, and the run goes on.
+    Open the file in torch's viewer. nemo2 never reads it. Recording starts before the model is built and costs a few
+    percent of the time. On a machine without a GPU the callback reports once that it records nothing, and the run
+    continues.
 
     Args:
-        dir: Where to write. None: ``memory`` in the run directory, or in the working directory where there is none.
-        warn_cycles: Warn of reference cycles that hold tensors of a GPU until Python's garbage collector runs.
-        ranks: Global ranks that record; empty: all.
-        max_entries: Allocations and frees that are kept, the newest; about 1 kB each of the host's memory.
+        dir: The folder of the files. None: ``memory`` in the run directory, or in the working directory without one.
+        warn_cycles: Warn about reference cycles that hold GPU tensors until Python's garbage collector runs.
+        ranks: The global ranks that record. Empty: all.
+        max_entries: The number of allocations and frees to keep, newest first. Each takes about 1 kB of host memory.
 
     Raises:
-        ConfigError: a rank or a number that can't be.
+        ConfigError: a rank or a number that can't work.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transform of the model as a callback of the trainer."""
+"""Applies a transform to the model, as a callback of the trainer."""
 
 from collections.abc import Callable
 from typing import Any, Optional
@@ -13,18 +13,18 @@ from nemo2.errors import ConfigError
 
 @configurable
 class ModelTransform(pl.Callback):
-    """Transforms the model before it is wrapped for training: replaces modules, freezes parameters.
+    """Transform the model before it is wrapped for training: replace modules or freeze parameters.
 
-    The strategy applies the transform to each chunk of the model on every rank when it builds the model, once, also where it
-    only validates; weights are loaded after that. A step costs nothing.
+    The strategy applies the transform once to each chunk of the model on every rank when it builds the model, also for
+    validation. Weights are loaded afterwards. Steps cost nothing.
 
     Args:
-        model_transform: A function of a module that returns a module; with a second argument ``name`` it is called with each
-            module and its full name (`nemo2.parallel.transform`). None: the model's own ``model_transform``, or the one that
-            ``llm.train`` was given, which are applied without this callback too.
+        model_transform: A function that takes a module and returns a module. A function with a second argument ``name``
+            is called with each module and its full name (`nemo2.parallel.transform`). None: the model's
+            ``model_transform`` or the argument of ``llm.train``, both of which apply without this callback too.
 
     Raises:
-        ConfigError: when a run begins, there is nothing to apply, or the model has another transform.
+        ConfigError: when a run begins, if there is no transform or the model has a different one.
     """
 
     def __init__(self, model_transform: Optional[Callable[..., nn.Module]] = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of a bounded capacity."""
+"""Limits the capacity of experts."""
 
 import lightning.pytorch as pl
 
@@ -13,16 +13,18 @@ _BALANCING = ("seq_aux_loss", "aux_loss", "none")
 
 @configurable
 class MegatronTokenDropCallback(pl.Callback):
-    """Has each expert take a bounded number of tokens, and drops those beyond: sets two fields of the model's configuration
-    before the model is built. A step costs nothing.
+    """Limit the number of tokens per expert and drop the tokens beyond the limit.
+
+    The callback sets two fields of the model's configuration before the model is built. Steps cost nothing.
 
     Args:
-        moe_expert_capacity_factor: Tokens of an expert, as a multiple of an even share. Below 0: no bound.
-        moe_pad_expert_input_to_capacity: Fill up experts that have fewer, so that all shapes are the same.
+        moe_expert_capacity_factor: The capacity of an expert, as a multiple of an even share of the tokens. Below 0: no
+            limit.
+        moe_pad_expert_input_to_capacity: Pad each expert's input to its capacity, so that shapes are constant.
 
     Raises:
-        ConfigError: padding without a bound; at set-up, another dispatcher or way of balancing than those that drop tokens, or a
-            model without experts.
+        ConfigError: padding without a limit. At setup: a dispatcher or a load-balancing method that doesn't drop
+            tokens, or a model without experts.
     """
 
     def __init__(self, moe_expert_capacity_factor: float = 1.0, moe_pad_expert_input_to_capacity: bool = True) -> None:

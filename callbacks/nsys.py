@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells Nsight Systems which steps to record."""
+"""Selects the steps that Nsight Systems records."""
 
 import logging
 from typing import Any, Optional
@@ -15,20 +15,20 @@ logger = logging.getLogger(__name__)
 
 @configurable
 class NsysCallback(pl.Callback):
-    """Starts and stops CUDA's profiler, for a run under ``nsys profile --capture-range=cudaProfilerApi``, and marks steps.
+    """Start and stop CUDA's profiler and mark steps, for a run under ``nsys profile --capture-range=cudaProfilerApi``.
 
-    Hooks: training batch start and end, and the end of training or a failure. On a machine without a GPU there is nothing to
-    record: that is said once, and the run goes on, so that a recipe can be tried on a laptop with its callbacks.
+    Hooks: start and end of each training batch, end of training, and failures. On a machine without a GPU the callback
+    reports once that it records nothing, and the run continues.
 
     Args:
-        start_step: The first step that is recorded, counted from 0.
-        end_step: The first step that isn't any more.
-        ranks: Global ranks that are recorded. None: rank 0.
-        gen_shape: Tensor shapes at every operator's range; slow.
-        nvtx_ranges: Megatron-Core's own ranges for parts of a layer and of the optimizer step.
+        start_step: The first recorded step, counted from 0.
+        end_step: The step before which recording ends.
+        ranks: The global ranks to record. None: rank 0.
+        gen_shape: Record tensor shapes for every operator. Slow.
+        nvtx_ranges: Record Megatron-Core's ranges for parts of a layer and of the optimizer step.
 
     Raises:
-        ConfigError: steps or ranks that can't be.
+        ConfigError: steps or ranks that can't work.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class NsysCallback(pl.Callback):
         import torch
 
         if self._ranges is None and self.start_step <= trainer.global_step < self.end_step:
-            torch.cuda.synchronize()  # what earlier steps still do is not of this recording
+            torch.cuda.synchronize()  # keep kernels of earlier steps out of the recording
             _profiler().cudaProfilerStart()
             self._ranges = torch.autograd.profiler.emit_nvtx(record_shapes=self.gen_shape)
             self._ranges.__enter__()

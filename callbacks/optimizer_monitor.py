@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of gradients, parameter by parameter."""
+"""Logs gradient norms per parameter."""
 
 from collections import defaultdict
 
@@ -12,12 +12,12 @@ from nemo2.parallel.inspection import gathered, owned_gradients
 
 @configurable
 class OptimizerMonitor(pl.Callback):
-    """Logs ``l2_norm/grad/<parameter>``, the norm of each parameter's gradient in the whole model, and ``l2_norm/grad/global``,
-    that of all of them: after their reduction over data-parallel ranks, before clipping, on the steps that log.
+    """Log ``l2_norm/grad/<parameter>``, the gradient norm of each parameter, and ``l2_norm/grad/global``, the norm of
+    all gradients.
 
-    Names are those of the whole model, whatever layout shards it: tensor-parallel ranks', pipeline stages' and the distributed
-    optimizer's parts are summed. A logged step costs a norm per parameter and one gather of as many numbers; the others
-    cost nothing.
+    The norms are taken on the steps that log, after the reduction over data-parallel ranks and before clipping.
+    Parameters have their names in the whole model, and each norm covers the whole parameter, however the layout shards
+    it. A logged step costs one norm per parameter and one gather of as many numbers. Other steps cost nothing.
     """
 
     def on_before_optimizer_step(

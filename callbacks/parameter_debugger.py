@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of every parameter and its gradient, at chosen hooks."""
+"""Logs a table of every parameter and its gradient at chosen hooks."""
 
 import logging
 from collections.abc import Callable
@@ -30,24 +30,25 @@ _HOOKS = sorted(
     for name in vars(pl.Callback)
     if name.startswith(("on_", "teardown")) and not name.endswith(("_fit_start", "state_dict"))
 )
-"""Those at which there is a model."""
+"""The hooks at which a model exists."""
 
 
 @configurable
 class ParameterDebugger(pl.Callback):
-    """Calls functions with each parameter and its gradient at hooks of Lightning's, and logs what they return as a table.
+    """Call functions with each parameter and its gradient at hooks of Lightning, and log their results as a table.
 
-    A function may look at a tensor only, and raise an error of its own. Each rank logs its part of the model, under the names
-    that parameters have in the whole. A gradient is what this rank's buffers hold: with the distributed optimizer its own part
-    is reduced.
+    A function must not change the tensor, and may raise an error. Each rank logs its part of the model under the names
+    in the whole model. The gradient comes from this rank's buffers; with the distributed optimizer only this rank's
+    part of it is reduced.
 
     Args:
-        param_fn: ``(parameter) -> {column: text}`` or None. None: parameters aren't looked at.
-        grad_fn: ``(gradient) -> {column: text}`` or None, for parameters that have a gradient, in the parameter's shape.
-        log_on_hooks: A hook of Lightning's callbacks, or several.
+        param_fn: ``(parameter) -> {column: text}``. None: skip parameters.
+        grad_fn: ``(gradient) -> {column: text}``, called for parameters with a gradient, which has the parameter's
+            shape. None: skip gradients.
+        log_on_hooks: One or several hooks of Lightning's callbacks.
 
     Raises:
-        ConfigError: no such hook, or one at which there is no model yet.
+        ConfigError: an unknown hook, or a hook that runs before the model exists.
     """
 
     def __init__(

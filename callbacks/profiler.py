@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles a few steps with torch's profiler, one trace file per rank."""
+"""Profiles a few steps with torch's profiler and writes one trace file per rank."""
 
 import os
 from pathlib import Path
@@ -18,22 +18,23 @@ _OWNER = "PytorchProfilerCallback"
 
 @configurable
 class PytorchProfilerCallback(pl.Callback):
-    """Writes ``rank-N.json`` for every rank, for `nemo2 trace`, chrome://tracing or Perfetto.
+    """Write ``rank-N.json`` for every rank, a trace for `nemo2 trace`, chrome://tracing or Perfetto.
 
-    Hooks: training batch start and end, and the end of training. While it profiles, a step is several times slower; before
-    and after it costs two comparisons. On CPU ranks, where the profiler doesn't see whose group a collective belongs to, every
-    call of torch.distributed is recorded as well and added to the trace.
+    Hooks: start and end of each training batch, and the end of training. Profiled steps are several times slower. Other
+    steps cost two comparisons. On CPU ranks torch's profiler doesn't record the group of a collective, so the callback
+    records every call of torch.distributed and adds it to the trace.
 
     Args:
-        start_step: The first step that is profiled or warmed up in, counted from 0.
-        end_step: Profiling ends before this step at the latest.
-        warmup_steps: Steps in which the profiler runs and keeps nothing, for its own start-up.
-        active_steps: Steps that are kept.
-        trace_dir: Where to write. None: ``traces`` in the run directory, or in the working directory where there is none.
+        start_step: The first step of the warm-up or of the profile, counted from 0.
+        end_step: The step before which profiling ends at the latest.
+        warmup_steps: Steps in which the profiler runs without keeping its records, to exclude its own startup.
+        active_steps: The number of steps in the trace.
+        trace_dir: The folder of the files. None: ``traces`` in the run directory, or in the working directory without
+            one.
         profiler_kwargs: Further arguments of ``torch.profiler.profile``, such as ``{"with_stack": True}``.
 
     Raises:
-        ConfigError: steps that can't be.
+        ConfigError: steps that can't work.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class PytorchProfilerCallback(pl.Callback):
             self._recorder.__exit__(None, None, None)
             self._recorder = None
         if self._profiler is not None:
-            # torch's profiler is one per process: the next run of this one could not start its own.
+            # A process has only one torch profiler, so a later run in this process could not start its own.
             self._profiler.stop()
             self._profiler = None
 
@@ -112,7 +113,8 @@ class PytorchProfilerCallback(pl.Callback):
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         options: dict[str, Any] = {
             "activities": activities,
-            # One more than is kept: the profiler drops its trace as the last active step ends, and here it is written first.
+            # One more than are kept: the profiler drops its trace when the last active step ends, and the trace is
+            # written before that.
             "schedule": torch.profiler.schedule(wait=0, warmup=self.warmup_steps, active=self.active_steps + 1),
         }
         self._profiler = torch.profiler.profile(**options | (self.profiler_kwargs or {}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run still takes."""
+"""Estimates the remaining time of a run."""
 
 import time
 from typing import Any, Optional
@@ -12,12 +12,15 @@ from nemo2.config.capture import configurable
 
 @configurable
 class RuntimeEstimator(pl.Callback):
-    """Logs, on the steps that log, ``time/remaining_estimate``: the steps that are left at the pace of this process's steps so
-    far, in which validation and checkpoints are included, as they are in what is to come. Beside it ``time/total`` (since
-    training began in this process), ``time/tokens``, ``time/samples`` and ``time/batches``, those before a resume included.
+    """Log the remaining and the elapsed time on the steps that log.
 
-    The first step, which compiles and allocates, counts in ``time/total`` only. A run without an end has no estimate. The other
-    steps cost nothing.
+    - ``time/remaining_estimate``: the remaining steps times the mean time of this process's steps so far. Both include
+      validation and checkpoints.
+    - ``time/total``: the time since training began in this process.
+    - ``time/tokens``, ``time/samples``, ``time/batches``: the amounts consumed so far, including those before a resume.
+
+    The first step, which compiles and allocates, counts in ``time/total`` only. A run without an end has no estimate.
+    Steps that don't log cost nothing.
 
     Args:
         time_unit: "seconds", "minutes", "hours" or "days".
@@ -31,7 +34,7 @@ class RuntimeEstimator(pl.Callback):
         self._unit = seconds_per(time_unit, of="RuntimeEstimator")
         self._began = 0.0
         self._second: Optional[tuple[float, int]] = None
-        """When the second step began, and its number."""
+        """The time at which the second step began, and its number."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._began, self._second = time.perf_counter(), None

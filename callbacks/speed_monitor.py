@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throughput over the last steps."""
+"""Logs the throughput of the last steps."""
 
 import time
 from collections import deque
@@ -15,16 +15,19 @@ from nemo2.errors import ConfigError
 
 @configurable
 class SpeedMonitor(pl.Callback):
-    """Logs how much is trained per second, over the last ``window_size`` steps, on the steps that log.
+    """Log the throughput of the last ``window_size`` steps on the steps that log.
 
-    ``throughput/batches_per_sec`` (global batches), ``throughput/samples_per_sec`` and ``throughput/tokens_per_sec``; the same
-    per device under ``throughput/device/``; ``throughput/micro_batch_size`` and ``throughput/global_batch_size``. Everything
-    between two steps counts as time but validation: waiting for data and saving do. ``time/train`` and ``time/val`` are the
-    time of this process until now. The other steps read the clock once. Samples and tokens need a data sampler.
+    - ``throughput/batches_per_sec`` (global batches), ``throughput/samples_per_sec``, ``throughput/tokens_per_sec``
+    - the same values per device, under ``throughput/device/``
+    - ``throughput/micro_batch_size``, ``throughput/global_batch_size``
+    - ``time/train``, ``time/val``: the time of this process so far
+
+    The time of a step includes everything since the step before, such as waiting for data and saving, but not
+    validation. Samples and tokens need a data sampler. Steps that don't log read the clock once.
 
     Args:
-        window_size: Steps; figures begin with the second step.
-        time_unit: Of ``time/train`` and ``time/val``: "seconds", "minutes", "hours" or "days".
+        window_size: The number of steps in the window. The first values appear at the second step.
+        time_unit: The unit of ``time/train`` and ``time/val``: "seconds", "minutes", "hours" or "days".
 
     Raises:
         ConfigError: another unit, or a window of less than one step.

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of callbacks that act on some steps and some ranks."""
+"""Checks the arguments of callbacks that act on some steps or some ranks."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
 
 
 def count_problems(owner: str, name: str, value: Any, *, least: int) -> list[str]:
-    """Why ``value`` is no whole number from ``least`` on; empty where it is one."""
+    """Why ``value`` is not an integer of at least ``least``. Empty for a valid value."""
     if _is_whole(value) and value >= least:
         return []
     return [f"{owner}.{name}={value!r} must be a whole number of at least {least}."]
 
 
 def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:
-    """Why ``[start_step, end_step)`` is no range of steps, counted from 0; empty where it is one."""
+    """Why ``[start_step, end_step)`` is not a range of steps, counted from 0. Empty for a valid range."""
     problems = [
         *count_problems(owner, "start_step", start_step, least=0),
         *count_problems(owner, "end_step", end_step, least=1),
@@ -26,7 +26,8 @@ def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]
 
 
 def whose_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]) -> list[int]:
-    """The global ranks that are meant, rank 0 for None; adds to ``problems`` what can't be a rank."""
+    """The global ranks to act on; rank 0 for None. Appends a sentence to ``problems`` for each value that can't be a
+    rank."""
     chosen = [0] if ranks is None else list(ranks)
     problems += [
         f"{owner}.ranks has {rank!r}, which is no rank: they count from 0."

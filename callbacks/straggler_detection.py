@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the GPU that makes all others wait, with NVIDIA's resiliency extension where it is installed."""
+"""Detects GPUs that slow down all others, with NVIDIA's resiliency extension."""
 
 import logging
 from typing import Any
@@ -15,24 +15,25 @@ logger = logging.getLogger(__name__)
 
 @configurable
 class StragglerDetectionCallback(pl.Callback):
-    """Has nvidia-resiliency-ext time every training step's kernels and compare GPUs: with each other, each with its past.
+    """Detect slow GPUs: nvidia-resiliency-ext times the kernels of training steps and compares GPUs.
 
-    The detector itself is that package's callback of this name; here are its settings, which a recipe can carry to a machine
-    that has the package from one that hasn't. It needs GPUs: without one it says so once, and the run goes on.
+    This callback holds the settings, and that package's callback of the same name is the detector. A recipe can
+    therefore be written on a machine without the package. The detector needs GPUs: without one the callback reports
+    this once, and the run continues.
 
     Args:
         report_time_interval: Seconds between two comparisons.
         calc_relative_gpu_perf: Compare GPUs with each other.
-        calc_individual_gpu_perf: Compare each GPU with its own best.
-        num_gpu_perf_scores_to_print: So many best and worst GPUs in each report; 0: stragglers only.
-        gpu_relative_perf_threshold: A GPU below this share of the others' speed is a straggler.
-        gpu_individual_perf_threshold: The same, of its own best speed.
-        stop_if_detected: Save and end the run, with exit code 1, when there is a straggler.
+        calc_individual_gpu_perf: Compare each GPU with its own best speed.
+        num_gpu_perf_scores_to_print: The number of best and worst GPUs in each report. 0: stragglers only.
+        gpu_relative_perf_threshold: The fraction of the other GPUs' speed below which a GPU is a straggler.
+        gpu_individual_perf_threshold: The fraction of its own best speed below which a GPU is a straggler.
+        stop_if_detected: Save and end the run with exit code 1 when a straggler is detected.
         enable_ptl_logging: Log every GPU's score.
-        profiling_interval: Every so many steps are timed.
+        profiling_interval: The interval between timed steps.
 
     Raises:
-        ConfigError: a setting that can't be; at the start of training, on a GPU, where the package is not installed.
+        ConfigError: a setting that can't work. At the start of training on a GPU: the package is not installed.
     """
 
     def __init__(

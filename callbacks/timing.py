@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds per training step, tokens per second and FLOP/s."""
+"""Logs seconds per training step, tokens per second and FLOP/s."""
 
 import time
 from collections import deque
@@ -18,21 +18,23 @@ _TIMER_SETTINGS = ("reduction", "sync_cuda", "buffer_size")
 
 @configurable
 class TimingCallback(pl.Callback):
-    """Logs the speed of training on the steps that log, on every rank; on the others it reads the clock twice.
+    """Log the speed of training on the steps that log, on every rank. Other steps read the clock twice.
 
-    - ``train_step_timing in s``: seconds per step, the mean since the last logged step. A step is what happens between
-      Lightning's batch start and batch end; waiting for data, validation and checkpoints are outside.
-    - ``tokens_per_second``: tokens of the global batch over that time, all devices together.
-    - ``tflops_per_gpu``: model FLOPs per device, attention counted causally (see ``nemo2.models.flops``). On GPUs only.
-    - ``tokens_per_sec_per_gpu``: tokens per device, with ``log_tokens_per_sec``.
+    - ``train_step_timing in s``: seconds per step, the mean since the last logged step. A step lasts from Lightning's
+      batch start to its batch end, without waiting for data, validation and checkpoints.
+    - ``tokens_per_second``: the tokens of the global batch over that time, for all devices together.
+    - ``tflops_per_gpu``: model FLOP/s per device, with attention counted causally (see ``nemo2.models.flops``). On GPUs
+      only.
+    - ``tokens_per_sec_per_gpu``: tokens per second and device, with ``log_tokens_per_sec``.
 
-    The last three need a data sampler that knows batch and sequence, and a model whose config has a GPT's shape.
+    The last three need a data sampler that knows the batch size and the sequence length, and a model with a GPT's
+    shape.
 
-    ``timer_kwargs`` takes NeMo's names: ``sync_cuda`` waits for the device before the clock is read (exact and slower),
-    ``buffer_size`` averages over the last so many steps instead, ``reduction`` can only be ``"mean"``.
+    ``timer_kwargs`` takes NeMo's names: ``sync_cuda`` waits for the device before each clock reading, which is exact
+    but slower. ``buffer_size`` averages over that many last steps instead. ``reduction`` must be ``"mean"``.
 
     Raises:
-        ConfigError: an unknown or impossible timer setting.
+        ConfigError: an unknown or invalid timer setting.
     """
 
     def __init__(self, log_tokens_per_sec: bool = False, timer_kwargs: Optional[dict[str, Any]] = None):
@@ -84,7 +86,7 @@ class TimingCallback(pl.Callback):
         if self.log_tokens_per_sec:
             rates["tokens_per_sec_per_gpu"] = tokens_per_second / trainer.world_size
         config = getattr(pl_module, "config", None)
-        # Of CPUs nobody knows what they could do, so that the figure would say nothing.
+        # CPUs have no known peak rate, so the value would say nothing.
         on_gpu = trainer.strategy.root_device.type != "cpu"
         if on_gpu and getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None):
             if shape not in self._flops:
@@ -100,7 +102,7 @@ class TimingCallback(pl.Callback):
 
 
 def global_batch(trainer: pl.Trainer) -> tuple[int, int] | None:
-    """Samples and tokens per sample of the current step, from whoever samples the data; None where nobody knows."""
+    """The samples and the tokens per sample of the current step, from the data sampler. None if they are unknown."""
     for owner in (trainer.strategy, getattr(trainer, "datamodule", None)):
         sampler = getattr(owner, "data_sampler", None)
         if sampler is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that validation left in evaluation mode."""
+"""Detects modules that validation left in evaluation mode."""
 
 import logging
 from typing import Any, Optional
@@ -16,16 +16,19 @@ logger = logging.getLogger(__name__)
 
 @configurable
 class ModelTrainingStateCallback(pl.Callback):
-    """Tells which modules have another mode, of training or evaluation, after validation than before it: dropout and others would
-    silently behave differently. On every rank; it looks at each module's flag before and after a validation.
+    """Report modules whose mode, training or evaluation, differs after validation from before it.
+
+    Without a report, dropout for example would silently behave differently. The callback reads each module's flag
+    before and after a validation, on every rank.
 
     Args:
-        val_check_interval: Steps between two looks before a validation, at most the trainer's ``val_check_interval``.
-        strict: True: end the run. False: a warning.
+        val_check_interval: Steps between two readings before a validation, at most the trainer's
+            ``val_check_interval``.
+        strict: Raise an error. False: warn.
 
     Raises:
         ConfigError: an interval below 1.
-        RuntimeFault: modes differ, and ``strict``.
+        RuntimeFault: modes differ and ``strict`` is set.
     """
 
     def __init__(self, val_check_interval: int = 10, strict: bool = False) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins: each edits a recipe and its executor together before the checks run, under NeMo 2.0's names.
+"""Plugins under NeMo 2.0's names. Each edits a recipe and its executor together before the checks run.
 
-A plugin is nemo-run's ``run.Plugin`` with one method, ``setup(task, executor)``. `nemo2.launch.plugins` applies them, and so does
-nemo-run's own `Experiment.add(plugins=...)`.
+A plugin is nemo-run's ``run.Plugin`` with one method, ``setup(task, executor)``. `nemo2.launch.plugins` applies
+plugins, and so does nemo-run's own `Experiment.add(plugins=...)`.
 """
 
 from nemo2.config.announced import announce

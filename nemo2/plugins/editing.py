@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plugins do to a recipe and an executor, with the user's own settings left as they are."""
+"""Edits that plugins make to a recipe and an executor, without changing the user's own settings."""
 
 import inspect
 import sys
@@ -11,10 +11,10 @@ from nemo2.errors import ConfigError
 
 
 def add_callback(plugin: Any, task: Any, callback: Any, **arguments: Any) -> None:
-    """Put a config of the class ``callback`` at the end of ``task.trainer.callbacks``.
+    """Append a config of the class ``callback`` to ``task.trainer.callbacks``.
 
     Raises:
-        ConfigError: the recipe has one already, or no trainer.
+        ConfigError: the recipe already has such a callback, or it has no trainer.
     """
     trainer = trainer_of(plugin, task)
     if select(trainer.callbacks or [], callback):
@@ -40,7 +40,7 @@ def trainer_of(plugin: Any, task: Any) -> Any:
 
 
 def set_variable(plugin: Any, executor: Any, name: str, value: str) -> None:
-    """Give the ranks a variable, unless the executor has it: what the user has set stays, and that is said."""
+    """Set an environment variable of the ranks. A value that the executor already has stays, with a warning."""
     given = executor.env_vars.get(name)
     if given is not None and given != value:
         print(

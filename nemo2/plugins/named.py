@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins by name, for ``--plugins 'NsysPlugin(start_step=5,end_step=8)'`` and nemo-run's ``plugins=``."""
+"""Creates plugins by name, for ``--plugins 'NsysPlugin(start_step=5,end_step=8)'`` and nemo-run's ``plugins=``."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins for speed: variables that CUDA, NCCL, Transformer Engine and Triton read as a rank starts."""
+"""Plugins for speed: environment variables that CUDA, NCCL, Transformer Engine and Triton read when a rank starts."""
 
 import os
 import sys
@@ -20,20 +20,22 @@ _VBOOST = (
 
 @dataclass(kw_only=True)
 class PerfEnvPlugin(nemo_run.Plugin):
-    """The variables of a fast run, in the executor, where they can be read and changed.
+    """Set the environment variables of a fast run on the executor, where you can read and change them.
 
-    `nemo2.launch.environment` sets most of them for every run on GPUs, from the recipe and the kind of GPU; this plugin adds what
-    has to be asked for, and states the others. Variables that the executor has already stay, with a warning.
+    For every run on GPUs `nemo2.launch.environment` already sets most of them, from the recipe and the kind of GPU.
+    This plugin adds the optional variables and states the others. Variables that the executor already has keep their
+    values, with a warning.
 
     Args:
-        enable_layernorm_sm_margin: Norms leave multiprocessors to communication that runs beside them. False: none are left.
-        layernorm_sm_margin: How many.
-        enable_vboost: Slurm: raise the GPU's tensor-core clock at the cost of others (``nvidia-smi boost-slider``, with sudo)
-            before the ranks start.
-        nccl_pp_comm_chunksize: Bytes per message between pipeline stages (``NCCL_P2P_NET_CHUNKSIZE``). None: NCCL's own.
-        gpu_sm100_or_newer: The GPUs are Blackwell's, where communication needs 32 queues rather than 1.
-        user_buffer_registration: NCCL reads and writes registered buffers (``ddp_config.nccl_ub``): NVLink SHARP and few
-            multiprocessors, and no expandable segments.
+        enable_layernorm_sm_margin: Let norms leave multiprocessors to concurrent communication. False: norms use all.
+        layernorm_sm_margin: The number of multiprocessors that norms leave free.
+        enable_vboost: On Slurm: raise the GPU's tensor-core clock at the cost of other clocks before the ranks start
+            (``nvidia-smi boost-slider``, with sudo).
+        nccl_pp_comm_chunksize: Bytes per message between pipeline stages (``NCCL_P2P_NET_CHUNKSIZE``). None: NCCL's
+            default.
+        gpu_sm100_or_newer: The GPUs are Blackwell, on which communication needs 32 queues rather than 1.
+        user_buffer_registration: NCCL reads and writes registered buffers (``ddp_config.nccl_ub``). This allows NVLink
+            SHARP and uses few multiprocessors, but excludes expandable segments.
     """
 
     enable_layernorm_sm_margin: bool = True
@@ -52,7 +54,11 @@ class PerfEnvPlugin(nemo_run.Plugin):
             )
 
     def setup(self, task: Any, executor: Any) -> None:
-        """Set the variables. Raises ConfigError where the recipe's own settings contradict them."""
+        """Set the variables.
+
+        Raises:
+            ConfigError: the recipe's settings contradict them.
+        """
         ranks = ranks_of(
             task,
             capability=BLACKWELL if self.gpu_sm100_or_newer else HOPPER,
@@ -87,9 +93,10 @@ class PerfEnvPlugin(nemo_run.Plugin):
 
 @dataclass(kw_only=True)
 class TritonCacheSetup(nemo_run.Plugin):
-    """Each node compiles Triton's kernels into a folder on its own disk.
+    """Let each node compile Triton's kernels into a folder on its local disk.
 
-    The default, ``~/.triton``, is on a shared file system of most clusters, where the ranks of all nodes write the same files.
+    The default, ``~/.triton``, is on a shared file system on most clusters, where the ranks of all nodes write the same
+    files.
 
     Args:
         folder: An absolute path. None: ``nemo2-triton-UID`` in the node's temporary folder.

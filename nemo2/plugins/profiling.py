@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins that record a few steps: Nsight Systems, torch's profiler, a GPU's memory."""
+"""Plugins that profile a few steps: Nsight Systems, torch's profiler, a GPU's memory."""
 
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -15,16 +15,16 @@ from nemo2.plugins.editing import add_callback
 
 @dataclass(kw_only=True)
 class NsysPlugin(nemo_run.Plugin):
-    """Starts the ranks under ``nsys profile`` and has `NsysCallback` say which steps are recorded.
+    """Start the ranks under ``nsys profile``, and let `NsysCallback` select the recorded steps.
 
-    The recordings are in ``nsys_profile`` of the job's folder: of each life, on Slurm.
+    The recordings are in ``nsys_profile`` in the job's folder. On Slurm each life has its own.
 
     Args:
-        start_step: The first step that is recorded, counted from 0.
-        end_step: The first step that isn't any more.
-        ranks: Global ranks that are recorded. None: rank 0.
-        nsys_trace: What is traced ("nvtx", "cuda", "cublas", ...). None: nvtx and cuda.
-        gen_shape: Tensor shapes at every operator's range; slow.
+        start_step: The first recorded step, counted from 0.
+        end_step: The step before which recording ends.
+        ranks: The global ranks to record. None: rank 0.
+        nsys_trace: The traced APIs ("nvtx", "cuda", "cublas", ...). None: nvtx and cuda.
+        gen_shape: Record tensor shapes for every operator. Slow.
     """
 
     start_step: int
@@ -34,7 +34,11 @@ class NsysPlugin(nemo_run.Plugin):
     gen_shape: bool = False
 
     def setup(self, task: Any, executor: Any) -> None:
-        """Add the callback and turn the executor's launcher to nsys. Raises ConfigError beside fault tolerance's launcher."""
+        """Add the callback and set the executor's launcher to nsys.
+
+        Raises:
+            ConfigError: the executor already uses the fault-tolerance launcher.
+        """
         launcher = executor.get_launcher()
         if isinstance(launcher, nemo_run.FaultTolerance):
             raise ConfigError(
@@ -58,14 +62,14 @@ class NsysPlugin(nemo_run.Plugin):
 
 @dataclass(kw_only=True)
 class PytorchProfilerPlugin(nemo_run.Plugin):
-    """Adds `PytorchProfilerCallback`, for ``nemo2 trace``: a trace per rank, in ``traces`` of the run directory.
+    """Add `PytorchProfilerCallback`: a trace per rank for ``nemo2 trace``, in ``traces`` in the run directory.
 
     Args:
-        start_step: The first step that is profiled or warmed up in, counted from 0.
-        end_step: Profiling ends before this step at the latest.
-        warmup_steps: Steps in which the profiler runs and keeps nothing.
-        active_steps: Steps that are kept.
-        trace_dir: Where to write. None: the run directory.
+        start_step: The first step of the warm-up or of the profile, counted from 0.
+        end_step: The step before which profiling ends at the latest.
+        warmup_steps: Steps in which the profiler runs without keeping its records.
+        active_steps: The number of steps in the trace.
+        trace_dir: The folder of the files. None: the run directory.
         profiler_kwargs: Further arguments of ``torch.profiler.profile``.
     """
 
@@ -93,11 +97,11 @@ class PytorchProfilerPlugin(nemo_run.Plugin):
 
 @dataclass(kw_only=True)
 class MemoryProfilePlugin(nemo_run.Plugin):
-    """Adds `MemoryProfileCallback`: every allocation of a GPU, for torch's viewer.
+    """Add `MemoryProfileCallback`: every allocation of a GPU, for torch's viewer.
 
     Args:
-        dir: Where to write. None: ``memory`` in the run directory.
-        ranks: Global ranks that record. None: all.
+        dir: The folder of the files. None: ``memory`` in the run directory.
+        ranks: The global ranks that record. None: all.
     """
 
     dir: Optional[str] = None

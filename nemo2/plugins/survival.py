@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins for jobs that end early: a signal before the end of the time, ranks that are started again within the job."""
+"""Plugins for jobs that end early: a signal before the time limit, and ranks that restart within the job."""
 
 import importlib.util
 import signal
@@ -16,20 +16,21 @@ from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.settle.machine import Machine
 
 RESTARTS_VARIABLE = "PET_MAX_RESTARTS"
-"""torchrun's own name of ``--max-restarts``, which nvidia-resiliency-ext's launcher, made from it, reads as well."""
+"""torchrun's variable for ``--max-restarts``, which nvidia-resiliency-ext's launcher reads too, because it derives
+from torchrun."""
 
 
 @dataclass(kw_only=True)
 class PreemptionPlugin(nemo_run.Plugin):
-    """Slurm: asks for ``sig`` that long before the job's end, and has the run save when it comes.
+    """On Slurm, request the signal ``sig`` some time before the job's end, and let the run save when it arrives.
 
-    A run listens to SIGTERM without it, and a Slurm job of nemo2's asks for it as early as its checkpoint needs
-    (``grace_seconds`` of a profile). The plugin states the time, or another signal.
+    Without this plugin a run already handles SIGTERM, and nemo2's Slurm jobs request it as early as the checkpoint
+    needs (``grace_seconds`` of a profile). Use the plugin for a fixed time or another signal.
 
     Args:
         preempt_time: Seconds before the end of the job's time.
         sig: The signal.
-        callbacks: What listens, as configs. None: a `PreemptionCallback` of ``sig``.
+        callbacks: The callbacks that handle the signal, as configs. None: a `PreemptionCallback` for ``sig``.
     """
 
     preempt_time: int = 60
@@ -41,7 +42,7 @@ class PreemptionPlugin(nemo_run.Plugin):
             raise ConfigError(f"PreemptionPlugin.preempt_time={self.preempt_time}: must be at least 1 second.")
 
     def setup(self, task: Any, executor: Any) -> None:
-        """Set ``executor.signal`` where the executor is Slurm's, and add the callbacks."""
+        """Set ``executor.signal`` on a Slurm executor, and add the callbacks."""
         if isinstance(executor, nemo_run.SlurmExecutor):
             name = signal.Signals(self.sig).name.removeprefix("SIG")
             executor.signal = f"{name}@{self.preempt_time}"
@@ -54,20 +55,22 @@ class PreemptionPlugin(nemo_run.Plugin):
 
 @dataclass(kw_only=True)
 class FaultTolerancePlugin(nemo_run.Plugin):
-    """Starts the ranks again within the job when one of them dies, or when nothing happens any more.
+    """Restart the ranks within the job when a rank dies or the run hangs.
 
-    torchrun does it, and `HangWatchdog` ends ranks that hang. Where NVIDIA's nvidia-resiliency-ext is installed, its launcher
-    takes torchrun's place: a process beside each rank watches the heartbeats of `FaultToleranceCallback`, and checks GPUs and
-    network cards before a restart. An error of the settings or the data is not tried again.
+    torchrun restarts the ranks, and `HangWatchdog` ends ranks that hang. If NVIDIA's nvidia-resiliency-ext is
+    installed, its launcher replaces torchrun: a process beside each rank monitors the heartbeats of
+    `FaultToleranceCallback`, and checks GPUs and network cards before a restart. An error in the settings or the data
+    is not retried.
 
     Args:
-        num_in_job_restarts: How often within one job. 0: never.
-        num_job_retries_on_failure: Slurm: how often a job that has failed is started again. Without the plugin that is bounded by
-            progress alone.
-        initial_rank_heartbeat_timeout: Seconds until the end of the first step, compilation included.
-        rank_heartbeat_timeout: Seconds from one step or validation batch to the next, a save between them included.
-        resiliency_ext: Whether to use nvidia-resiliency-ext. None: where it is installed here, unless the ranks run here and
-            this machine has no GPU: its launcher asks NVIDIA's management library before it starts ranks again.
+        num_in_job_restarts: The number of restarts within one job. 0: none.
+        num_job_retries_on_failure: On Slurm, the number of times that a failed job is started again. Without the plugin
+            a job restarts as long as it makes progress.
+        initial_rank_heartbeat_timeout: Seconds until the end of the first step, including compilation.
+        rank_heartbeat_timeout: Seconds from one step or validation batch to the next, including a save between them.
+        resiliency_ext: Whether to use nvidia-resiliency-ext. None: if it is installed here, unless the ranks run on
+            this machine and it has no GPU, because the package's launcher calls NVIDIA's management library before it
+            restarts ranks.
     """
 
     num_in_job_restarts: int = 3
@@ -87,7 +90,11 @@ class FaultTolerancePlugin(nemo_run.Plugin):
                 raise ConfigError(f"FaultTolerancePlugin.{field}={getattr(self, field)}: must be at least {least}.")
 
     def setup(self, task: Any, executor: Any) -> None:
-        """Choose the launcher, bound the restarts, add what watches. Raises ConfigError beside nsys, or without torchrun."""
+        """Choose the launcher, limit the restarts, and add the watchdogs.
+
+        Raises:
+            ConfigError: the executor uses nsys, or it doesn't use torchrun.
+        """
         launcher = executor.get_launcher()
         if launcher.nsys_profile:
             raise ConfigError(

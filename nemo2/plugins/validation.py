@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin that refuses a run before it is submitted."""
+"""A plugin that rejects a run before it is submitted."""
 
 import os
 from dataclasses import dataclass
@@ -16,15 +16,17 @@ from nemo2.settle.world import world_of
 
 @dataclass(kw_only=True)
 class ConfigValidationPlugin(nemo_run.Plugin):
-    """Refuses what would fail after submission. ``launch`` applies every rule of ``nemo2 check`` in any case; these are about the
-    executor.
+    """Reject runs whose executor would make them fail after submission.
+
+    ``launch`` applies every rule of ``nemo2 check`` in any case. These checks concern the executor.
 
     Args:
-        validate_preemption: On Slurm a recipe resumes (``resume.resume_if_exists``), since jobs there are started again.
-        validate_checkpoint_dir: In a container the run's directory lies in what is mounted.
-        validate_serialization: The recipe is the same after it was written down for the ranks and read back.
-        validate_wandb: WANDB_API_KEY is set where ``log.wandb`` is.
-        validate_nodes_and_devices: Trainer and executor agree on nodes and ranks per node.
+        validate_preemption: On Slurm, the recipe must resume (``resume.resume_if_exists``), because Slurm restarts
+            jobs.
+        validate_checkpoint_dir: In a container, the run's directory must be in a mounted folder.
+        validate_serialization: The recipe must be the same after it is serialized for the ranks and read back.
+        validate_wandb: With ``log.wandb``, WANDB_API_KEY must be set.
+        validate_nodes_and_devices: The trainer and the executor must agree on nodes and ranks per node.
     """
 
     validate_preemption: bool = True
@@ -34,7 +36,11 @@ class ConfigValidationPlugin(nemo_run.Plugin):
     validate_nodes_and_devices: bool = True
 
     def setup(self, task: Any, executor: Any) -> None:
-        """Raises ConfigError with a line for each thing that is wrong."""
+        """Check the recipe and the executor.
+
+        Raises:
+            ConfigError: with a line for each problem.
+        """
         problems = [
             *(_preemption(task, executor) if self.validate_preemption else ()),
             *(_directory(task, executor) if self.validate_checkpoint_dir else ()),
@@ -56,12 +62,12 @@ def _preemption(task: Any, executor: Any) -> list[str]:
 
 
 def _directory(task: Any, executor: Any) -> list[str]:
-    """A relative directory follows the job's own, which is mounted."""
+    """Check the run's directory. A relative directory is below the job's own folder, which is mounted."""
     log = getattr(task, "log", None)
     folder = getattr(log, "explicit_log_dir", None) or getattr(log, "log_dir", None)
     if not getattr(executor, "container_image", None) or not folder or not str(folder).startswith("/"):
         return []
-    # The launcher mounts the run's own directory on Slurm; elsewhere the executor's list is all there is.
+    # On Slurm the launcher mounts the run's directory. Other executors mount only their own list.
     if isinstance(executor, nemo_run.SlurmExecutor):
         return []
     mounted = [str(mount).split(":")[1 if ":" in str(mount) else 0] for mount in _mounts(executor)]
@@ -78,11 +84,11 @@ def _mounts(executor: Any) -> list[Any]:
 
 
 def _serialization(task: Any) -> list[str]:
-    """In nemo-run's form, in which the ranks get it."""
+    """Check the round trip in nemo-run's format, in which the ranks receive the recipe."""
     form = ZlibJSONSerializer()
     try:
         changed = diff(task, form.deserialize(form.serialize(task)))
-    except Exception as error:  # whatever a value of the user's raises
+    except Exception as error:  # a user's value may raise anything
         return [f"the recipe can't be written down for the ranks and read back: {type(error).__name__}: {error}"]
     return [
         f"{change.path} is {change.new!r} after it was written and read, and was {change.old!r}." for change in changed

@@ -15,11 +15,13 @@ from nemo2.errors import ConfigError
 
 @dataclass(kw_only=True)
 class WandbPlugin(nemo_run.Plugin):
-    """Sets ``log.wandb`` where WANDB_API_KEY is set, and gives the key to the ranks as a secret; without it, that is said.
+    """Set ``log.wandb`` if WANDB_API_KEY is set, and pass the key to the ranks as a secret. Without the key, report
+    that nothing changes.
 
     Args:
-        name: The run's name there.
-        logger_fn: Makes the logger's config of ``name``, as `nemo2.recipes.log.default.wandb_logger`.
+        name: The run's name in Weights & Biases.
+        logger_fn: The function that makes the logger's config from ``name``, such as
+            `nemo2.recipes.log.default.wandb_logger`.
         log_task_config: Attach the recipe to the run.
     """
 
@@ -28,7 +30,11 @@ class WandbPlugin(nemo_run.Plugin):
     log_task_config: bool = True
 
     def setup(self, task: Any, executor: Any) -> None:
-        """Set the logger. Raises ConfigError for a task without ``log``."""
+        """Set the logger.
+
+        Raises:
+            ConfigError: the task has no ``log``.
+        """
         log = getattr(task, "log", None)
         if log is None:
             raise ConfigError("WandbPlugin sets log.wandb, and this task has no log: give it a recipe.")
