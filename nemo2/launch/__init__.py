@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting runs: a recipe on this machine or a cluster through nemo-run, with an honest end."""
+"""Start a recipe on this machine or a cluster through nemo-run, follow it, and raise if a rank fails."""
 
 from nemo2.lazy import front_door
 

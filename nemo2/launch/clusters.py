@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles of clusters, in TOML: ``~/.config/nemo2/clusters.toml``, and ``nemo2.toml`` of a project, whose profiles win.
+"""Reads cluster profiles in TOML from ``~/.config/nemo2/clusters.toml`` and a project's ``nemo2.toml``, which takes
+precedence.
 
 ```toml
 [clusters.mycluster]
 kind = "slurm"                  # see KINDS
-account = "research"            # nemo-run's own names for everything that its executor has
+account = "research"            # all fields of nemo-run's executor, under nemo-run's names
 partition = "batch"
 time = "3-00:00:00"             # left out: the partition's limit
 gpus_per_node = 8
@@ -13,7 +14,7 @@ container_image = "nvcr.io/nvidia/pytorch:25.06-py3"
 setup_lines = "source /shared/venv/bin/activate"
 env = { NCCL_DEBUG = "WARN" }
 ssh = { host = "login", user = "me", identity = "~/.ssh/id_ed25519" }     # left out: sbatch is on this machine
-job_dir = "/shared/me/jobs"     # needed over ssh
+job_dir = "/shared/me/jobs"     # required over ssh
 python = "python3"              # this and the following: `nemo2.launch.slurm.start.ClusterSettings`
 runs = "/shared/me/runs"
 code = "tree"
@@ -55,7 +56,7 @@ _SET_BY_US = ("nodes", "num_nodes", "ntasks_per_node", "nprocs_per_node", "env_v
 
 
 class Profile(NamedTuple):
-    """A profile as it stands in its file."""
+    """A profile as its file defines it."""
 
     name: str
     file: Path
@@ -63,16 +64,17 @@ class Profile(NamedTuple):
 
 
 def user_file() -> Path:
-    """Where ``nemo2 cluster add`` writes."""
+    """The file that ``nemo2 cluster add`` writes."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "nemo2" / "clusters.toml"
 
 
 def project_file() -> Optional[Path]:
-    """The nearest ``nemo2.toml`` at or above the working directory.
+    """The nearest ``nemo2.toml`` in the working directory or above it.
 
     Raises:
-        SecurityError: everybody may write to it; or it is another user's, in a folder above: its lines run in jobs.
+        SecurityError: everybody may write to the file, or it is in a folder above and belongs to another user. Its
+            lines run in jobs.
     """
     here = Path.cwd()
     file = next((file for folder in (here, *here.parents) if (file := folder / PROJECT_FILE).is_file()), None)
@@ -90,10 +92,10 @@ def project_file() -> Optional[Path]:
 
 
 def profiles() -> dict[str, Profile]:
-    """All of them by name.
+    """All profiles by name.
 
     Raises:
-        ConfigError: a file is no TOML, or not of this form.
+        ConfigError: a file is not TOML or not a list of profiles.
     """
     found: dict[str, Profile] = {}
     for file in (user_file(), project_file()):
@@ -111,12 +113,12 @@ def profiles() -> dict[str, Profile]:
 
 
 def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
-    """The executor of a name with its settings; anything but a name as it is, without.
+    """The executor of a name, and its settings. A value that is not a name is returned unchanged, without settings.
 
     A name is "local", a profile, or a function in nemo-run's ``executors.py``.
 
     Raises:
-        ConfigError: nobody knows the name, or its profile is wrong.
+        ConfigError: the name is unknown or its profile is wrong.
     """
     if executor is None or executor == "local" or not isinstance(executor, str):
         return executor, None
@@ -138,10 +140,10 @@ def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
 
 
 def built(profile: Profile) -> tuple[Any, ClusterSettings]:
-    """nemo-run's executor for a profile, and what the profile says beyond it.
+    """nemo-run's executor for a profile, and the profile's settings that the executor doesn't have.
 
     Raises:
-        ConfigError: naming the file, the field and what it may be.
+        ConfigError: the message names the file, the field and its valid values.
     """
     where = f"{profile.file}: [{_TABLE}.{profile.name}]"
     kind = profile.values.get("kind")

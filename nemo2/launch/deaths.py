@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks ended, from torchrun's report. Imports nothing heavy: a job's script asks on its node."""
+"""Reads from torchrun's report how ranks ended. Imports nothing heavy, because a job's script calls it on its node."""
 
 import re
 import signal
 from dataclasses import dataclass
 from typing import Optional
 
-# A rank that ends so was ended from outside or by the machine; the others' errors follow from it. SIGTERM is missing
-# because torchrun sends it to the ranks that are left, SIGABRT because a lost peer can cause it.
+# The machine or an external process ended a rank that ends with one of these signals, and the other ranks' errors
+# follow from it. SIGTERM is not in the list because torchrun sends it to the remaining ranks, and SIGABRT is not
+# because a lost peer can cause it.
 DECISIVE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 _ADVICE = {
     signal.SIGKILL: "the usual reason is that the machine ran out of memory",
@@ -22,14 +23,14 @@ _REPORTED = re.compile(r"rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<code>-?\d
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """A rank's end as torchrun reports it; a negative ``code`` is a signal."""
+    """The end of a rank in torchrun's report. A negative ``code`` is a signal."""
 
     rank: int
     code: int
 
 
 def deaths_in(text: str) -> list[Death]:
-    """Torchrun's failure report, its root cause first; empty if it wrote none."""
+    """Torchrun's failure report, root cause first. Empty if torchrun wrote none."""
     _, found, report = text.rpartition("Root Cause (first observed failure):")
     if not found:
         return []
@@ -43,12 +44,12 @@ def deaths_in(text: str) -> list[Death]:
 
 
 def killed_words(death: Death) -> str:
-    """In a sentence without its end: which signal, and what usually sends it."""
+    """A clause that names the signal and its usual sender."""
     number = signal.Signals(-death.code)
     advice = f" ({_ADVICE[number]})" if number in _ADVICE else ""
     return f"rank {death.rank} was killed by {number.name}{advice}; the other ranks were ended"
 
 
 def killed_by(death: Death) -> Optional[str]:
-    """A sentence for a rank that the machine or somebody outside has ended; None for any other end."""
+    """A sentence for a rank that the machine or an external process ended. None for any other end."""
     return f"{killed_words(death)}." if -death.code in DECISIVE_SIGNALS else None

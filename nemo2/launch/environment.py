@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that have to be in a rank's environment before CUDA and NCCL start, from what the recipe is and where it runs.
+"""Environment variables that ranks need before CUDA and NCCL start, derived from the recipe and the machine.
 
-Python on a rank is too late for them: the launcher sets them, and a dry run shows them with their reasons. What the user
-has set stays; where that contradicts what the run needs, it is said.
+Python on a rank is too late to set them, so the launcher sets them, and a dry run shows them with their reasons. A
+variable that the user has set keeps its value. If that value contradicts the run's needs, the launcher reports it.
 
-Sources: NeMo 2.0's PerfEnvPlugin; Megatron-LM's arguments.py for what FSDP, pipelines over UCC and CUDA graphs need;
-Megatron-Core's README of experts for the allocator; NCCL's and Transformer Engine's lists of variables.
+Sources: NeMo 2.0's PerfEnvPlugin; Megatron-LM's arguments.py for FSDP, pipelines over UCC and CUDA graphs;
+Megatron-Core's README on experts for the allocator; NCCL's and Transformer Engine's lists of variables.
 """
 
 import os
@@ -19,15 +19,15 @@ from nemo2.settle.machine import Machine
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-"""The name that Megatron-Core looks at, too; torch has a newer one beside it."""
+"""The variable of torch's allocator that Megatron-Core reads, and its value. torch also has a newer variable."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 HOPPER, BLACKWELL = (9, 0), (10, 0)
-"""Compute capabilities from which these follow."""
+"""Compute capabilities from which on the variables below apply."""
 _SM_MARGIN = "16"
 
 
 class Variable(NamedTuple):
-    """A value, why, and whether any other breaks or slows the run (as opposed to one of several that do)."""
+    """A value, its reason, and whether any other value breaks or slows the run."""
 
     value: str
     why: str
@@ -35,7 +35,7 @@ class Variable(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """The facts that the variables follow from."""
+    """The facts that decide the variables."""
 
     capability: tuple[int, int]
     """Compute capability of the GPUs."""
@@ -45,13 +45,13 @@ class Ranks(NamedTuple):
     world_size: int = 1
     fsdp: bool = False
     overlapped: bool = False
-    """Gradients, parameters or tensor-parallel exchanges run beside computation."""
+    """Gradients, parameters or tensor-parallel tensors are communicated during computation."""
     registered_buffers: bool = False
-    """``ddp_config.nccl_ub``: NCCL reads and writes the gradient buffers themselves."""
+    """``ddp_config.nccl_ub``: NCCL reads and writes the gradient buffers directly."""
     varying_sizes: bool = False
-    """Experts that drop no tokens get other numbers of them in each step."""
+    """Experts without token dropping receive different numbers of tokens in each step."""
     graphs: bool = False
-    """Layers or steps are captured in CUDA graphs."""
+    """CUDA graphs capture layers or steps."""
 
 
 def launch_variables(ranks: Ranks) -> dict[str, Variable]:
@@ -89,7 +89,8 @@ def launch_variables(ranks: Ranks) -> dict[str, Variable]:
 
 
 def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that the user has set otherwise than the run needs; the user's value stays."""
+    """A sentence for each variable whose value, set by the user, contradicts the run's needs. The user's value
+    stays."""
     said = []
     wanted = launch_variables(ranks)
     for name, variable in wanted.items():
@@ -125,7 +126,7 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
 
 
 def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: int) -> Optional[Ranks]:
-    """The facts of a configured run; None for a strategy that isn't nemo2's."""
+    """The facts of a configured run. None for a strategy that isn't nemo2's."""
     trainer: Any = getattr(recipe, "trainer", None)
     strategy: Any = getattr(trainer, "strategy", None)
     sharded = getattr(class_of(strategy), "sharded_by_torch", False)
@@ -162,8 +163,8 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
 
 
 def ranks_on(machine: Machine, recipe: Any, *, devices: int, nodes: int) -> Optional[Ranks]:
-    """`ranks_of` a machine's GPUs; None without GPUs. GPUs of a kind that isn't known are taken for Hopper's, which the shipped
-    recipes are laid out for."""
+    """`ranks_of` for a machine's GPUs. None without GPUs. Unknown GPUs count as Hopper, because the shipped recipes
+    are laid out for Hopper."""
     if machine.accelerator != "cuda":
         return None
     return ranks_of(recipe, capability=machine.capability or HOPPER, devices=devices, nodes=nodes)
@@ -172,15 +173,16 @@ def ranks_on(machine: Machine, recipe: Any, *, devices: int, nodes: int) -> Opti
 def set_variables(
     executor: Any, recipe: Any, machine: Machine, *, devices: int, nodes: int
 ) -> tuple[list[str], list[str]]:
-    """Put the variables that a run on ``machine`` needs into ``executor.env_vars``, but for those that are set already.
+    """Add the variables that a run on ``machine`` needs to ``executor.env_vars``, except variables that are already
+    set.
 
-    Returns a line per variable with its reason, and what there is to object to in the user's environment. Both are empty for
+    Returns a line with the reason for each variable, and the objections to the user's environment. Both are empty for
     runs without GPUs.
     """
     ranks = ranks_on(machine, recipe, devices=devices, nodes=nodes)
     if ranks is None or not hasattr(executor, "env_vars"):
         return [], []
-    # Ranks on this machine inherit its environment; a cluster has one of its own.
+    # Ranks on this machine inherit its environment. A cluster's ranks don't.
     known = {**(os.environ if machine.local else {}), **executor.env_vars}
     wanted = launch_variables(ranks)
     executor.env_vars = {

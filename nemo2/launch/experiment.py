@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe through an experiment of nemo-run's: on this machine, and on the engines of which nothing here is our own.
+"""Runs a recipe through a nemo-run experiment: on this machine, and on engines for which nemo2 has no code of its own.
 
-`nemo_run.run` returns None and exits 0 whatever became of the run. This goes through the same experiment, executor and runner,
-then looks at how it ended.
+`nemo_run.run` returns None and exits 0 however the run ended. This module uses the same experiment, executor and
+runner, and then checks how the run ended.
 """
 
 import contextlib
@@ -59,11 +59,12 @@ def on_experiment(
     detach: bool,
     edited: list[str],
 ) -> RunResult:
-    """Run a recipe on ``executor``, None or "local" for torchrun on this machine, and follow it; or say what would be started.
+    """Run a recipe on ``executor`` (None or "local": torchrun on this machine) and follow it, or print what would be
+    started.
 
     Args:
-        local: whether its ranks run on this machine.
-        edited: what plugins have changed, a line each.
+        local: whether the ranks run on this machine.
+        edited: the plugins' changes, one line each.
     """
     started = time.monotonic()
     if type(executor).__name__.startswith("Skypilot"):
@@ -72,14 +73,14 @@ def on_experiment(
         mend_dry_runs()
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
-    staging.chmod(0o700)  # it holds what the user has set
+    staging.chmod(0o700)  # it holds the user's settings
     if not detach:
         (staging / LAUNCHER_FILE).write_text(name_of_this_process(), encoding="utf-8")
     sweep_staging(staging.parent)
     executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env)
     if local and not detach:
         executor.env_vars[LAUNCHER_VARIABLE] = name_of_this_process()
-    if dryrun:  # which is there to be shown
+    if dryrun:  # a dry run prints its folder
         executor.env_vars |= {name: f"${name}" for name in split_secrets(executor.env_vars)[1]}
     reasons, warned = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
     for sentence in warned:
@@ -91,7 +92,7 @@ def on_experiment(
         executor=executor,
         id=experiment_id,
         log_level="WARNING",
-        clean_mode=local or dryrun,  # what a dry run prints can be pasted
+        clean_mode=local or dryrun,  # the output of a dry run can be pasted
         enable_goodbye_message=False,
         skip_status_at_exit=True,
     )
@@ -106,7 +107,7 @@ def on_experiment(
             return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
         before = child_processes()
         experiment.run(detach=detach)
-        # torchx has put its own handlers in place, which neither look like Ctrl-C nor end the ranks.
+        # torchx has installed its own handlers, which neither act like Ctrl-C nor end the ranks.
         raise_on_signals()
         if detach and getattr(experiment, "detach", False):
             return RunResult(status="submitted", exit_code=0, experiment_id=experiment_id)
@@ -122,7 +123,7 @@ def on_experiment(
 
 
 def _ending(state: str, staging: Path, *, log_dir: Path, **result: Any) -> RunResult:
-    """How a run of ``state``, nemo-run's word, has ended; removes what it was started from."""
+    """The result of a run whose end nemo-run calls ``state``. Removes the run's staging files."""
     failure = None if state == "SUCCEEDED" else explain_failure(fault_dir=staging / "faults", log_dir=log_dir)
     remove_quietly(staging)
     if failure is None:
@@ -135,13 +136,13 @@ def _ending(state: str, staging: Path, *, log_dir: Path, **result: Any) -> RunRe
 def prepare_executor(
     executor: Any, *, devices: int, nodes: int, staging: Path, env: Mapping[str, str]
 ) -> tuple[Any, dict[str, str]]:
-    """A copy of ``executor`` with the shape and variables of this run, and the variables to pass on in memory only."""
+    """A copy of ``executor`` with this run's shape and variables, and the variables to pass on in memory only."""
     local = executor in (None, "local")
     executor = nemo_run.LocalExecutor(launcher="torchrun") if local else executor.clone()
     give_shape(executor, devices=devices, nodes=nodes)
     ours = {FAULT_DIR_VARIABLE: str(staging / "faults"), VERSION_VARIABLE: timestamp()}
     if not isinstance(executor, nemo_run.LocalExecutor):
-        # Paths of this machine mean nothing to a cluster; the agreed version does.
+        # Paths of this machine don't exist on a cluster. The version that both have agreed on does.
         given = {**executor.env_vars, **env}
         if written := sorted(split_secrets(given)[1]):
             print(
@@ -160,7 +161,7 @@ def prepare_executor(
 
 
 def describe(executor: Any, title: str) -> str:
-    """The command that would be started on this machine, for reading."""
+    """The command that would be started on this machine, formatted for reading."""
     variables = "".join(f"  {name}={value}\n" for name, value in sorted(executor.env_vars.items()))
     launcher = executor.get_launcher()
     under = f"nsys profile -t {','.join(launcher.nsys_trace)} ... " if launcher.nsys_profile else ""
@@ -173,12 +174,13 @@ def describe(executor: Any, title: str) -> str:
 
 
 def _job_of(experiment: Any) -> str:
-    """What an engine would be given, unwrapped, where nemo-run's own dry run breaks lines at the terminal's width."""
+    """The job that an engine would receive, unwrapped. nemo-run's own dry run breaks its lines at the terminal's
+    width."""
     return "\n".join(str(getattr(job, "_dryrun_info", "")) for job in experiment.jobs)
 
 
 def _follow(experiment: Any, log_dir: Path) -> str:
-    """Show the run until it ends; nemo-run's name for how."""
+    """Show the run until it ends. Returns nemo-run's word for its end."""
     display = RunDisplay(log_dir)
     interval, next_look, status = 0.2, 0.0, "UNKNOWN"
     try:
@@ -186,7 +188,7 @@ def _follow(experiment: Any, log_dir: Path) -> str:
             display.poll()
             if time.monotonic() >= next_look:
                 status = _status(experiment)
-                # nemo-run rewrites a file at every look; a run of days needs no five looks a second.
+                # nemo-run rewrites a file at every poll, so a run of days isn't polled five times a second.
                 next_look = time.monotonic() + interval
                 interval = min(interval * 1.05, 2.0)
             time.sleep(0.1)
@@ -196,7 +198,7 @@ def _follow(experiment: Any, log_dir: Path) -> str:
 
 
 def _wait(experiment: Any) -> str:
-    """Wait for a run elsewhere; nemo-run shows its log."""
+    """Wait for a run on another machine. nemo-run shows its log."""
     for job in experiment.jobs:
         job.wait()
     return _status(experiment)
@@ -210,7 +212,7 @@ def _status(experiment: Any) -> str:
 
 
 def _end_ranks(before: set[int]) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
+    with contextlib.suppress(OSError):  # the terminal may be closed
         print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
     stop_processes(child_processes() - before)
 
@@ -222,7 +224,7 @@ def _read_run_dir(staging: Path) -> Path | None:
 
 @contextmanager
 def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables of this process for a while; what it starts inherits them."""
+    """Set variables of this process for a while. Child processes inherit them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a run failed: the first failure among the ranks, from what they and torchrun left behind."""
+"""Explains why a run failed: finds the first failure among the ranks in the files of the ranks and of torchrun."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ _TAIL_LINES = 15
 
 
 class RankFailure(RuntimeFault):
-    """A launched run failed. The message names the rank that failed first, its error and where the logs are.
+    """A launched run failed. The message names the first rank that failed, its error and the folder of the logs.
 
-    ``rank`` and ``exit_code`` are None where nothing tells; ``details`` is the traceback or the last lines of that
+    ``rank`` and ``exit_code`` are None if they are unknown. ``details`` is the traceback or the last lines of that
     rank's output.
     """
 
@@ -29,11 +29,11 @@ class RankFailure(RuntimeFault):
 
 
 def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
-    """The first failure as an exception, ready to be raised.
+    """The first failure of a run, as an exception to raise.
 
-    Looked for in this order: a hang, whose silent rank is killed by others; a rank killed by a signal; ranks that saved and
-    stopped because they were asked to; the earliest error that a rank wrote down; the last traceback in the output of the
-    rank that torchrun saw failing first; the end of torchrun's own output.
+    The search order is: a hang, whose silent rank is killed by others; a rank killed by a signal; ranks that saved and
+    stopped on request; the earliest error that a rank wrote down; the last traceback of the rank that torchrun saw
+    failing first; the end of torchrun's own output.
     """
     deaths, faults = reported_deaths(log_dir), read_faults(fault_dir)
     if hang := next((fault for fault in faults if fault.kind == HANG), None):
@@ -87,20 +87,20 @@ def _with_logs(text: str, log_dir: Path) -> str:
 
 
 def reported_deaths(log_dir: Path) -> list[Death]:
-    """Torchrun's failure report, its root cause first; empty if it wrote none."""
+    """Torchrun's failure report, root cause first. Empty if torchrun wrote none."""
     text = "\n".join(line for path in agent_logs(log_dir, "stderr") for line in _lines(path))
     return deaths_in(text)
 
 
 def rank_output(log_dir: Path, rank: int | None) -> list[str]:
-    """The standard error of one rank, or of all and of torchrun itself where ``rank`` is None or wrote nothing."""
+    """The standard error of one rank. For a ``rank`` of None or without output: that of all ranks and of torchrun."""
     lines = [line for path in agent_logs(log_dir, "stderr") for line in _lines(path)]
     own = [text for number, text in map(without_rank, lines) if number == rank and rank is not None]
     return own or [without_rank(line)[1] for line in lines]
 
 
 def last_traceback(lines: list[str]) -> tuple[str, str, str]:
-    """``(kind, message, text)`` of the last Python traceback in ``lines``; empty strings if there is none."""
+    """``(kind, message, text)`` of the last Python traceback in ``lines``. Empty strings without a traceback."""
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
     if not starts:
         return "", "", ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch of a run that is done is refused on one place, before its processes start."""
+"""Rejects the launch of a finished run in one place, before its processes start."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ _TRAINING = ("pretrain", "finetune", "train")
 
 
 def refuse_finished_run(recipe: Any) -> None:
-    """Raise what every rank of this run would raise, where its folder on this machine tells.
+    """Raise the error that every rank of this run would raise, if the run's folder on this machine shows that it is
+    finished.
 
     Raises:
-        CheckpointError: the recipe goes on with a run that has reached ``trainer.max_steps``; it says how to go on.
+        CheckpointError: the recipe resumes a run that has reached ``trainer.max_steps``. The message says how to
+            continue.
     """
     parts: list[Any] = [getattr(recipe, name, None) for name in ("resume", "log", "trainer")]
     if getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") not in _TRAINING or None in parts:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the ranks of this machine find modules: the installed ones first, the user's own behind them.
+"""Sets the import path of ranks on this machine: installed modules first, the user's own modules last.
 
-``python -m`` puts the working directory in front of everything, and a ``h2.py`` that lies there is imported in the place of an
-installed package. Ranks start without that (``PYTHONSAFEPATH``). The folders from which the user's own modules come, that of the
-script, the working directory and those of recipes given by path, go to the end of the path, behind what ``.pth`` files add:
-nothing but Python's own hook ``sitecustomize`` comes late enough for that, so a run brings one, which calls the machine's.
+``python -m`` puts the working directory first, so a ``h2.py`` in it would replace an installed package of that name.
+Ranks start without the working directory (``PYTHONSAFEPATH``). The folders of the user's own modules go to the end of
+the path, after the entries of ``.pth`` files. These folders are the script's, the working directory, and those of
+recipes given by path. Only Python's hook ``sitecustomize`` runs late enough for this, so each run brings a
+``sitecustomize``, which then calls the machine's.
 """
 
 import os
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 OWN_FOLDERS = "NEMO2_OWN_FOLDERS"
-"""The user's folders, separated as in ``$PATH``; ranks look there last."""
+"""The variable with the user's folders, separated as in ``$PATH``. Ranks search them last."""
 
 _HOOK = '''\
 """Written by nemo2 for one run: {variable} goes to the end of the path; then the machine's own sitecustomize."""
@@ -31,18 +32,19 @@ if spec is not None and spec.loader is not None:
 
 
 def own_folders() -> list[str]:
-    """Where this process' user has modules of their own, each once: recipes given by path, the script, the working directory."""
+    """The folders of this user's own modules, each once: those of recipes given by path, the script's, and the
+    working directory."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     beside = os.path.dirname(os.path.abspath(script)) if script else None
-    # For a command such as ``nemo2`` that is the folder of commands.
+    # For a command such as ``nemo2``, this is the folder of commands.
     own = [] if beside in (None, os.path.dirname(sys.executable)) else [beside]
     return [*dict.fromkeys([*_added_by_us(), *own, os.getcwd()])]
 
 
 def path_variables(*, staging: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which a process looks for modules as this module says.
+    """The variables that give a process this import path.
 
-    A ``PYTHONPATH`` of ``given``, or else of this process' own environment, stays in front: the user has asked for that.
+    A ``PYTHONPATH`` in ``given``, or else in this process's environment, stays first, because the user has set it.
     """
     folder = staging / "path"
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,12 +59,12 @@ def path_variables(*, staging: Path, given: Mapping[str, str]) -> dict[str, str]
 
 
 def add_own_folder(folder: Path) -> None:
-    """Let modules in ``folder`` be imported: here, and in the processes that this one starts, behind everything else."""
+    """Let this process and its child processes import modules from ``folder``, after all other folders."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if str(folder) not in paths:
-        # For ranks that nemo-run starts without us; `path_variables` takes it out again.
+        # For ranks that nemo-run starts directly. `path_variables` removes the entry again.
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(folder)])
         os.environ[OWN_FOLDERS] = os.pathsep.join([*_added_by_us(), str(folder)])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch` and `run`: a recipe on an executor, followed to its end, with the failure of any rank raised here."""
+"""`launch` and `run`: run a recipe on an executor, follow it to its end, and raise an exception if any rank fails."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, world_of
 
 _TRIAL = 50
-"""Steps of a run that is only to be looked at."""
+"""The number of steps up to which a run counts as a trial."""
 
 
 def launch(
@@ -50,34 +50,33 @@ def launch(
     """Run ``recipe`` on ``executor`` and wait for its end.
 
     Args:
-        recipe: a `run.Partial` such as ``llm.llama3_8b.pretrain_recipe()``; it is not changed.
-        executor: a nemo-run executor, or the name of a profile (`nemo2.launch.clusters`); None or "local" is torchrun on this
-            machine.
-        devices: processes per node; sets ``trainer.devices`` and the executor's tasks per node. None takes the
-            recipe's.
-        nodes: sets ``trainer.num_nodes`` and the executor's nodes. None takes the recipe's.
-        name: the run's name; sets ``log.name``. None takes the recipe's.
-        dryrun: check everything, print what would be started, start nothing.
-        detach: return once the run is submitted, on executors that can (Slurm and other clusters).
-        env: variables for the ranks. Those that look like secrets are handed over without being written to disk on
-            this machine, and to Slurm in a file of mode 0600.
-        chain: Slurm: this many jobs, each after the one before, for queues with short limits; all go on with one run, and those
-            that it doesn't need are cancelled.
-        gpu: the GPUs it will run on ("H100", "B200"), from which launch-time variables follow
-            (`nemo2.launch.environment`). None: this machine's, or Hopper's on another executor.
-        plugins: nemo-run plugins (`nemo2.plugins`), or their configs; each edits the copies of recipe and executor that this run
-            has, in turn, before the checks.
-        check: refuse a recipe that cannot work before anything is started, or that does not fit its GPUs by far.
-        force: start the one that does not fit all the same.
-        raise_on_failure: False returns a result with ``status="failed"`` instead of raising.
+        recipe: a `run.Partial` such as ``llm.llama3_8b.pretrain_recipe()``. It is not changed.
+        executor: a nemo-run executor, or the name of a profile (`nemo2.launch.clusters`). None or "local": torchrun on
+            this machine.
+        devices: processes per node; sets ``trainer.devices`` and the executor's tasks per node. None: the recipe's.
+        nodes: sets ``trainer.num_nodes`` and the executor's nodes. None: the recipe's.
+        name: the run's name; sets ``log.name``. None: the recipe's.
+        dryrun: check everything and print what would be started, without starting it.
+        detach: return once the run is submitted, on Slurm and other clusters.
+        env: environment variables of the ranks. Variables whose names look like secrets are not written to disk on this
+            machine, and reach Slurm in a file of mode 0600.
+        chain: for Slurm queues with short time limits: the number of jobs, each of which starts after the job before
+            it. All jobs continue one run. Jobs that the run doesn't need are cancelled.
+        gpu: the kind of GPUs that the run will use ("H100", "B200"), which decides launch-time variables
+            (`nemo2.launch.environment`). None: this machine's, or Hopper on another executor.
+        plugins: nemo-run plugins (`nemo2.plugins`) or their configs. Before the checks each plugin edits this run's
+            copies of the recipe and the executor.
+        check: before anything starts, reject a recipe that can't work or whose memory far exceeds its GPUs'.
+        force: start a recipe even if its memory far exceeds its GPUs'.
+        raise_on_failure: False: return a result with ``status="failed"`` instead of raising.
 
     Returns:
-        How it ended.
+        The result of the run.
 
     Raises:
-        ConfigError: the recipe or the arguments are wrong; nothing was started.
-        RankFailure: a rank failed; the message has the first error.
-        KeyboardInterrupt: Ctrl-C; the ranks have been ended. On Slurm they go on.
+        ConfigError: the recipe or the arguments are wrong. Nothing was started.
+        RankFailure: a rank failed. The message contains the first error.
+        KeyboardInterrupt: Ctrl-C. The ranks have been ended, except on Slurm, where they continue.
     """
     if FAULT_DIR_VARIABLE in os.environ:
         raise RuntimeFault(
@@ -118,7 +117,7 @@ def launch(
         reasons, warned = set_variables(executor, recipe, machine, **shape)
         told = ([*edited, *reasons], warned)
         result = on_slurm(recipe, executor, settings or ClusterSettings(), **given, **shape, chain=chain, reasons=told)
-    elif type(executor).__name__ == "KubeflowExecutor":  # whose class asks for a package that few have
+    elif type(executor).__name__ == "KubeflowExecutor":  # importing its class needs an optional package
         from nemo2.launch.kubeflow.run import on_kubeflow
 
         pods: Any = executor
@@ -142,14 +141,14 @@ def run(
     detach: bool = False,
     plugins: Plugins = None,
 ) -> RunResult | None:
-    """`nemo_run.run` with an honest end: raises when a rank fails, returns how it ended.
+    """Run a recipe as `nemo_run.run` does, but raise if a rank fails and return the result.
 
-    Without an executor the recipe runs in this process, as with nemo-run, and None is returned. With one, its tasks per
-    node and nodes are what the run has; ``trainer.devices`` and ``trainer.num_nodes`` follow them.
+    Without an executor the recipe runs in this process, as with nemo-run, and None is returned. With an executor, its
+    nodes and tasks per node define the run's size, and ``trainer.devices`` and ``trainer.num_nodes`` follow them.
 
     Raises:
-        ConfigError: plugins without an executor, which nemo-run forgets; as `launch`.
-        RankFailure: as `launch`.
+        ConfigError: plugins without an executor, which nemo-run would ignore; or an error of `launch`.
+        RankFailure: as in `launch`.
     """
     if executor is None:
         if plugins:
@@ -172,7 +171,8 @@ def run(
 
 
 def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
-    """Raise ConfigError for a recipe that does not fit its GPUs by far; warn of one that is close, or whose GPUs aren't known."""
+    """Raise ConfigError for a recipe whose memory far exceeds its GPUs'. Warn if the difference is small or the GPUs
+    are unknown."""
     from nemo2.planner.quick import quick_verdict
 
     quick = quick_verdict(recipe, machine)
@@ -188,7 +188,7 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
 
 
 def _say_random_data(recipe: Any) -> None:
-    """Say on stderr that a run of more than a trial's steps trains on random tokens."""
+    """Warn on stderr if a run longer than a trial trains on random tokens."""
     from nemo2.data.mock import MockDataModule
 
     steps = _get(_get(recipe, "trainer"), "max_steps") or 0
@@ -201,7 +201,7 @@ def _say_random_data(recipe: Any) -> None:
 
 
 def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
-    """The machine of an executor: this machine, or nodes of as many GPUs as it says, 8 where it doesn't.
+    """The machine of an executor: this machine, or nodes with the executor's number of GPUs, which defaults to 8.
 
     Raises:
         ConfigError: an unknown ``gpu``.
@@ -218,12 +218,13 @@ def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
 def apply_shape(
     recipe: Any, machine: Machine, *, devices: int | None, nodes: int | None, name: str | None
 ) -> tuple[int, int, str]:
-    """Write devices, nodes and name into ``recipe`` where given; what then holds on ``machine``, with 1 for what nobody says.
+    """Write devices, nodes and name into ``recipe`` where they are given. Returns the resulting devices and nodes on
+    ``machine``, 1 where nothing sets them.
 
-    "auto" and the like become a number, so that all ranks read the same.
+    "auto" and similar values become numbers, so that all ranks read the same value.
 
     Raises:
-        ConfigError: ``devices`` or ``nodes``, or the trainer's, are no numbers of them.
+        ConfigError: ``devices`` or ``nodes``, or the trainer's, are not valid numbers.
     """
     for field, value in (("devices", devices), ("nodes", nodes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -251,7 +252,7 @@ def apply_shape(
 
 
 def _get(node: Any, name: str) -> Any:
-    """A field of a config, None where it is missing or unset."""
+    """A field of a config. None: the field is missing or unset."""
     if node is None:
         return None
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins applied: nemo-run's ``run.Plugin``, before the checks, so that what they add is checked with the rest.
+"""Applies nemo-run plugins (``run.Plugin``) before the checks, so that the checks cover the plugins' changes.
 
-nemo-run 0.11 checks a task, then lets plugins change it, and forgets them where there is no executor.
+nemo-run 0.11 instead checks a task before its plugins change it, and ignores plugins without an executor.
 """
 
 import copy
@@ -28,19 +28,19 @@ def made(plugins: Plugins) -> list[Any]:
     """Plugins from any of their forms.
 
     Raises:
-        ConfigError: an unknown name, or something that is no plugin.
+        ConfigError: an unknown name, or an object that is not a plugin.
     """
     given = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
     return [_made(one) for one in given]
 
 
 def named(texts: Iterable[str]) -> list[str]:
-    """``--plugins A(x=1),B`` and ``--plugins A --plugins B`` as names, each with its arguments."""
+    """The plugins of ``--plugins A(x=1),B`` and of ``--plugins A --plugins B``, each name with its arguments."""
     return [part.strip() for text in texts for part in split_items(text) if part.strip()]
 
 
 def apply(plugins: Sequence[Any], recipe: Any, executor: Any, *, experiment_id: str) -> list[str]:
-    """Let each plugin, in turn, edit the recipe and the executor; returns a line per change, with the plugin's name."""
+    """Let each plugin edit the recipe and the executor in turn. Returns a line per change, with the plugin's name."""
     told: list[str] = []
     for plugin in plugins:
         before, had = copy.deepcopy(recipe), _settings(executor)
@@ -70,7 +70,7 @@ def _made(one: Any) -> Any:
 
 
 def _settings(executor: Any) -> dict[str, str]:
-    """What an executor and its launcher say, and its variables by name; secrets' values stay out."""
+    """The settings of an executor and its launcher, and its variables by name, without the values of secrets."""
     launcher = launcher_of(executor)
     plain, secret = split_secrets(executor.env_vars)
     return {

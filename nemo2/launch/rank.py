@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that a job's script starts for each rank: ``python -m nemo2.launch.rank FOLDER``.
 
-The folder holds the recipe as nemo-run serialises it. Each rank's output goes to files of its own in the folder of this life, so
-that nothing is said once per rank; what comes before this module runs goes to its task's file.
+The folder holds the recipe in nemo-run's serialization. Each rank writes its output to its own files in the folder of
+this life, so that no message appears once per rank. Output from before this module runs goes to the task's file.
 """
 
 import os
@@ -19,9 +19,9 @@ from nemo2.place import here
 from nemo2.run_dir.faults import install_fault_hook, record_fault
 
 CONFIG = "config"
-"""The recipe in the job's folder."""
+"""The recipe's file in the job's folder."""
 MAIN = "__main__.py"
-"""The launching script in the job's folder, where the recipe names something of it."""
+"""The launching script in the job's folder, if the recipe refers to its names."""
 LIFE_VARIABLE = "NEMO2_LIFE"
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _LOOK_SECONDS = 15.0
@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     if interface := interface_towards(place.address):
         os.environ.setdefault(INTERFACE_VARIABLE, interface)
     run(folder)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is asked to stop now is done
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run is finished, so a signal changes nothing
 
 
 def run(folder: Path) -> None:
@@ -58,7 +58,7 @@ def run(folder: Path) -> None:
 
 
 def speak_into(life: Path, rank: int) -> None:
-    """Have stdout and stderr of this process, its native code's too, go to files of this rank. Appends."""
+    """Redirect stdout and stderr of this process, including its native code's, to this rank's files. Appends."""
     for stream, descriptor, ending in ((sys.stdout, 1, "out"), (sys.stderr, 2, "err")):
         stream.flush()
         file = os.open(life / f"rank-{rank:05d}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -67,8 +67,11 @@ def speak_into(life: Path, rank: int) -> None:
 
 
 def end_with_a_later_life(life: Path, *, look_seconds: float) -> None:
-    """Have this process end where the job has begun another life: its node was cut off, the scheduler gave it up, and what it
-    writes is another's now. Nothing is saved."""
+    """End this process if the job has begun another life. Nothing is saved.
+
+    In that case this node was cut off and the scheduler has replaced it, so the run's files now belong to the later
+    life.
+    """
     later = life.with_name(str(int(life.name) + 1))
 
     def watch() -> None:
@@ -81,15 +84,17 @@ def end_with_a_later_life(life: Path, *, look_seconds: float) -> None:
 
 
 def interface_towards(address: Optional[str]) -> Optional[str]:
-    """The network interface that leads to rank 0, for gloo, which takes the one that this host's name resolves to: the loopback,
-    where /etc/hosts has the name beside 127.0.1.1. None where the name does no harm, or nothing is known."""
+    """The network interface that leads to rank 0, for gloo. None: the name is harmless, or the interface is unknown.
+
+    gloo uses the interface of this host's name, which is the loopback if /etc/hosts maps the name to 127.0.1.1.
+    """
     import psutil
 
     try:
         if not socket.gethostbyname(socket.gethostname()).startswith("127.") or address is None:
             return None
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing: asks the kernel for the way
+            probe.connect((address, 9))  # sends nothing, only asks the kernel for the route
             own = probe.getsockname()[0]
     except OSError:
         return None
@@ -100,7 +105,7 @@ def interface_towards(address: Optional[str]) -> Optional[str]:
 
 
 def _stop_early(number: int, frame: Any) -> None:
-    """Until training begins, where `PreemptionCallback` takes the signal over."""
+    """Handle the signal until training begins, when `PreemptionCallback` takes over."""
     error = Preempted(f"{signal.Signals(number).name} before the first step: nothing to save yet.")
     record_fault(error)
     raise error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a launch ended."""
+"""The result of a launch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,17 @@ Status = Literal["succeeded", "continued", "failed", "cancelled", "submitted", "
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended. ``exit_code`` is 0 only for a run that did what it was asked to.
+    """The result of a run.
 
-    "continued" is a run that has saved and waits for the same command. ``run_dir`` is the run's directory, None if it never got
-    one. ``log_dir`` holds the raw output of every rank, ``experiment_id`` is the launch's name, nemo-run's too where it goes
-    through nemo-run (``nemo experiment logs <id>``). ``failure`` is set when ``status`` is "failed". ``jobs`` are Slurm's.
-    What the run's files tell (`metrics`, `best_checkpoint`, `report`, `plot`) is that of ``run_dir``.
+    ``status`` is "succeeded", "continued", "failed", "cancelled", "submitted" or "dryrun". "continued" means that the
+    run has saved and that running the same command resumes it. ``exit_code`` is 0 only if the run did all that it was
+    asked to do.
+
+    ``run_dir`` is the run's directory, or None if the run never created one. ``log_dir`` holds the raw output of every
+    rank. ``experiment_id`` is the launch's name, also in nemo-run if the launch uses nemo-run (``nemo experiment logs
+    <id>``). ``failure`` is set if ``status`` is "failed". ``jobs`` are Slurm's job ids.
+
+    `metrics`, `best_checkpoint`, `report` and `plot` read the files in ``run_dir``.
     """
 
     status: Status
@@ -36,10 +41,10 @@ class RunResult:
 
     @property
     def run(self) -> RunFolder:
-        """The run's directory, with all that its files tell.
+        """The run's directory, with access to its files.
 
         Raises:
-            DataError: the run never got a directory, or has it on a cluster.
+            DataError: the run never created a directory, or the directory is on a cluster.
         """
         if self.run_dir is None or not self.run_dir.is_dir():
             raise DataError(f"{self.experiment_id} ({self.status}) has no run directory on this machine.")
@@ -47,19 +52,19 @@ class RunResult:
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """What the run logged, as `RunFolder.metrics`."""
+        """The run's logged metrics, as in `RunFolder.metrics`."""
         return self.run.metrics
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """As `RunFolder.best_checkpoint`."""
+        """The run's best checkpoint, as in `RunFolder.best_checkpoint`."""
         return self.run.best_checkpoint
 
     @property
     def report(self) -> Path:
-        """``report.html``, as `RunFolder.report`."""
+        """The run's ``report.html``, as in `RunFolder.report`."""
         return self.run.report
 
     def plot(self, *names: str) -> Chart:
-        """Curves over steps, as `RunFolder.plot`."""
+        """Curves of metrics over steps, as in `RunFolder.plot`."""
         return self.run.plot(*names)

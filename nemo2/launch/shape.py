@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes and ranks per node on each kind of nemo-run's executors (0.11), which name them differently; the outcome is read back.
+"""Sets nodes and ranks per node on each kind of nemo-run 0.11's executors, which name them differently, and reads the
+result back.
 
 | executor | nodes | ranks per node |
 |---|---|---|
@@ -7,7 +8,7 @@
 | DockerExecutor | 1, always | ntasks_per_node |
 | KubeflowExecutor | num_nodes | nprocs_per_node |
 | SkypilotExecutor, SkypilotJobsExecutor | num_nodes | gpus_per_node |
-| DGXCloudExecutor, LeptonExecutor | nodes | gpus_per_node where it is set, else nprocs_per_node |
+| DGXCloudExecutor, LeptonExecutor | nodes | gpus_per_node if it is set, else nprocs_per_node |
 | KubeRayExecutor | starts Ray clusters, no ranks | |
 """
 
@@ -25,7 +26,7 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
     """Set the shape on ``executor``, in place.
 
     Raises:
-        ConfigError: this kind of executor can't carry it.
+        ConfigError: this kind of executor can't have it.
     """
     kind = type(executor).__name__
     if kind == "KubeRayExecutor":
@@ -53,8 +54,11 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
 
 
 def launcher_of(executor: Any) -> Any:
-    """``executor.get_launcher()``, which of Slurm's (nemo-run 0.11) also prints that it has set ntasks_per_node
-    to 1 where a dry run's script stands: our script has its own shape."""
+    """``executor.get_launcher()`` without its message.
+
+    In nemo-run 0.11 Slurm's also prints that it has set ntasks_per_node to 1, in the middle of a dry run's script.
+    nemo2's script has its own shape.
+    """
     if isinstance(executor, nemo_run.SlurmExecutor) and not executor._launcher_setup:
         Executor._setup_launcher(executor)
         executor._launcher_setup = True

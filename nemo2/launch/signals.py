@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals of the process that has launched a run: they end its ranks on the way out, whoever has put handlers in place."""
+"""Handles signals of the launching process, so that they end its ranks even if another library has replaced the
+handlers."""
 
 import signal
 import threading
@@ -12,7 +13,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Put the signals that end a run back as they were afterwards, whoever changed them."""
+    """Restore the handlers of the signals that end a run afterwards, whoever changed them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -25,8 +26,11 @@ def own_signals() -> Iterator[None]:
 
 
 def raise_on_signals() -> None:
-    """SIGINT raises KeyboardInterrupt, the others SystemExit with 128 and their number, so that the ranks are ended on the way
-    out. What ``nohup`` has told this process to ignore stays so."""
+    """Raise KeyboardInterrupt on SIGINT, and SystemExit with 128 plus the number on other signals, so that the ranks
+    are ended.
+
+    Signals that ``nohup`` has set to be ignored stay ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
 

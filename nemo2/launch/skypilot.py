@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nemo-run 0.11 lacks for SkyPilot."""
+"""Adds what nemo-run 0.11 lacks for SkyPilot."""
 
 
 def mend_dry_runs() -> None:
-    """Have nemo-run's dry run find the function that prints a task.
+    """Let nemo-run's dry run find the function that prints a task.
 
-    SkyPilot 0.10.3 moved it to `sky.utils.yaml_utils`. nemo-run 0.11.1 follows in its submission and not in its dry run, which
-    ends in an AttributeError.
+    SkyPilot 0.10.3 moved the function to `sky.utils.yaml_utils`. nemo-run 0.11.1 uses the new place in its submission
+    but not in its dry run, which fails with an AttributeError.
     """
     from sky.utils import common_utils, yaml_utils
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following the output of the ranks while they run: rank 0 as it speaks, a bar on a terminal, tracebacks held back.
+"""Follows the output of the ranks while they run: rank 0's lines, a bar on a terminal, tracebacks held back.
 
 torchrun writes the lines of all ranks into its own two files, each marked ``[default1]:`` with the local rank. Rank 0's
-are shown; the others' say the same, or are asked for when a run has failed.
+lines are shown. The other ranks' lines repeat them, or are read when a run has failed.
 """
 
 import re
@@ -19,18 +19,18 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def agent_logs(log_dir: Path, stream: str) -> list[Path]:
-    """The files that hold the output of torchrun and its ranks; ``stream`` is "stdout" or "stderr"."""
+    """The files with the output of torchrun and its ranks. ``stream`` is "stdout" or "stderr"."""
     return sorted(Path(log_dir).glob(f"*/*/*/[0-9]*/{stream}.log"))
 
 
 def without_rank(line: str) -> tuple[int | None, str]:
-    """``[default1]:text`` as ``(1, "text")``; torchrun's own lines have no rank."""
+    """``[default1]:text`` as ``(1, "text")``. torchrun's own lines have no rank."""
     match = _MARK.match(line)
     return (None, line) if match is None else (int(match["rank"]), line[match.end() :])
 
 
 class Follower:
-    """New whole lines of a growing file; the file may not exist yet."""
+    """Read the new complete lines of a growing file, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,12 +46,12 @@ class Follower:
             return []
         self._position += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        # A bar drawn by some library overwrites its line with carriage returns; its last state is what counts.
+        # A library's progress bar overwrites its line with carriage returns, so only its last state is kept.
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
 
 class RunDisplay:
-    """Shows a run in this process: `poll` it while the run lasts, then `close` it once with how it ended."""
+    """Show a run in this process. Call `poll` while the run lasts, then `close` once."""
 
     def __init__(self, log_dir: Path, *, out: IO[str] | None = None, err: IO[str] | None = None) -> None:
         self._log_dir = log_dir
@@ -62,7 +62,7 @@ class RunDisplay:
         self._held: list[str] = []
 
     def poll(self) -> bool:
-        """Show what is new; whether there was anything."""
+        """Show new lines. Returns whether there were any."""
         something = False
         for stream in ("stdout", "stderr"):
             for path in agent_logs(self._log_dir, stream):
@@ -73,7 +73,7 @@ class RunDisplay:
         return something
 
     def close(self, *, succeeded: bool) -> None:
-        """Show the rest. Tracebacks of a failed run are left to the exception that is raised for it."""
+        """Show the remaining lines. The exception that is raised for a failed run shows its tracebacks."""
         self.poll()
         if self._bar is not None:
             self._bar.stop()
@@ -87,7 +87,7 @@ class RunDisplay:
             self.take(stream, text)
 
     def take(self, stream: str, text: str) -> None:
-        """A line of rank 0's "stdout" or "stderr"."""
+        """Process a line of rank 0's "stdout" or "stderr"."""
         if stream == "stderr":
             if self._held or text.startswith(_TRACEBACK):
                 self._held.append(text)
@@ -96,7 +96,7 @@ class RunDisplay:
             return
         progress = parse_line(text)
         if progress is not None:
-            # The run goes on, so what was held was not its end.
+            # The run continues, so the lines held back were not its end.
             self._release()
         if progress is None or self._bar is None:
             self._show(text, self._out)

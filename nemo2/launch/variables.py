@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sets a rank's variables, in order: the launcher, this shell, the executor or its profile, each plugin; the last counts."""
+"""Lists who sets a rank's variables, in order: the launcher, this shell, the executor or its profile, each plugin.
+The last value wins."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from nemo2.settle.machine import Machine
 
 
 class Given(NamedTuple):
-    """A value on the way to the ranks."""
+    """A value and who set it."""
 
     value: str
     who: str
@@ -30,14 +31,14 @@ def given_variables(
     nodes: int,
     profile: str = "",
 ) -> dict[str, list[Given]]:
-    """The values of each variable, weakest first. ``recipe`` and ``executor`` are edited by the plugins: give copies.
+    """The values of each variable, in rising precedence. Plugins edit ``recipe`` and ``executor``, so pass copies.
 
     Args:
-        executor: None for torchrun on this machine.
-        profile: The executor's name, to be told by.
+        executor: None: torchrun on this machine.
+        profile: The executor's name, for messages.
 
     Raises:
-        ConfigError: a plugin refuses, or the executor can't carry the shape.
+        ConfigError: a plugin rejects the run, or the executor can't have this shape.
     """
     executor = executor or nemo_run.LocalExecutor(launcher="torchrun")
     give_shape(executor, devices=devices, nodes=nodes)
@@ -61,7 +62,7 @@ def given_variables(
 
 
 def lines(found: dict[str, list[Given]]) -> list[str]:
-    """A paragraph per variable: what the ranks get, and who would have it otherwise."""
+    """A paragraph per variable: the value that the ranks receive, and the overridden values with their sources."""
     told = []
     for name in sorted(found):
         *others, last = found[name]

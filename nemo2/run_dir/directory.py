@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory that a run writes to, agreed on by all its ranks.
+"""Chooses the directory that a run writes to, the same on all ranks.
 
-``<base>/<name>/<version>``, where the version of a new run is the time it started. Clocks of ranks differ by enough to
-name different directories, so one rank's answer is used by all.
+The directory is ``<base>/<name>/<version>``. The version of a new run is its start time. The ranks' clocks differ
+enough to give different directories, so all ranks use one rank's answer.
 """
 
 import json
@@ -24,19 +24,21 @@ from nemo2.names import safe_name
 from nemo2.place import LAUNCH_VARIABLE, here
 
 DEFAULT_BASE = "nemo_experiments"
-"""Where runs go when no directory is named, as in NeMo 2.0: below the working directory."""
+"""The default folder of all runs, below the working directory, as in NeMo 2.0."""
 
 VERSION_VARIABLE = "NEMO2_RUN_VERSION"
-"""The version for a new run, the same for all ranks; set by the launcher."""
+"""The variable with the version of a new run, the same for all ranks. The launcher sets it."""
 
 NAMED_VERSION_VARIABLE = "NEMO_EXPM_VERSION"
-"""NeMo's: the version of the run, new or not, as ``log.version`` says it, which goes before it."""
+"""NeMo's variable for the version of a run, new or not, with the meaning of ``log.version``, which overrides it."""
 
 DECISION_VARIABLE = "NEMO2_RUN_DECISION"
-"""Variable with a process's decisions, for the ranks that Lightning's launcher starts from it: its id, and JSON."""
+"""The variable with a process's decisions for the ranks that Lightning's launcher starts from it: its process id,
+and JSON."""
 
 RUN_DIR_FILE_VARIABLE = LAUNCH_VARIABLE
-"""A file that rank 0 writes the run directory's path to, for the launcher, and for a later start of the same launch."""
+"""The variable that names a file to which rank 0 writes the run directory's path, for the launcher and for a later
+start of the same launch."""
 
 CHECKPOINTS = "checkpoints"
 
@@ -45,9 +47,9 @@ _stores: list[Any] = []
 
 @dataclass(frozen=True, kw_only=True)
 class RunDirectory:
-    """Where a run lives. ``exp_dir`` is the base that holds all runs; ``version`` is None where the layout has none.
+    """The directory of a run. ``exp_dir`` is the folder of all runs. A ``version`` of None: the layout has no version.
 
-    ``resumed`` says whether the directory held a run before, which is now continued.
+    ``resumed`` tells whether the directory already held a run, which now continues.
     """
 
     log_dir: Path
@@ -63,7 +65,7 @@ class RunDirectory:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the processes that decide by themselves, before there is a process group, can tell each other."""
+    """The address at which processes that decide independently can exchange values before a process group exists."""
 
     rank: int
     world_size: int
@@ -72,7 +74,7 @@ class Meeting:
 
 
 def directory_of(trainer: Any) -> Path:
-    """The run directory of a trainer that is set up; the working directory where it has none."""
+    """The run directory of a trainer that is set up. Without one, the working directory."""
     for callback in trainer.callbacks:
         directory = getattr(getattr(callback, "directory", None), "log_dir", None)
         if directory is not None:
@@ -90,19 +92,19 @@ def choose_directory(
     resume_if_exists: bool,
     meeting: Optional[Meeting] = None,
 ) -> RunDirectory:
-    """Settle the directory of a run, by the first rule that applies:
+    """Choose the directory of a run by the first rule that applies:
 
-    1. ``explicit_log_dir`` is used as it is; name and version play no part.
-    2. ``version``, if given, is the folder's name; without it, what ``NEMO_EXPM_VERSION`` says.
-    3. With ``resume_if_exists``, the version that an earlier start of the same launch had is continued, or else the one of this
-       name that holds the newest finished checkpoint.
+    1. ``explicit_log_dir`` is used unchanged, without name and version.
+    2. ``version``, if given, is the folder's name. Without it, the value of ``NEMO_EXPM_VERSION``.
+    3. With ``resume_if_exists``, the version of an earlier start of the same launch, or else the version of this name
+      with the newest finished checkpoint.
     4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, or no version folder without ``use_datetime_version``.
 
     Nothing is created. In a job of several processes this is collective: every rank must call it, with its ``meeting``
     (`meeting_of`).
 
     Raises:
-        ConfigError: the name or version cannot name a folder.
+        ConfigError: the name or version is not a valid folder name.
     """
     if explicit_log_dir:
         path = Path(explicit_log_dir).expanduser().absolute()
@@ -114,7 +116,7 @@ def choose_directory(
     root = base / name
     version = version or os.environ.get(NAMED_VERSION_VARIABLE) or None
     if version is None:
-        # Rank 0 looks and decides; another rank could already see what rank 0 is about to write.
+        # Rank 0 searches and decides, because another rank could already see files that rank 0 is about to write.
         found = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
         fresh = (os.environ.get(VERSION_VARIABLE) or timestamp()) if use_datetime_version else ""
         decision = fresh if found is None else os.path.relpath(found, root)
@@ -132,7 +134,8 @@ def choose_directory(
 
 
 def _of_an_earlier_start(root: Path) -> Path | None:
-    """A requeued job goes on with its own run, whichever run of that name has got further meanwhile."""
+    """The run of an earlier start of this job. A requeued job resumes its own run, even if another run of that name
+    has advanced further."""
     try:
         found = Path(Path(os.environ[RUN_DIR_FILE_VARIABLE]).read_text(encoding="utf-8").strip())
     except (KeyError, OSError):
@@ -141,13 +144,14 @@ def _of_an_earlier_start(root: Path) -> Path | None:
 
 
 def newest_run(root: Path) -> Path | None:
-    """The directory below ``root`` whose run has got furthest, or ``root`` itself (a run without version).
+    """The directory below ``root`` whose run has advanced furthest, or ``root`` itself (a run without version).
 
-    By the step of its last finished checkpoint; of two at one step, the run that goes on from the other, then the one that
-    saved later. Clocks of machines differ, and time alone would prefer a run that was tried for a few steps.
+    Runs are compared by the step of their last finished checkpoint. At the same step a run that continues another run
+    wins, then the run that saved later. Time alone would not do: clocks of machines differ, and a short trial could be
+    newer than the real run.
 
-    Where there is none, one whose checkpoints can't be used: it is for `AutoResume` to say so, rather than for a new folder to
-    hide it.
+    Without a usable checkpoint, the directory of a run with unusable checkpoints is returned, so that `AutoResume`
+    reports them rather than a new folder hiding them.
     """
     candidates = [root, *(path for path in sorted(root.glob("*")) if path.is_dir() and path.name != CHECKPOINTS)]
     newest = [
@@ -162,11 +166,11 @@ def newest_run(root: Path) -> Path | None:
 
 
 def create_directory(directory: Path, *, field: str) -> None:
-    """Create ``directory`` and prove that it can be written.
+    """Create ``directory`` and check that it is writable.
 
     Raises:
-        ConfigError: it cannot, and ``field`` is named as the setting to change; or a file in it is a link, through which a run
-            would write to somewhere else.
+        ConfigError: the directory is not writable (the message names ``field`` as the setting to change), or it
+            contains a link, through which the run would write elsewhere.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -192,10 +196,10 @@ def _writable_place() -> Path:
 
 @contextmanager
 def writing_to(directory: Path) -> Iterator[None]:
-    """Around what writes a run's files at its start.
+    """A context for code that writes a run's files at its start.
 
     Raises:
-        ConfigError: a disk that is full or can't be written, in our words.
+        ConfigError: the disk is full or not writable.
     """
     try:
         yield
@@ -208,14 +212,16 @@ def writing_to(directory: Path) -> Iterator[None]:
 
 
 def timestamp() -> str:
-    """Now, as a version: ``2026-01-31_23-59-59`` in local time."""
+    """The current local time as a version: ``2026-01-31_23-59-59``."""
     return time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def meeting_of(trainer: Any) -> Optional[Meeting]:
-    """The answer of ``trainer``'s cluster environment: torchrun, srun, MPI and others start all ranks at once, each with its rank
-    and the address of the first. Lightning's own launcher starts a node's other ranks later, from its first one, whose
-    environment they inherit; there one process per node decides. None: nobody else decides now.
+    """The meeting point in ``trainer``'s cluster environment. None: no other process decides now.
+
+    torchrun, srun, MPI and others start all ranks at once, each with its rank and the address of the first. Lightning's
+    own launcher starts a node's other ranks later from the node's first process, whose environment they inherit, so one
+    process per node decides.
     """
     environment = getattr(getattr(trainer, "strategy", None), "cluster_environment", None)
     if environment is None:
@@ -232,12 +238,12 @@ def meeting_of(trainer: Any) -> Optional[Meeting]:
 def agree(value: str, meeting: Optional[Meeting] = None) -> str:
     """Rank 0's ``value``, on every rank.
 
-    Uses the process group if there is one, else a store at the address where the ranks will meet for it, which is there
-    before any process group. A process that Lightning's launcher started takes what the one that started it has decided.
+    Uses the process group if it exists. Otherwise it uses a store at the rendezvous address, which is available before
+    any process group. A process that Lightning's launcher started uses the decision of its parent.
 
     Args:
-        value: This rank's.
-        meeting: As `meeting_of` tells. None: what the launcher's variables say (`nemo2.place`).
+        value: This rank's value.
+        meeting: The result of `meeting_of`. None: the launcher's variables (`nemo2.place`).
     """
     import torch.distributed as dist
 
@@ -260,7 +266,7 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
     from torch.distributed.rendezvous import rendezvous
 
     if not _stores:
-        # Kept for the life of the process: when rank 0 hosts the store, it must outlive the other ranks' reads.
+        # Kept for the life of the process: if rank 0 hosts the store, the store must outlive the other ranks' reads.
         url = f"tcp://{meeting.address}:{meeting.port}"
         store, _, _ = next(rendezvous(url, meeting.rank, meeting.world_size, timeout=timedelta(minutes=5)))
         _stores.append(store)
@@ -268,7 +274,8 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
     store = _stores[0]
     if meeting.rank == 0:
         store.set(key, value)
-        # If this process went on and failed, the store would go with it, and the others with an error about that.
+        # If this process continued and failed, the store would vanish, and the other ranks would fail with an error
+        # about the store.
         store.wait([f"{key}/read"])
         return value
     value = store.get(key).decode()
@@ -278,7 +285,7 @@ def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
 
 
 def _meeting_of_variables() -> Optional[Meeting]:
-    """The meeting point of ranks that a launcher has told who they are."""
+    """The meeting point from the launcher's variables."""
     place = here()
     if not place.launched or place.address is None or place.port is None or place.world_size == 1:
         return None
@@ -286,13 +293,13 @@ def _meeting_of_variables() -> Optional[Meeting]:
 
 
 def _inherited(number: int) -> Optional[str]:
-    """Decisions of the process that started this one, if Lightning's launcher started it."""
+    """The decisions of the parent process, if Lightning's launcher started this process."""
     parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
     return json.loads(decisions).get(str(number)) if parent == str(os.getppid()) else None
 
 
 def _leave_to_children(number: int, value: str) -> None:
-    """Hand a decision to the processes that Lightning's launcher starts from here. Other children don't look."""
+    """Pass a decision to the processes that Lightning's launcher starts from this process. Other children ignore it."""
     parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
     known = json.loads(decisions) if parent == str(os.getpid()) else {}
     os.environ[DECISION_VARIABLE] = f"{os.getpid()} {json.dumps(known | {str(number): value})}"

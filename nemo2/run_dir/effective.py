@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``effective_config.yaml``: the settings in force at the first step, after everything that adjusts them has run."""
+"""Writes ``effective_config.yaml``: the settings in force at the first step, after all adjustments."""
 
 import dataclasses
 import enum
@@ -30,10 +30,10 @@ _DATA_FIELDS = ("seq_length", "micro_batch_size", "global_batch_size", "rampup_b
 
 
 def write_effective_config(path: str | os.PathLike[str], trainer: Any, model: Any) -> Path:
-    """Write what ``trainer`` and ``model`` (a LightningModule) really use; returns the path of the file.
+    """Write the settings that ``trainer`` and ``model`` (a LightningModule) really use. Returns the file's path.
 
-    ``path`` is the file, or the run directory. Read from the live objects, so a callback that switched something off
-    shows here. A value with no plain form is written as its ``repr``, without memory addresses.
+    ``path`` is the file, or the run directory. The values come from the live objects, so a feature that a callback
+    turned off appears as off. A value without a plain form is written as its ``repr``, without memory addresses.
     """
     path = Path(path)
     if path.is_dir():
@@ -42,7 +42,8 @@ def write_effective_config(path: str | os.PathLike[str], trainer: Any, model: An
 
 
 def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
-    """The effective configuration as plain data; sections that do not apply (no ``ddp_config``, say) are left out."""
+    """The effective configuration as plain data. Sections that don't apply, such as a missing ``ddp_config``, are
+    left out."""
     strategy = getattr(trainer, "strategy", None)
     datamodule = getattr(trainer, "datamodule", None)
     precision = getattr(trainer, "precision_plugin", None)
@@ -67,7 +68,7 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
 
 
 def plain(value: Any, *, depth: int = 4) -> Any:
-    """``value`` as YAML's plain data: dataclasses become mappings, enums their names, callables dotted names."""
+    """``value`` as plain YAML data: dataclasses become mappings, enums their names, callables dotted names."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, enum.Enum):
@@ -92,7 +93,7 @@ def _fields(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
     for name in names:
         try:
             value = getattr(owner, name)
-        except Exception:  # a Lightning property may need a running loop; a note is not worth a failure
+        except Exception:  # a Lightning property may need a running loop; skip the note
             continue
         found[name] = plain(value)
     return found
@@ -114,5 +115,5 @@ def _text(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}".lstrip(".")
     text = str(value)
-    # A default repr carries an address, which would make two equal runs differ.
+    # A default repr contains an address, which would make two equal runs differ.
     return _name(value) if " object at 0x" in text or " at 0x" in text else text

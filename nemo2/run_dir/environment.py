@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``environment.json``: where and with what a run was done, without its secrets."""
+"""Writes ``environment.json``: the machine and the software of a run, without secrets."""
 
 import json
 import os
@@ -29,9 +29,9 @@ _PACKAGES = (
     "tokenizers",
     "numpy",
 )
-# "token" as a word of its own: tokenizers and counts of tokens are no secrets.
+# "token" as a separate word, because tokenizers and token counts are no secrets.
 _SECRET = re.compile(r"TOKEN(?![A-Z])|KEYS?(?![A-Z])|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|AUTH(?!OR)", re.IGNORECASE)
-# Of a recipe's fields, among which pad_token and json_keys are none.
+# For a recipe's fields, where pad_token and json_keys are no secrets.
 _SECRET_FIELD = re.compile(
     r"^token$|(^|_)(api|access|auth|hf|hub|wandb|secret|private)_?(key|token)$|password|passwd|secret|credential",
     re.IGNORECASE,
@@ -40,21 +40,21 @@ _RELEVANT = re.compile(
     r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|NVTE|NVIDIA|UB_|OMP|MKL|OPENBLAS|SLURM|NEMO|NEMORUN|HF_|TRANSFORMERS|TOKENIZERS|WANDB"
     r"|MASTER_|RANK$|LOCAL_RANK$|WORLD_SIZE$|LOCAL_WORLD_SIZE$|GROUP_RANK$|PET_|PYTHONPATH$|LD_LIBRARY_PATH$|VIRTUAL_ENV$)"
 )
-# As their makers spell them: Hugging Face, GitHub, GitLab, NVIDIA, OpenAI, AWS, Slack.
+# The prefixes of Hugging Face, GitHub, GitLab, NVIDIA, OpenAI, AWS, Slack.
 _SHAPE = re.compile(
     r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|nvapi-|sk-|AKIA|xox[abp]-)[A-Za-z0-9_-]{16,}|\beyJ[\w-]{16,}\.[\w-]+\.[\w-]+"
 )
 _ASSIGNED = re.compile(r"(?P<name>\w+)(?P<sign>[\"'\]]*\s*=\s*[\"']?|[\"']\s*:\s*[\"']?)(?P<value>[^\s\"',;)}\]]+)")
 _LEAST_SECRET = 8
-"""Characters of a secret variable's value that is looked for in texts; a shorter one would be found in ordinary words."""
+"""The shortest value of a secret variable that is searched for in texts. A shorter value would match ordinary words."""
 _URL_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+(:[^/\s@]*)?@")
 
 
 def collect_environment(*, world_size: int | None = None, devices: Iterable[str] | None = None) -> dict[str, Any]:
     """The contents of ``environment.json`` as plain data.
 
-    ``devices`` are the names of this process' accelerators; None asks torch if it is loaded already, so that nothing is
-    imported for the sake of a note.
+    ``devices`` are the names of this process's accelerators. None: ask torch if it is already imported; torch is not
+    imported for this.
     """
     return {
         "versions": {"python": platform.python_version(), "nemo2": _version("nemo2")}
@@ -72,23 +72,23 @@ def collect_environment(*, world_size: int | None = None, devices: Iterable[str]
 
 
 def write_environment(directory: str | os.PathLike[str], *, world_size: int | None = None) -> Path:
-    """Write ``environment.json`` into a run directory; returns its path."""
+    """Write ``environment.json`` into a run directory. Returns its path."""
     text = json.dumps(collect_environment(world_size=world_size), indent=2, sort_keys=False)
     return write_text(Path(directory) / ENVIRONMENT_FILE, text + "\n")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the value of a variable, option or field of this name should not be written down."""
+    """Whether the value of a variable, option or field of this name must not be written down."""
     return _SECRET.search(name) is not None
 
 
 def is_secret_field(name: str) -> bool:
-    """Whether a field of a recipe by this name holds a secret."""
+    """Whether a recipe's field of this name holds a secret."""
     return _SECRET_FIELD.search(name) is not None
 
 
 def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that can change a run, sorted; secrets keep their name and lose their value."""
+    """The variables that can change a run, sorted. Secrets appear without their values."""
     return {
         name: REDACTED if is_secret_name(name) else redact_urls(variables[name])
         for name in sorted(variables)
@@ -113,14 +113,14 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a text is a key or token by its own looks, or a URL with a password."""
+    """Whether a text looks like a key or token, or is a URL with a password."""
     urls = (found["scheme"] for found in _URL_USER.finditer(text) if found[2])
     return _SHAPE.search(text) is not None or next(urls, None) is not None
 
 
 def redact_text(text: str) -> str:
-    """A message without secrets: values of this process' secret variables, keys by their looks, ``api_key=...``, URLs with a
-    user."""
+    """A message without secrets: values of this process's secret variables, texts that look like keys,
+    ``api_key=...``, URLs with a user."""
     for name, value in os.environ.items():
         if len(value) >= _LEAST_SECRET and is_secret_name(name):
             text = text.replace(value, REDACTED)
@@ -136,7 +136,7 @@ def redact_urls(text: str) -> str:
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit, branch and whether there were uncommitted changes; None outside a repository or without git."""
+    """The commit, the branch, and whether there were uncommitted changes. None: no repository or no git."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault files: a rank's record of its failure, and the search for the first failure among the ranks'.
+"""Fault files: each rank's record of its failure, and the search for the first failure among them.
 
-When one rank fails, the others fail a moment later in the next collective, and theirs is the error one usually sees.
-Each rank therefore writes its own with the time of day; the earliest is the cause. Imports nothing heavy.
+When one rank fails, the other ranks fail a moment later in the next collective, and usually only their errors are
+visible. Each rank therefore writes its error with the time of day, and the earliest is the cause. Imports nothing
+heavy.
 """
 
 import json
@@ -21,24 +22,24 @@ from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.stalls import describe
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
-"""Where the ranks of a launched run write their errors; set by the launcher."""
+"""The variable with the folder to which the ranks of a launched run write their errors. The launcher sets it."""
 
 TORCH_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""Where torchrun looks for a rank's error; set by torchrun."""
+"""The variable with the file in which torchrun looks for a rank's error. torchrun sets it."""
 
 HANG = "Hang"
-"""The kind of the fault of a run in which nothing happened any more."""
+"""The fault kind of a run without progress."""
 
 
 MENDED_BY_A_START = (HANG, RuntimeFault.__name__, SaveFailed.__name__)
-"""Kinds of faults of ours that another start may not meet."""
+"""The fault kinds of nemo2 that a restart may not meet again."""
 
 _step: Optional[int] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One rank's end. ``time`` is in seconds since the epoch; ``kind`` the exception's class name."""
+    """The failure of one rank. ``time`` is in seconds since the epoch, ``kind`` is the exception's class name."""
 
     rank: int
     time: float
@@ -46,20 +47,20 @@ class Fault:
     message: str
     traceback: str
     explained: bool
-    """Whether the message alone tells what is wrong (our own errors), so that no traceback need be shown."""
+    """Whether the message alone explains the error, as nemo2's own errors do, so that no traceback is needed."""
     step: Optional[int] = None
-    """Optimizer steps done; None where no training had begun."""
+    """Optimizer steps done. None: training had not begun."""
 
 
 def install_fault_hook() -> bool:
-    """Have an uncaught exception of this process written down, if it is a rank of a launched run.
+    """Record uncaught exceptions of this process if it is a rank of a launched run. Idempotent.
 
-    Called where the entry points are imported, so that an error while the recipe is built is seen too. Does nothing,
-    and returns False, in a process that no launcher has started. Idempotent.
+    The entry points' module calls this on import, so that errors while the recipe is built are recorded too. In a
+    process without a launcher it does nothing and returns False.
 
     Raises:
-        SystemExit: torchrun has started the ranks again after an error that they would meet again, or after they had saved and
-            stopped because they were asked to; with the exit code of that.
+        SystemExit: torchrun has restarted the ranks after an error that they would meet again, or after they saved and
+            stopped on request. The exit code is that of the earlier end.
     """
     if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or not here().launched:
         return False
@@ -90,12 +91,12 @@ def _refuse_a_start_in_vain() -> None:
 
 
 def record_fault(error: BaseException, *, step: Optional[int] = None) -> None:
-    """Write ``error`` to the fault directory and, in torchrun's own form, to torchrun's error file.
+    """Write ``error`` to the fault directory and, in torchrun's format, to torchrun's error file.
 
-    Never raises: it runs while something else is already failing.
+    Never raises, because it runs during another failure.
 
     Args:
-        step: Optimizer steps done. None: what an earlier call for this process said.
+        step: Optimizer steps done. None: the number of an earlier call in this process.
     """
     global _step
     _step = _step if step is None else step
@@ -123,7 +124,7 @@ def record_fault(error: BaseException, *, step: Optional[int] = None) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """Its message; for one that has none, the line of code that raised it."""
+    """The error's message, or the line of code that raised it if the message is empty."""
     if words := str(error):
         return words
     frames = traceback.extract_tb(error.__traceback__)
@@ -133,9 +134,10 @@ def words_of(error: BaseException) -> str:
 
 
 def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
-    """The faults of a fault directory, earliest first; an unreadable one is left out.
+    """The faults in a fault directory, earliest first, without unreadable ones.
 
-    Ranks that `HangWatchdog` ended are one fault, with the stacks of all: of the rank that was silent, or of the first of them.
+    All ranks that `HangWatchdog` ended are one fault, with the stacks of the rank that was silent, or of the first
+    rank.
     """
     faults = _hangs(Path(directory))
     for path in sorted(Path(directory).glob("rank-*.json")):
@@ -147,7 +149,7 @@ def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
 
 
 def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:
-    """Where a rank's stacks go when it hangs."""
+    """The file for a rank's stacks when it hangs."""
     return Path(directory) / f"rank-{rank}.stacks"
 
 

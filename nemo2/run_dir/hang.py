@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End a run in which nothing happens any more, and leave each rank's stacks."""
+"""Ends a run that makes no progress and writes down each rank's stacks."""
 
 import contextlib
 import faulthandler
@@ -23,30 +23,37 @@ from nemo2.run_dir.last_resort import LastResort
 from nemo2.run_dir.stalls import LifeSign, mark_stopped, place_of
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""The default of torch's own time limit of a collective."""
+"""torch's default timeout of a collective."""
 _GIL_SECONDS = 3.0
-"""A process in which no thread of Python's gets a turn for so long after the limit is ended from outside the interpreter."""
+"""The time after the limit in which a Python thread must get a turn. Otherwise the process is ended from outside the
+interpreter."""
 _TICK_SECONDS = 1.0
 _STOPPED_SECONDS = 2.0
-"""A thread that sleeps for a tick and wakes so much later was in a process that didn't run."""
+"""The delay of a thread that sleeps for one tick after which the process counts as having been stopped."""
 
 
 @configurable
 class HangWatchdog(pl.Callback):
-    """Ends this process, its stacks written down, when neither a training step nor a validation batch ends for a while, nor the
-    last save.
+    """End this process, with its stacks written down, when no training step, validation batch or final save finishes
+    within a timeout.
 
-    ``llm.pretrain`` adds one with torch's 30 minutes unless the trainer has its own. Each rank watches itself, in a thread, and
-    behind that Python's `faulthandler` and a timer of the kernel's, which need neither the interpreter's lock nor the rank's
-    cooperation; ranks that wait for a hung one end at the same time as it does. A stopped process (SIGSTOP) can't end itself: a
-    peer on its machine does, for torchrun would wait half a minute more. Where all ranks are stopped, by Ctrl-Z, ``scontrol
-    suspend`` or a frozen container, each sees that it didn't run, and that time doesn't count. A debugger is a hang, too: raise
-    the timeout for that. Costs a new thread per step, some 50 us.
+    ``llm.pretrain`` adds this callback with torch's 30 minutes, unless the trainer has its own.
+
+    - Each rank watches itself in a thread. Behind the thread stand Python's `faulthandler` and a kernel timer, which
+      need neither the interpreter's lock nor the rank's cooperation.
+    - Ranks that wait for a hung rank end at the same time as the hung rank.
+    - A process stopped by SIGSTOP can't end itself. A peer on its host ends it, because torchrun would wait half a
+      minute longer.
+    - If all ranks are stopped, by Ctrl-Z, ``scontrol suspend`` or a frozen container, each rank notices the pause and
+      doesn't count it.
+    - A debugger also counts as a hang. Raise the timeout to use one.
+
+    Each step starts a new thread, which costs about 50 us.
 
     Args:
-        timeout_seconds: Without progress. It has to cover a step, a validation batch, a checkpoint that isn't saved in the
-            background and, for the first step, compilation.
-        first_timeout_seconds: Until the end of the first step. None: the same.
+        timeout_seconds: The longest time without progress. It must cover a step, a validation batch, a synchronous
+            checkpoint save and, for the first step, compilation.
+        first_timeout_seconds: The timeout until the end of the first step. None: ``timeout_seconds``.
 
     Raises:
         ConfigError: a timeout isn't positive.
@@ -74,7 +81,7 @@ class HangWatchdog(pl.Callback):
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._rank = trainer.global_rank
         self._file = open(stacks_file(directory, self._rank), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
-        # On this machine's disk: a shared file system isn't written to after each step of each rank.
+        # On the local disk, so that ranks don't write to a shared file system after each step.
         self._life = LifeSign(directory, self._rank) if launched and trainer.num_nodes == 1 else None
         self._last_resort = LastResort()
         self._limit = self.first_timeout_seconds or self.timeout_seconds
@@ -90,7 +97,7 @@ class HangWatchdog(pl.Callback):
         self._progress(trainer, "in validation")
 
     def on_train_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._progress(trainer, "at the end of training")  # the last save is still to come
+        self._progress(trainer, "at the end of training")  # the last save follows
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._stop()
@@ -107,7 +114,8 @@ class HangWatchdog(pl.Callback):
             self._life.give(trainer.global_step, phase)
 
     def _set_outer(self, seconds: float) -> None:
-        """What acts without the interpreter: faulthandler writes the stacks, the kernel's timer ends the process."""
+        """Arm the two mechanisms outside the interpreter: faulthandler writes the stacks, and the kernel's timer
+        ends the process."""
         timer: Any = self._last_resort
         faulthandler.dump_traceback_later(seconds + _GIL_SECONDS, exit=not timer.there, file=self._file)
         if timer.there:
@@ -123,7 +131,7 @@ class HangWatchdog(pl.Callback):
         self._over.set()
         self._file = None
         file.close()
-        with contextlib.suppress(FileNotFoundError):  # somebody may have removed the run's folder
+        with contextlib.suppress(FileNotFoundError):  # the run's folder may have been removed
             if os.path.getsize(file.name) == 0:
                 os.unlink(file.name)
         if self._life is not None:
@@ -140,7 +148,8 @@ class HangWatchdog(pl.Callback):
             asleep = time.monotonic()
 
     def _did_not_run(self, seconds: float) -> None:
-        """Count ``seconds`` of this process' not for it, and forget the stacks that faulthandler wrote when they were over."""
+        """Don't count ``seconds`` in which this process was stopped, and delete the stacks that faulthandler wrote
+        meanwhile."""
         file = self._file
         if file is None:
             return
@@ -173,8 +182,10 @@ class HangWatchdog(pl.Callback):
 
 
 def end_stopped_siblings(directory: str) -> list[int]:
-    """Kill the ranks of this rank's torchrun that are stopped; their process ids. They can do nothing by themselves, and
-    torchrun gives each half a minute to end."""
+    """Kill the stopped ranks of this rank's torchrun and return their process ids.
+
+    Stopped ranks can't end themselves, and torchrun gives each of them half a minute.
+    """
     if here().launcher != "torchrun":
         return []
     ended = []
@@ -193,9 +204,12 @@ def end_stopped_siblings(directory: str) -> list[int]:
 
 
 def compare_collectives_after_a_hang() -> bool:
-    """Have torch compare each collective among its ranks before it runs, in a retry (torchrun's ``max_restarts``, an executor's
-    ``retries``) of a run that hung; returns whether it will. Where the ranks disagreed, the retry ends with an error that names
-    what each of them called, with shapes. Costs one more message per collective."""
+    """Let torch compare each collective among its ranks before it runs, in a retry of a run that hung. Returns whether
+    it will.
+
+    A retry comes from torchrun's ``max_restarts`` or an executor's ``retries``. If the ranks disagreed, the retry fails
+    with an error that names each rank's call and its shapes. This costs one more message per collective.
+    """
     directory = os.environ.get(FAULT_DIR_VARIABLE)
     if directory is None or here().restarts == 0 or "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`NeMoLogger`: gives a run its directory and everything that is written into it."""
+"""`NeMoLogger`: creates a run's directory and everything that is written into it."""
 
 import logging
 import os
@@ -29,18 +29,24 @@ from nemo2.run_dir.records import RECIPE_FILE, write_text
 from nemo2.run_dir.trackers import name_run
 
 RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
-"""A file with the recipe of this run as JSON; set by the launcher, copied into the run directory."""
+"""The variable that names a file with the run's recipe as JSON. The launcher sets it, and the file is copied into
+the run directory."""
 
 logger = logging.getLogger(__name__)
 
 
 @configurable
 class NeMoLogger:
-    """The directory, logs, metrics and checkpoint callback of a run.
+    """Set up the directory, logs, metrics and checkpoint callback of a run.
 
-    ``<log_dir>/<name>/<version>/`` receives ``metrics.jsonl``, ``recipe.json``, ``environment.json``,
-    ``effective_config.yaml``, ``report.html``, one ``nemo_log_globalrank-<g>_localrank-<l>.txt`` per rank, TensorBoard
-    logs in ``tb_logs/`` and ``checkpoints/``. Which version a run gets: see `nemo2.run_dir.directory.choose_directory`.
+    ``<log_dir>/<name>/<version>/`` receives:
+
+    - ``metrics.jsonl``, ``report.html`` and TensorBoard logs in ``tb_logs/``
+    - ``recipe.json``, ``environment.json`` and ``effective_config.yaml``
+    - one ``nemo_log_globalrank-<g>_localrank-<l>.txt`` per rank
+    - ``checkpoints/``
+
+    See `nemo2.run_dir.directory.choose_directory` for the choice of the version.
     """
 
     def __init__(
@@ -62,23 +68,23 @@ class NeMoLogger:
         """
         Args:
             name: the run's name, a folder below ``log_dir``.
-            log_dir: holds all runs; None means ``./nemo_experiments``.
-            explicit_log_dir: the run directory itself; ``log_dir``, ``name`` and ``version`` are then not used.
-            version: the folder below ``name``; None means the start time.
-            use_datetime_version: with False, and no ``version``, the run has no version folder.
+            log_dir: the folder of all runs. None: ``./nemo_experiments``.
+            explicit_log_dir: the run directory itself, in place of ``log_dir``, ``name`` and ``version``.
+            version: the folder below ``name``. None: the start time.
+            use_datetime_version: use the start time as the version. False, without a ``version``: the run has no
+                version folder.
             log_local_rank_0_only: only the first rank of each node writes a log file.
             log_global_rank_0_only: only rank 0 writes a log file.
-            files_to_copy: files copied into the run directory by rank 0.
-            update_logger_directory: TensorBoard and W&B loggers write into the run directory rather than where they
-                were told to.
-            ckpt: the checkpoint callback; replaces one that the trainer has. Its ``dirpath``, where None, becomes
-                ``<run directory>/checkpoints``.
-            tensorboard: writes the logged metrics under NeMo's tags, their names.
+            files_to_copy: files that rank 0 copies into the run directory.
+            update_logger_directory: redirect TensorBoard and W&B loggers into the run directory.
+            ckpt: the checkpoint callback. It replaces the trainer's own. A ``dirpath`` of None becomes ``<run
+                directory>/checkpoints``.
+            tensorboard: a TensorBoard logger, which records the logged metrics under NeMo's tags.
             wandb: a Weights & Biases logger.
-            extra_loggers: any further Lightning loggers; None means none.
+            extra_loggers: further Lightning loggers. None: no others.
 
         Raises:
-            ConfigError: both rank-0-only switches are on.
+            ConfigError: both ``log_local_rank_0_only`` and ``log_global_rank_0_only`` are set.
         """
         if log_local_rank_0_only and log_global_rank_0_only:
             raise ConfigError(
@@ -100,19 +106,20 @@ class NeMoLogger:
         self.extra_loggers = list(extra_loggers or [])
 
     def setup(self, trainer: Any, resume_if_exists: bool = False, task_config: Any = None) -> RunDirectory:
-        """Create the run directory and connect ``trainer`` to it; every rank must call it.
+        """Create the run directory and connect ``trainer`` to it. Every rank must call it.
 
         Args:
             trainer: a Lightning Trainer that has not started yet.
             resume_if_exists: continue the newest run of this name that has a finished checkpoint.
-            task_config: the recipe, written to ``recipe.json``. None means the one the launcher handed over, if any.
+            task_config: the recipe, written to ``recipe.json``. None: the recipe that the launcher passed, if any.
 
         Returns:
-            Where the run lives (NeMo's ``AppState`` fields ``log_dir``, ``exp_dir``, ``name`` and ``version``).
+            The run directory, with the fields ``log_dir``, ``exp_dir``, ``name`` and ``version`` of NeMo's
+            ``AppState``.
 
         Raises:
-            ConfigError: the directory cannot be written, or a file of ``files_to_copy`` does not exist. Raised before
-                the trainer is touched.
+            ConfigError: the directory is not writable, or a file of ``files_to_copy`` does not exist. Raised before the
+                trainer is changed.
         """
         files = self._checked_files()
         if self.explicit_log_dir and (self.log_dir or self.version):
@@ -179,8 +186,8 @@ class NeMoLogger:
         metrics = JSONLLogger(
             str(directory.log_dir), name=directory.name or directory.log_dir.name, version=directory.version or ""
         )
-        # Assigned rather than `configure_logger`, which advertises a service on every call. Ours comes last:
-        # Lightning takes `trainer.log_dir` from the first.
+        # Assigned directly, because `configure_logger` advertises a service on every call. Ours comes last, because
+        # Lightning takes `trainer.log_dir` from the first logger.
         trainer.loggers = [*kept, *(item for item in given if item not in kept), metrics]
         return metrics
 
@@ -189,10 +196,10 @@ class NeMoLogger:
             others = [item for item in trainer.callbacks if not isinstance(item, Checkpoint)]
             if len(others) != len(trainer.callbacks) and self.ckpt not in trainer.callbacks:
                 logger.warning("log.ckpt replaces the checkpoint callback that the trainer had.")
-            # Last, where Lightning keeps checkpoint callbacks: they save what the other callbacks have settled.
+            # Last, where Lightning keeps checkpoint callbacks, so that saves include the other callbacks' results.
             trainer.callbacks[:] = [*others, self.ckpt]
         for callback in trainer.callbacks:
-            # Ours or Lightning's: `Checkpoint` is their common base, and says nothing of directories.
+            # Both our callback and Lightning's have the base class `Checkpoint`, which defines no directory.
             if isinstance(callback, Checkpoint):
                 _complete_checkpoint(callback, directory)
 
@@ -202,7 +209,7 @@ class NeMoLogger:
 
 
 def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
-    """Fill in where a checkpoint callback saves and under what names, where it doesn't say."""
+    """Set the directory and the name that a checkpoint callback leaves unset."""
     if getattr(callback, "dirpath", "") is None:
         callback.dirpath = str(directory.checkpoints)
     if getattr(callback, "filename", "") is None:
@@ -212,16 +219,16 @@ def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
 
 
 def move_logger(item: Logger, directory: RunDirectory) -> None:
-    """Have a TensorBoard or W&B logger write into the run directory; other loggers are left alone."""
+    """Redirect a TensorBoard or W&B logger into the run directory. Other loggers are left unchanged."""
     if isinstance(item, TensorBoardLogger):
         item._root_dir, item._name, item._version = str(directory.log_dir / "tb_logs"), "", ""
-    elif type(item).__name__ == "WandbLogger":  # by name: wandb is an extra
+    elif type(item).__name__ == "WandbLogger":  # by name, because wandb is an extra
         item._save_dir = str(directory.log_dir)  # pyright: ignore[reportAttributeAccessIssue]
         item._wandb_init["dir"] = str(directory.log_dir)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def recipe_text(task_config: Any) -> Optional[str]:
-    """``task_config`` as JSON, or what the launcher handed over, or None if neither knows the recipe."""
+    """``task_config`` as JSON. Without it, the recipe that the launcher passed. None: neither exists."""
     if task_config is not None:
         from nemo2.config.serialize import to_json
 
@@ -232,7 +239,7 @@ def recipe_text(task_config: Any) -> Optional[str]:
 
 
 def _recipe_of_nemo_run() -> Optional[str]:
-    """The recipe of a rank that nemo-run started by itself: its runner is given the serialised task as a file."""
+    """The recipe of a rank that nemo-run started directly: nemo-run passes the serialized task as a file."""
     files = [argument for argument in sys.argv[1:] if argument.endswith("_fn_or_script") and os.path.isfile(argument)]
     if len(files) != 1 or "nemo_run" not in sys.modules:
         return None

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``metrics.jsonl``: what a run measured, one JSON object per line, readable while it is written.
+"""Writes ``metrics.jsonl``: a run's metrics, one JSON object per line, readable while the run writes it.
 
-A line is written for every logged training step and one for every validation. ``step`` counts from zero, as in the
-progress line: the line of step ``s`` was written after the optimizer step that made ``s + 1`` finished steps. Names are
-those of the progress line and of TensorBoard, except that a unit in a name is cut off (``train_step_timing in s`` is
-``train_step_timing``, in seconds).
+Each logged training step and each validation writes a line. ``step`` counts from zero, as in the progress line: the
+line of step ``s`` follows the optimizer step that made ``s + 1`` finished steps. Names are those of the progress line
+and of TensorBoard, without units (``train_step_timing in s`` becomes ``train_step_timing``, in seconds).
 
-JSON has no NaN. A value that is not finite is written as ``null``, with its kind beside it under ``nonfinite``
-(``{"reduced_train_loss": null, "nonfinite": {"reduced_train_loss": "nan"}}``); `read_metrics` puts it back.
+JSON has no NaN. A value that is not finite is written as ``null``, with its kind under ``nonfinite``
+(``{"reduced_train_loss": null, "nonfinite": {"reduced_train_loss": "nan"}}``). `read_metrics` restores it.
 """
 
 import json
@@ -35,10 +34,10 @@ _NOT_WRITTEN = frozenset({"v_num", "step"})
 
 
 class JSONLLogger(Logger):
-    """Appends to ``<save_dir>/metrics.jsonl`` on rank 0, one flushed line per call.
+    """Append to ``<save_dir>/metrics.jsonl`` on rank 0, one flushed line per call.
 
-    Lightning calls `log_metrics` on logging steps only (``Trainer(log_every_n_steps=...)``), so nothing happens on the
-    others.
+    Lightning calls `log_metrics` on logging steps only (``Trainer(log_every_n_steps=...)``), so other steps cost
+    nothing.
     """
 
     def __init__(self, save_dir: str, *, name: str = "", version: str = "") -> None:
@@ -48,8 +47,8 @@ class JSONLLogger(Logger):
         self._version = version
         self._file = None
         self.counters: Callable[[], Mapping[str, int]] = dict
-        """Exact values of counters at the time of the call. Lightning keeps what is logged in float32, in which a count
-        of samples is off by one from 16.8 million on."""
+        """Returns the exact values of counters at the time of the call. Lightning stores logged values in float32,
+        in which a count of samples is off by one from 16.8 million on."""
 
     @property
     def path(self) -> Path:
@@ -77,7 +76,7 @@ class JSONLLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: ``recipe.json`` and ``effective_config.yaml`` hold the settings."""
+        """Does nothing, because ``recipe.json`` and ``effective_config.yaml`` hold the settings."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: Optional[int] = None) -> None:
@@ -89,7 +88,7 @@ class JSONLLogger(Logger):
             self._file = None
         if self._file is None:
             self._save_dir.mkdir(parents=True, exist_ok=True)
-            # Line-buffered: each line reaches the file as a whole, so that a reader never sees half of one for long.
+            # Line-buffered: each line reaches the file whole, so a reader never sees half a line for long.
             self._file = open(self.path, "a", buffering=1, encoding="utf-8", opener=open_to_write)  # noqa: SIM115
         try:
             self._write(json.dumps(record) + "\n")
@@ -104,10 +103,10 @@ class JSONLLogger(Logger):
         try:
             self._file.write(line)
         except OSError:
-            persistently(self._file.flush)  # what could not be written is still in its buffer
+            persistently(self._file.flush)  # unwritten data is still in its buffer
 
     def _is_there(self) -> bool:
-        """Whether the open file is still the one of its name. A folder that can't be asked now may be again."""
+        """Whether the open file still has its name. A folder that is unreachable now may become reachable again."""
         assert self._file is not None
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
@@ -118,7 +117,7 @@ class JSONLLogger(Logger):
 
     @rank_zero_only
     def resume_at(self, finished_steps: int) -> None:
-        """Forget the lines of steps that will be done again, so that a curve never runs back on itself."""
+        """Drop the lines of steps that will be repeated, so that curves never go backwards."""
         self._close()
         truncate_metrics(self.path, finished_steps=finished_steps)
 
@@ -140,8 +139,7 @@ class JSONLLogger(Logger):
 def to_record(metrics: Mapping[str, float], *, step: Optional[float]) -> dict[str, Any]:
     """The JSON object for one call of a logger.
 
-    ``global_step``, where it was logged, is the step's number; it takes the place of ``step``, which is whatever the
-    loggers' axis is made of.
+    ``global_step``, if it was logged, is the step's number. It replaces ``step``, which may be in another unit.
     """
     metrics = dict(metrics)
     step = metrics.pop("global_step", step)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save and stop when somebody asks: SIGTERM, a closed terminal, or the signal that Slurm sends before a job's time is over."""
+"""Saves and stops a run on SIGTERM, when its terminal closes, or on the signal that Slurm sends before the time
+limit."""
 
 import logging
 import signal
@@ -19,38 +20,39 @@ from nemo2.run_dir.faults import record_fault
 _log = logging.getLogger(__name__)
 _REFUSED = ("SIGKILL", "SIGSTOP")
 _ALSO = (signal.SIGHUP, signal.SIGUSR1)
-"""They would end the process unsaved. Who handles them, as Lightning's requeueing does, or ignores them, as nohup, knows why."""
+"""Signals that would end the process without a save. They are handled unless another handler, such as Lightning's
+requeueing, is installed or ``nohup`` ignores them."""
 
 
 @configurable
 class PreemptionCallback(pl.Callback):
-    """Saves a checkpoint after the step in which a signal reached any rank, and ends the run with exit code 143.
+    """Save a checkpoint after the step in which a signal reached any rank, and end the run with exit code 143.
 
-    ``llm.pretrain`` adds one with its defaults unless the trainer has its own. Every rank listens, and after each step the ranks
-    agree whether any of them has heard something: one all-reduce of a number between the CPUs (gloo), which doesn't wait for
-    the GPU. A second signal changes nothing; the checkpoint it interrupts would not have counted anyway. A signal during
-    validation is answered after the batch of it that runs.
+    ``llm.pretrain`` adds this callback with its defaults, unless the trainer has its own. Every rank listens for
+    signals. After each step the ranks agree on whether any of them received one, with an all-reduce of one number
+    between the CPUs (gloo), which doesn't wait for the GPU. A second signal changes nothing. A signal during validation
+    takes effect after the current validation batch.
 
-    Lightning's own handler of SIGTERM is replaced from the start of training on: it broadcasts from inside the handler, on
-    whichever ranks the signal reached, in the middle of whatever collective is under way. At the end of its teardown Lightning
-    puts back what was there before the trainer; until then a signal can't disturb a run that is ending anyway. (A launcher
-    sends one to the ranks that are left as soon as the first has ended.)
+    The callback replaces Lightning's SIGTERM handler from the start of training, because that handler broadcasts inside
+    the handler on the ranks that received the signal, even during another collective. When its teardown ends, Lightning
+    restores the handlers from before the trainer. Until then a signal can't disturb a run that is already ending, which
+    matters because a launcher signals the remaining ranks as soon as the first rank has ended.
 
     Args:
-        sig: Signals by number or name ("SIGUSR2"; Slurm: ``#SBATCH --signal=USR2@120``), one or a list. None: SIGTERM; SIGHUP
-            and SIGUSR1, unless they are handled or ignored already; and SIGINT in the ranks of a torchrun, which passes Ctrl-C
-            on to them. Elsewhere, as in a notebook, SIGINT stays Python's KeyboardInterrupt, and Lightning ends the
-            loop with SystemExit(1).
+        sig: One signal or a list, by number or name ("SIGUSR2"; Slurm: ``#SBATCH --signal=USR2@120``). None: SIGTERM;
+            SIGHUP and SIGUSR1, unless they are already handled or ignored; and SIGINT in ranks of torchrun, which
+            forwards Ctrl-C to them. Elsewhere, as in a notebook, SIGINT still raises Python's KeyboardInterrupt, and
+            Lightning ends the loop with SystemExit(1).
 
     Raises:
-        ConfigError: no such signal, or one that can't be caught.
+        ConfigError: an unknown signal, or a signal that can't be caught.
     """
 
     def __init__(self, sig: Optional[Union[int, str, list[Union[int, str]]]] = None) -> None:
         self.sig = sig
         given = [] if sig is None else sig if isinstance(sig, list) else [sig]
         self.signals = [_signal(item) for item in given]
-        """Those that were asked for; none: the default ones."""
+        """The requested signals. Empty: the default signals."""
         self._heard: Optional[signal.Signals] = None
         self._group: Any = None
 
@@ -59,7 +61,7 @@ class PreemptionCallback(pl.Callback):
         if torch.distributed.is_initialized() and torch.distributed.get_backend() != "gloo":
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is not threading.main_thread():
-            return  # Python delivers signals to the main thread only: whoever runs a trainer elsewhere has its own way
+            return  # Python delivers signals to the main thread only
         for number in self.signals or _default_signals():
             signal.signal(number, self._hear)
 
@@ -67,7 +69,7 @@ class PreemptionCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step >= trainer.max_steps > 0:
-            return  # the last step: what follows is the end of training, which saves
+            return  # the end of training follows, which saves
         self._stop_if_asked(trainer)
 
     def on_validation_batch_end(
@@ -83,7 +85,7 @@ class PreemptionCallback(pl.Callback):
             self._stop_if_asked(trainer)
 
     def _hear(self, number: int, frame: Any) -> None:
-        # Nothing but this: a handler runs between any two instructions.
+        # No more than this, because a handler can run between any two instructions.
         self._heard = self._heard or signal.Signals(number)
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
@@ -105,7 +107,7 @@ class PreemptionCallback(pl.Callback):
         raise error
 
     def _agreed(self) -> Optional[int]:
-        """The signal that some rank has heard, the same on all ranks; None if none has."""
+        """The signal that some rank received, the same on all ranks. None: no rank received a signal."""
         heard = 0 if self._heard is None else int(self._heard)
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             flag = torch.tensor([heard], dtype=torch.int32)
@@ -120,7 +122,8 @@ def _default_signals() -> list[signal.Signals]:
 
 
 def _save(trainer: pl.Trainer) -> str:
-    """Save with the trainer's checkpoint callback and wait until it is whole; its path, "" without such a callback."""
+    """Save with the trainer's checkpoint callback and wait until the checkpoint is complete. Returns its path, or ""
+    without such a callback."""
     callback = next((item for item in trainer.checkpoint_callbacks if isinstance(item, ModelCheckpoint)), None)
     if callback is None:
         return ""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a run: a bar on a terminal, one parseable line per logged step everywhere else.
+"""Shows a run's progress: a bar on a terminal, one parseable line per logged step everywhere else.
 
-Both are Lightning progress bars that listen as a logger does. A logger is called on logging steps only, once every
-callback has logged, with the values already on the host; on all other steps nothing here runs, and nothing waits for
-the device.
+Both forms are Lightning progress bars that listen like a logger. A logger is called on logging steps only, after every
+callback has logged, with the values already on the host. Other steps run nothing here and don't wait for the device.
 """
 
 import math
@@ -24,7 +23,7 @@ _NEVER_AVERAGED = frozenset({"global_step", "step", "consumed_samples", "global_
 
 
 class _Listener(Logger):
-    """Passes what Lightning logs on to a progress bar."""
+    """Forward Lightning's logged values to a progress bar."""
 
     def __init__(self, target: "LoggedStepProgress") -> None:
         super().__init__()
@@ -39,16 +38,16 @@ class _Listener(Logger):
         return None
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing to show."""
+        """Does nothing."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: Optional[int] = None) -> None:
         self.target.on_logged(metrics, step=step)
 
 
 class LoggedStepProgress(ProgressBar, ABC):
-    """The base of both forms: on rank 0, told of logged steps; subclasses decide what to show.
+    """Base class of both forms, which receives logged steps on rank 0. Subclasses decide what to show.
 
-    Subclass hooks: ``show_training``, ``show_validation``, ``begin`` and ``end``.
+    Subclasses implement ``show_training``, ``show_validation``, ``begin`` and ``end``.
     """
 
     def __init__(self) -> None:
@@ -91,7 +90,7 @@ class LoggedStepProgress(ProgressBar, ABC):
         """Called by the listener with every set of logged values."""
         if not self._enabled or step is None:
             return
-        # The loggers' axis may count finished steps; `global_step` is the number of this one.
+        # The loggers' axis may count finished steps. `global_step` is the number of this step.
         step = int(metrics.get("global_step", step))
         shown = {
             name: float(value)
@@ -105,7 +104,7 @@ class LoggedStepProgress(ProgressBar, ABC):
             self.show_training(step=step, metrics=shown)
 
     def _evaluated(self, metrics: Mapping[str, float]) -> Optional[str]:
-        """ "Validation" or "Test" for what one of these logged; None for training's."""
+        """ "Validation" or "Test" for values that one of them logged. None: training's values."""
         if "reduced_train_loss" in metrics:
             return None
         if self._trainer is not None and self._trainer.testing:
@@ -114,11 +113,11 @@ class LoggedStepProgress(ProgressBar, ABC):
 
     @abstractmethod
     def begin(self, *, total: Optional[int], completed: int) -> None:
-        """Training starts with ``completed`` of ``total`` steps done (None: no known end)."""
+        """Training starts with ``completed`` of ``total`` steps done. A ``total`` of None: no known end."""
 
     @abstractmethod
     def end(self) -> None:
-        """Training is over, however it ended; may be called more than once."""
+        """Training has ended, in whatever way. May be called more than once."""
 
     @abstractmethod
     def show_training(self, *, step: int, metrics: dict[str, float]) -> None:
@@ -126,14 +125,14 @@ class LoggedStepProgress(ProgressBar, ABC):
 
     @abstractmethod
     def show_validation(self, *, step: int, metrics: dict[str, float], stage: str = "Validation") -> None:
-        """The values of a validation, or of a test, that followed step number ``step``."""
+        """The values of a validation or a test after step number ``step``."""
 
 
 @configurable
 class ProgressPrinter(LoggedStepProgress):
-    """Prints ``Training epoch 0, iteration 0/29 | lr: ... | reduced_train_loss: ...`` for logged steps, on rank 0.
+    """Print ``Training epoch 0, iteration 0/29 | lr: ... | reduced_train_loss: ...`` for logged steps, on rank 0.
 
-    Works on logging steps only and costs one formatted line there.
+    Only logging steps cost anything: one formatted line.
     """
 
     def __init__(
@@ -144,10 +143,10 @@ class ProgressPrinter(LoggedStepProgress):
     ) -> None:
         """
         Args:
-            log_interval: print every this many logged steps; 0 or less prints nothing.
-            skip_accumulate_metrics: shown with their newest value. All others are averaged over the logged steps since
-                the last line; counters and the learning rate never are.
-            exclude_metrics: not printed.
+            log_interval: print every this many logged steps. 0 or less: print nothing.
+            skip_accumulate_metrics: metrics shown with their newest value. Other metrics are averaged over the logged
+                steps since the last line, except counters and the learning rate.
+            exclude_metrics: metrics that are not printed.
         """
         super().__init__()
         self.log_interval = int(log_interval)
@@ -168,7 +167,7 @@ class ProgressPrinter(LoggedStepProgress):
         self._sums, self._count = {}, 0
 
     def end(self) -> None:
-        """Nothing stays open."""
+        """Does nothing."""
 
     def show_training(self, *, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -199,9 +198,9 @@ class ProgressPrinter(LoggedStepProgress):
 
 @configurable
 class MegatronProgressBar(LoggedStepProgress):
-    """A rich bar over the steps of the run (global batches), with loss, validation loss, speed and time left.
+    """Show a rich bar over the steps of the run (global batches), with loss, validation loss, speed and remaining time.
 
-    On rank 0 of a run that owns a terminal. It moves on logging steps.
+    The bar appears on rank 0 if the run owns a terminal, and moves on logging steps.
     """
 
     def __init__(self) -> None:
@@ -228,17 +227,16 @@ class MegatronProgressBar(LoggedStepProgress):
 
 
 def make_progress(trainer: Any = None, *, stream: Optional[IO[str]] = None) -> LoggedStepProgress:
-    """The progress bar that suits where the output goes: a bar on a terminal, lines in a file, a pipe or a notebook.
+    """The progress display for the kind of output: a bar on a terminal, lines in a file, a pipe or a notebook.
 
-    ``trainer`` is only asked for its rank, so that the other ranks don't prepare a bar they never show. ``stream`` is
-    standard output unless given.
+    ``trainer`` only supplies its rank, so that other ranks don't create a bar. ``stream`` defaults to standard output.
     """
     on_rank_0 = getattr(trainer, "is_global_zero", True)
     return MegatronProgressBar() if on_rank_0 and is_terminal(stream or sys.stdout) else ProgressPrinter()
 
 
 def total_steps(trainer: Any) -> Optional[int]:
-    """The number of optimizer steps the run is meant to have had at its end; None if it has no such number."""
+    """The number of optimizer steps at the run's planned end. None: there is no such number."""
     if trainer.max_steps is not None and trainer.max_steps > 0:
         return int(trainer.max_steps)
     estimate = trainer.estimated_stepping_batches

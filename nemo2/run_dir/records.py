@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and cutting ``metrics.jsonl`` without Lightning: for reports, notebooks and the launching process."""
+"""Reads and truncates ``metrics.jsonl`` without Lightning, for reports, notebooks and the launching process."""
 
 import contextlib
 import json
@@ -16,18 +16,18 @@ RECIPE_FILE = "recipe.json"
 METRICS_FILE = "metrics.jsonl"
 SET_ASIDE_FILE = "metrics.redone.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
-"""What the run's checkpoints scored once they were saved, in records like those of ``metrics.jsonl``."""
+"""Evaluations of the run's saved checkpoints, in records like those of ``metrics.jsonl``."""
 EVALUATION = "evaluation/"
-"""In front of the names of what texts and tasks gave."""
+"""The prefix of the names of evaluations on texts and tasks."""
 CHANGES_FILE = "changes.json"
-"""What the last resume found changed in the recipe."""
+"""The recipe's changes that the last resume found."""
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The objects of a ``metrics.jsonl`` (or of the run directory that holds one), in the order written.
+    """The objects of a ``metrics.jsonl``, or of a run directory's, in the order in which they were written.
 
-    Values that were not finite come back as ``float("nan")`` and ``float("inf")``. A last line without its end (the
-    run is being written, or was killed) is left out.
+    Values that were not finite return as ``float("nan")`` and ``float("inf")``. An incomplete last line, of a run that
+    is writing or was killed, is left out.
 
     Raises:
         DataError: there is no such file, or a line in the middle isn't JSON.
@@ -55,7 +55,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    """``(step, value)`` of every record that has ``name``, by step; of two records of one step the later one counts."""
+    """``(step, value)`` of every record with ``name``, by step. Of two records of one step the later one counts."""
     values = {}
     for record in records:
         if name in record and "step" in record and isinstance(record[name], int | float):
@@ -64,16 +64,16 @@ def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 
 
 def add_evaluation(run_dir: Path, *, step: int, checkpoint: str, figures: Mapping[str, float]) -> None:
-    """Add what a checkpoint scored to its run's file. ``step`` counts from zero, as in ``metrics.jsonl``."""
+    """Append a checkpoint's evaluation to its run's file. ``step`` counts from zero, as in ``metrics.jsonl``."""
     with open(run_dir / EVALUATIONS_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
         lines.write(json.dumps({"step": step, "checkpoint": checkpoint, **figures}) + "\n")
 
 
 def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> int:
-    """Drop the lines of steps that are not among the first ``finished_steps``; how many were dropped.
+    """Drop the lines of steps that are not among the first ``finished_steps``. Returns the number of dropped lines.
 
-    Dropped lines are appended to ``metrics.redone.jsonl`` beside it: a step that was done twice can be compared. The
-    file is replaced in one rename. A torn last line is dropped for good.
+    Dropped lines are appended to ``metrics.redone.jsonl`` beside the file, so that repeated steps can be compared. The
+    file is replaced in one rename. An incomplete last line is deleted.
     """
     path = _metrics_path(path)
     if not path.is_file():
@@ -95,13 +95,14 @@ def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> in
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a file whole or not at all: a reader sees the old one or the new one."""
+    """Write a file atomically: a reader sees the old or the new file."""
     path = Path(path)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        # mkstemp makes files for the owner alone; these are meant to be read by whoever may read the directory.
+        # mkstemp makes files that only their owner can read. Everyone who may read the directory should be able to read
+        # these.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``report.html``: one page about a run, complete in itself: curves, settings, checkpoints, surroundings.
+"""Writes ``report.html``: a self-contained page about a run with curves, settings, checkpoints and environment.
 
-Made from the files of the run directory alone, so it can be made again, and while the run goes on. Nothing is loaded
-from a network and no script runs.
+The page is made from the files of the run directory only, so it can be made again at any time, also during the run. It
+loads nothing from a network and runs no script.
 """
 
 import math
@@ -38,7 +38,7 @@ CURVE_PICTURE = "loss_curve.png"
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``report.html`` and ``loss_curve.svg`` (``.png`` too where matplotlib is there); returns the page's path.
+    """Write ``report.html`` and ``loss_curve.svg``, and a ``.png`` if matplotlib is installed. Returns the page's path.
 
     Raises:
         DataError: the directory doesn't exist or has no ``metrics.jsonl``.
@@ -75,7 +75,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
 
 
 def _changes(found: Mapping[str, Any]) -> str:
-    """The changes of the recipe that the last resume found, the worst first; "" where there were none."""
+    """The recipe's changes that the last resume found, the most serious first. "": no changes."""
     kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
     lines = [f"<li>{words}: {escape(str(line))}</li>" for kind, words in kinds for line in found.get(kind) or ()]
     return f"<h2>Changed since the checkpoint it went on from</h2><ul>{''.join(lines)}</ul>" if lines else ""
@@ -110,7 +110,7 @@ def _charts(records: list[dict[str, Any]]) -> str:
 
 
 def _evaluations(directory: Path) -> list[dict[str, Any]]:
-    """What checkpoints scored once they were saved; nothing where no evaluation was made."""
+    """The evaluations of saved checkpoints. Empty without evaluations."""
     file = directory / EVALUATIONS_FILE
     return read_metrics(file) if file.is_file() else []
 
@@ -243,7 +243,7 @@ def _size(sizes: Iterable[int]) -> str:
 
 
 def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
-    """A file that may be missing or half-written, or somebody else's: the page is made without it then."""
+    """A file that may be missing, incomplete or foreign. The page is then made without it."""
     try:
         loaded = read(path)
     except CheckpointError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's directory and what its files tell: figures, checkpoints, curves. Works while the run goes on, and needs no torch."""
+"""Reads a run's directory: metrics, checkpoints, curves. Works during the run, and needs no torch."""
 
 import math
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ TRAINING_LOSS, VALIDATION_LOSS = "reduced_train_loss", "val_loss"
 
 
 class Chart(str):
-    """A chart as SVG text, which a notebook shows."""
+    """A chart as SVG text, which a notebook displays."""
 
     def _repr_svg_(self) -> str:
         return str(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write it to an ``.svg`` file; returns the path."""
+        """Write the chart to an ``.svg`` file. Returns the path."""
         path = Path(path)
         if path.suffix != ".svg":
             raise DataError(f"{path}: a chart is written to a file that ends in .svg.")
@@ -36,16 +36,18 @@ class Chart(str):
 
 
 class RunFolder(type(Path())):
-    """The path of a run's directory, as `nemo2.llm.pretrain` returns it, with what the files in it tell."""
+    """The path of a run's directory, as `nemo2.llm.pretrain` returns it, with access to the run's files."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """What the run logged, a mapping for each record of ``metrics.jsonl``; empty before its first logged step."""
+        """The run's logged values: a mapping for each record of ``metrics.jsonl``. Empty before the first logged
+        step."""
         return read_metrics(self) if (self / METRICS_FILE).is_file() else []
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """What the run logged, by ``step`` (from zero) and with a column for each name; NaN where a step didn't log it.
+        """The run's logged values, indexed by ``step`` (from zero), with a column for each name. NaN: the step didn't
+        log it.
 
         Raises:
             ImportError: pandas isn't installed.
@@ -57,24 +59,24 @@ class RunFolder(type(Path())):
                 "A run's metrics as a DataFrame need pandas: pip install pandas. Without it, run.records is a list of mappings."
             ) from error
         frame = pandas.DataFrame(self.records)
-        # A validation writes a record of its own for the step that trained: both are one row.
+        # A validation writes its own record for the step that trained. Both become one row.
         return frame.groupby("step").last() if "step" in frame else frame
 
     @property
     def steps(self) -> int:
-        """Training steps that are logged as done."""
+        """The number of training steps that are logged as done."""
         losses = series(self.records, TRAINING_LOSS)
         return losses[-1][0] + 1 if losses else 0
 
     @property
     def planned_steps(self) -> Optional[int]:
-        """Steps at which training ends; None where the run doesn't say."""
+        """The number of steps at which training ends. None: unknown."""
         planned = (self.effective.get("trainer") or {}).get("max_steps")
         return planned if isinstance(planned, int) and planned > 0 else None
 
     @property
     def effective(self) -> dict[str, Any]:
-        """What ran, from ``effective_config.yaml``; {} before the first step."""
+        """The effective configuration, from ``effective_config.yaml``. {} before the first step."""
         try:
             found = read_yaml(self / "effective_config.yaml")
         except (CheckpointError, OSError):
@@ -83,19 +85,20 @@ class RunFolder(type(Path())):
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The whole checkpoints, oldest step first."""
+        """The finished checkpoints, oldest step first."""
         return [path for path, _ in finished(self / "checkpoints")]
 
     @property
     def last_checkpoint(self) -> Optional[Path]:
-        """The whole checkpoint of the latest step; None where there is none."""
+        """The finished checkpoint of the latest step. None: there is none."""
         return next(reversed(self.checkpoints), None)
 
     @property
     def best_checkpoint(self) -> Optional[Path]:
-        """The whole checkpoint with the lowest validation loss, or training loss where none was validated; None without any.
+        """The finished checkpoint with the lowest validation loss, or training loss if none was validated. None: there
+        is none.
 
-        Of checkpoints that are equal in it, or have neither, it is the latest.
+        Among checkpoints with equal losses, or without losses, it is the latest.
         """
         found = finished(self / "checkpoints")
         if not found:
@@ -109,7 +112,7 @@ class RunFolder(type(Path())):
 
     @property
     def report(self) -> Path:
-        """``report.html``, which is written where it isn't there yet.
+        """The path of ``report.html``, which is written if it doesn't exist.
 
         Raises:
             DataError: the run has logged nothing.
@@ -118,13 +121,13 @@ class RunFolder(type(Path())):
         return path if path.is_file() else write_report(self)
 
     def plot(self, *names: str) -> Chart:
-        """Curves over steps. A notebook shows the chart; ``save`` writes it.
+        """Plot curves over steps. A notebook displays the chart, and ``save`` writes it to a file.
 
         Args:
             names: Names in `records`, such as ``grad_norm``. None: the training and the validation loss.
 
         Raises:
-            DataError: the run logs no such name.
+            DataError: the run logs no metric of a name.
         """
         records = self.records
         numbers = {name for record in records for name, value in record.items() if isinstance(value, int | float)}
@@ -135,7 +138,7 @@ class RunFolder(type(Path())):
 
 
 def curves(lines: Sequence[tuple[str, RunFolder, str]], *, title: str = "", width: int = 760) -> str:
-    """Curves of runs over steps as an ``<svg>`` element: of each its label, the run, and the name of what it logs."""
+    """Curves of runs over steps as an ``<svg>`` element. Each line is a label, a run, and the name of a metric."""
     names = list(dict.fromkeys(name for _, _, name in lines))
     drawn = [
         Series(
