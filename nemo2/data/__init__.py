@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data: tokenizers, text to token files, data modules, and the sampler that turns samples into steps.
+"""Data: tokenizers, tokenization of text files, data modules, and the sampler that turns samples into steps.
 
-Names are resolved on first use, so importing the package imports neither torch nor Megatron-Core.
+Names are imported on first use, so importing the package imports neither torch nor Megatron-Core.
 """
 
 from nemo2.lazy import front_door

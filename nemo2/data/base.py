@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of nemo2's data modules: the sampler, the loaders and the position in the data."""
+"""The base class of nemo2's data modules: the sampler, the loaders and the position in the data."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,17 +18,17 @@ _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": 
 
 
 class MegatronDataModule(LightningDataModule):
-    """A data module whose loaders yield steps once its ``data_sampler`` has transformed them.
+    """Provide loaders of steps. The ``data_sampler`` turns loaders of single samples into loaders of steps.
 
-    Subclasses build datasets in `build_datasets`; everything about batches is here. Before the strategy transforms
-    them, the loaders are plain torch loaders over single samples.
+    Subclasses build datasets in `build_datasets`; this class does everything about batches. Before the strategy
+    transforms the loaders, they are plain torch loaders over single samples.
 
     Attributes:
         seq_length: Tokens per sample.
         micro_batch_size, global_batch_size: Samples per forward pass of a rank, and per optimizer step.
-        tokenizer: The tokenizer whose ids the samples hold; None until someone sets it.
-        collate_fn: Makes a batch of samples. None: torch's own, which stacks them.
-        data_sampler: The `MegatronDataSampler` that cuts the data into steps and counts the samples consumed.
+        tokenizer: The tokenizer of the samples. None until it is set.
+        collate_fn: The function that makes a batch of samples. None: torch's, which stacks them.
+        data_sampler: The `MegatronDataSampler` that splits the data into steps and counts consumed samples.
     """
 
     tokenizer: Optional[Tokenizer]
@@ -59,7 +59,7 @@ class MegatronDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 1:
-            # Megatron-Core's index builder divides by it and takes the process down.
+            # Megatron-Core's index builder divides by this number and would crash the process.
             raise ConfigError(
                 f"seq_length={seq_length!r}: must be a whole number of tokens, 1 or more.", rule="batches-are-counts"
             )
@@ -92,10 +92,10 @@ class MegatronDataModule(LightningDataModule):
 
     @abstractmethod
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
-        """Datasets for `splits`, some of "train", "validation" and "test"; None where a split is empty by choice."""
+        """The datasets of `splits`, some of "train", "validation" and "test". None: the split is empty by choice."""
 
     def setup(self, stage: str = "") -> None:
-        """Build the datasets that `stage` needs ("fit", "validate", "test"; all for anything else), each only once.
+        """Build the datasets that `stage` needs ("fit", "validate", "test"; all for any other value), each once.
 
         Called on every rank.
         """
@@ -106,19 +106,19 @@ class MegatronDataModule(LightningDataModule):
             self._datasets.update(self.build_datasets(missing))
 
     def train_dataloader(self) -> DataLoader:
-        """Training samples, one by one."""
+        """A loader of single training samples."""
         return self._loader("train")
 
     def val_dataloader(self) -> Any:
-        """Validation samples, one by one; an empty list where there are none."""
+        """A loader of single validation samples. An empty list without any."""
         return self._loader("validation")
 
     def test_dataloader(self) -> Any:
-        """Test samples, one by one; an empty list where there are none."""
+        """A loader of single test samples. An empty list without any."""
         return self._loader("test")
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of training: ``consumed_samples`` and the ``global_step`` they belong to."""
+        """The position of training: ``consumed_samples`` and the corresponding ``global_step``."""
         return dict(self.data_sampler.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class MegatronDataModule(LightningDataModule):
             dataset=dataset,
             collate_fn=self.collate_fn,
             num_workers=self.num_workers,
-            # Without a GPU there is nothing to pin for, and torch would warn on every loader.
+            # Without a GPU pinning has no use, and torch would warn on every loader.
             pin_memory=self.pin_memory and torch.cuda.is_available(),
             persistent_workers=self.persistent_workers and self.num_workers > 0,
         )

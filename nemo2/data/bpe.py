@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a byte-level BPE tokenizer on your own text."""
+"""Trains a byte-level BPE tokenizer on your own text."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,21 +25,21 @@ def train_bpe(
     max_bad_lines: int = 1000,
     show_progress: bool = False,
 ) -> BPETokenizer:
-    """Train on `source` and write a ``tokenizer.json``; the same text gives the same file.
+    """Train a tokenizer on `source` and write a ``tokenizer.json``. The same text gives the same file.
 
-    Byte-level with GPT-2's splitting, so every text has ids and comes back from them unchanged.
+    The tokenizer is byte-level with GPT-2's splitting, so it encodes every text and decodes it unchanged.
 
     Args:
-        source: Text files, directories or patterns as for `prepare_data` (a path or a list of them); any other iterable
-            is taken for the texts themselves.
-        vocab_size: Ids, special tokens and the 256 bytes included. Little text gives fewer.
-        output: The file to write, whole or not at all.
-        special_tokens: Take the first ids, in this order. The first one ends documents.
+        source: Text files, directories or patterns as for `prepare_data` (a path or a list of paths). Any other
+            iterable is taken as the texts themselves.
+        vocab_size: The number of ids, including special tokens and the 256 bytes. A short text gives fewer.
+        output: The file to write. It is written completely or not at all.
+        special_tokens: Tokens that take the first ids, in this order. The first one ends documents.
         text_key, on_bad_line, max_bad_lines: See `prepare_data`.
 
     Raises:
-        ConfigError: the vocabulary has no room for the bytes and special tokens.
-        DataError: there is no text, or some of it can't be read.
+        ConfigError: the vocabulary is too small for the bytes and special tokens.
+        DataError: there is no text, or some of it is unreadable.
     """
     least = _BYTES + len(special_tokens)
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < least:
@@ -80,7 +80,7 @@ def train_bpe(
 
 
 class _Counted:
-    """Passes texts on and counts their characters."""
+    """Iterate over texts and count their characters."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = texts

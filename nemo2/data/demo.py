@@ -22,21 +22,21 @@ _log = logging.getLogger(__name__)
 
 @configurable
 class StdlibDataModule(MegatronDataModule):
-    """Pre-training on the running interpreter's standard library, with a BPE tokenizer trained on it.
+    """Pre-train on the running interpreter's standard library, with a BPE tokenizer trained on it.
 
-    Tokenizer and token files are made when they are first asked for, which takes about half a minute once, and kept.
-    Processes that ask at the same time wait for the one that makes them. Every 20th file is for validation; there is no
+    The tokenizer and the token files are created on first use, which takes about half a minute, and are reused
+    afterwards. Concurrent processes wait for the one that creates them. Every 20th file is for validation. There is no
     test split.
 
     Args:
-        directory: Where to keep what is made. None: ``stdlib`` in ``$NEMO_DATASETS_CACHE``, which defaults to
-            ``$NEMO_HOME/datasets``, and that to ``~/.cache/nemo2/datasets``.
-        vocab_size: Of the tokenizer.
-        max_bytes: How much of the library to use.
+        directory: The folder of the files. None: ``stdlib`` in ``$NEMO_DATASETS_CACHE``, which defaults to
+            ``$NEMO_HOME/datasets``, and ``$NEMO_HOME`` to ``~/.cache/nemo2``.
+        vocab_size: The vocabulary size of the tokenizer.
+        max_bytes: The amount of the library's text to use.
         seq_length, micro_batch_size, global_batch_size, num_workers, seed: See `PreTrainingDataModule`.
 
     Raises:
-        DataError: on first use, the directory can't be written to, or this interpreter has no sources.
+        DataError: on first use, if the directory is not writable or this interpreter has no sources.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StdlibDataModule(MegatronDataModule):
 
     @cached_property
     def prepared(self) -> DemoData:
-        """The files, made now if nobody made them before."""
+        """The files, created now if they don't exist."""
         place = Path(self.directory) if self.directory is not None else datasets_home() / "stdlib"
         if here().local_rank == 0:
             _log.info("Looking for the standard library's tokens in %s; making them takes half a minute, once.", place)
@@ -77,7 +77,7 @@ class StdlibDataModule(MegatronDataModule):
         return BPETokenizer(self.prepared.tokenizer)
 
     def prepare_data(self) -> None:
-        """Called by Lightning on one process per node before any other hook."""
+        """Called by Lightning in one process per node before any other hook."""
         _ = self.prepared
 
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
@@ -93,5 +93,5 @@ class StdlibDataModule(MegatronDataModule):
             global_batch_size=self.global_batch_size,
             seed=self.seed,
         )
-        module.trainer = self.trainer  # how many samples there must be follows from its steps
+        module.trainer = self.trainer  # its steps decide the number of samples
         return module

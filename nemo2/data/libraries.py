@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers by NeMo 2.0's names of libraries."""
+"""Creates tokenizers by NeMo 2.0's library names."""
 
 from typing import Any, Optional
 
@@ -34,19 +34,20 @@ def get_nmt_tokenizer(
     chat_template: Optional[str] = None,
     vocab_size: Optional[int] = None,
 ) -> Tokenizer:
-    """A tokenizer by NeMo 2.0's names of libraries.
+    """Create a tokenizer by NeMo 2.0's library name.
 
     Args:
-        library: "sentencepiece" (``tokenizer_model``, a ``.model`` file), "huggingface" (``model_name``, a name or a folder),
-            "null" (``vocab_size``, to which the end-of-document id is added), "byte-level", or "megatron" (GPT-2's byte pairs, by
-            ``vocab_file`` and ``merges_file``, or with ``model_name="GPTSentencePieceTokenizer"`` as "sentencepiece").
-        tokenizer_model: A ``tokenizer.json`` for "huggingface", in place of ``model_name``.
-        special_tokens: ``eos_token``, ``bos_token`` and ``pad_token`` of "huggingface", where its own files say otherwise.
-        use_fast, trust_remote_code, chat_template: As `AutoTokenizer`.
-        bpe_dropout, r2l, legacy, delimiter: Of NeMo's tokenizers for translation; refused.
+        library: "sentencepiece" (needs ``tokenizer_model``, a ``.model`` file), "huggingface" (``model_name``, a name
+            or a folder), "null" (``vocab_size``, to which the end-of-document id is added), "byte-level", or "megatron"
+            (GPT-2's BPE from ``vocab_file`` and ``merges_file``, or with ``model_name="GPTSentencePieceTokenizer"`` the
+            same as "sentencepiece").
+        tokenizer_model: With "huggingface", a ``tokenizer.json`` in place of ``model_name``.
+        special_tokens: With "huggingface", ``eos_token``, ``bos_token`` and ``pad_token``, which override its files.
+        use_fast, trust_remote_code, chat_template: As in `AutoTokenizer`.
+        bpe_dropout, r2l, legacy, delimiter: Options of NeMo's translation tokenizers, which are rejected.
 
     Raises:
-        ConfigError: another library, a name that it needs is missing, or an argument that none here has.
+        ConfigError: an unknown library, a missing name that the library needs, or an unsupported argument.
     """
     _refuse("get_nmt_tokenizer", bpe_dropout=bpe_dropout, r2l=r2l, legacy=legacy, delimiter=delimiter)
     if library == "huggingface" and tokenizer_model is not None:
@@ -102,14 +103,14 @@ def get_tokenizer(
     bpe_dropout: float = 0.0,
     chat_template: Optional[str] = None,
 ) -> Tokenizer:
-    """A tokenizer by the name of a release of Hugging Face's, or "sentencepiece" and its ``tokenizer_model``.
+    """Create a tokenizer by the name of a Hugging Face release, or with "sentencepiece" from its ``tokenizer_model``.
 
     Args:
-        vocab_file, merges_file: GPT-2's, in place of those that ``tokenizer_name`` has.
-        special_tokens, use_fast, bpe_dropout, chat_template: As `get_nmt_tokenizer`.
+        vocab_file, merges_file: GPT-2's files, in place of those of ``tokenizer_name``.
+        special_tokens, use_fast, bpe_dropout, chat_template: As in `get_nmt_tokenizer`.
 
     Raises:
-        ConfigError: as `get_nmt_tokenizer`.
+        ConfigError: as in `get_nmt_tokenizer`.
     """
     if tokenizer_name == "sentencepiece":
         library = "sentencepiece"

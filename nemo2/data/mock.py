@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MockDataModule`: random tokens of the right shape, from nothing but a seed."""
+"""`MockDataModule`: random tokens of the right shape, from a seed."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Optional
@@ -26,29 +26,29 @@ register_gone("nemo2.data.demo:StdlibDataModule", paths=OWN_DATA)
 
 @configurable
 class MockDataModule(MegatronDataModule):
-    """Uniform random tokens; no files, no network. For timing, for tests, and for trying a recipe.
+    """Provide uniformly random tokens without files or network, to time a recipe, test it or try it out.
 
-    Sample i of a split is the same in every process and every run: it depends on the seed, the split and i only.
-    There is nothing to learn in it, the best loss is ``log(vocab_size)``.
+    Sample i of a split is the same in every process and every run: it depends only on the seed, the split and i. A
+    model can learn nothing from the data, and the best loss is ``log(vocab_size)``.
 
-    An item is ``tokens`` and ``labels`` (int64, ``[seq_length]``, labels one token ahead), ``loss_mask`` (float32, all
-    ones), ``position_ids`` (int64) and, where asked for, ``attention_mask`` (bool, ``[1, seq_length, seq_length]``,
-    True where attention is forbidden).
+    An item has ``tokens`` and ``labels`` (int64, ``[seq_length]``, labels one token ahead), ``loss_mask`` (float32, all
+    ones), ``position_ids`` (int64) and optionally ``attention_mask`` (bool, ``[1, seq_length, seq_length]``, True where
+    attention is forbidden).
 
     Args:
         seq_length: Tokens per sample.
-        tokenizer: Only its vocabulary size matters. None: a `NullTokenizer` of GPT-2's 50257 ids, or GPT-2's own
-            tokenizer where `vocab_file` and `merges_file` are given.
+        tokenizer: A tokenizer, of which only the vocabulary size matters. None: a `NullTokenizer` with GPT-2's 50257
+            ids, or GPT-2's own tokenizer if `vocab_file` and `merges_file` are given.
         micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`.
-        num_train_samples, num_val_samples, num_test_samples: Sizes of the splits; training longer repeats them.
+        num_train_samples, num_val_samples, num_test_samples: The sizes of the splits. Longer training repeats them.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
-        create_attention_mask: Whether items hold a mask; attention kernels make causal ones themselves.
+        create_attention_mask: Whether items hold a mask. Attention kernels make causal masks themselves.
         vocab_file, merges_file: GPT-2's vocab.json and merges.txt.
-        seed: Where the randomness starts.
+        seed: The seed of the random tokens.
     """
 
     size_without_tokenizer: ClassVar[int] = GPT2_VOCAB_SIZE
-    """Tokens of the vocabulary where there is neither a tokenizer nor files of its own."""
+    """The vocabulary size without a tokenizer and without vocabulary files."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class MockDataModule(MegatronDataModule):
 
 
 class MockGPTDataset(Dataset[dict[str, Tensor]]):
-    """Random samples in the form of Megatron's GPTDataset; sample i is drawn from (seed, i)."""
+    """Random samples in the format of Megatron's GPTDataset. Sample i is drawn from (seed, i)."""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text → tokens in Megatron's indexed format: ``PREFIX.bin``, ``PREFIX.idx`` and what they hold in ``PREFIX.json``."""
+"""Converts text into tokens in Megatron's indexed format: ``PREFIX.bin``, ``PREFIX.idx`` and a description in
+``PREFIX.json``."""
 
 import hashlib
 import json
@@ -25,9 +26,9 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
-    """Contents of a pair of token files: the fields of ``PREFIX.json``, except for the prefix itself.
+    """The contents of a pair of token files: the fields of ``PREFIX.json``, except for the prefix itself.
 
-    ``tokens`` counts the end-of-document tokens too. ``sha256`` has the digests of the .bin and the .idx file.
+    ``tokens`` includes the end-of-document tokens. ``sha256`` has the digests of the .bin and the .idx file.
     """
 
     prefix: str
@@ -60,21 +61,22 @@ def prepare_data(
 ) -> PreparedData:
     """Tokenize `inputs` into ``output_prefix.bin/.idx``, which `PreTrainingDataModule` reads.
 
-    One document per file, or per line of a ``.jsonl`` file; see `nemo2.data.documents` for what may be an input.
-    Documents are written in the order of the inputs, empty ones are left out. The files appear whole or not at all:
-    a reader never sees an index that belongs to other tokens.
+    Each file is a document, or each line of a ``.jsonl`` file. `nemo2.data.documents` describes the accepted inputs.
+    Documents are written in the order of the inputs, without empty documents. The files appear only when they are
+    complete, so a reader never sees an index that belongs to other tokens.
 
     Args:
-        tokenizer: Batches are tokenized on several threads where the tokenizer can (`BPETokenizer`).
-        text_key: Where the lines of a .jsonl file have their text.
+        tokenizer: The tokenizer. `BPETokenizer` tokenizes batches in several threads.
+        text_key: The field of a .jsonl line that holds the text.
         append_eod: End each document with the tokenizer's ``eod``.
-        on_bad_line: A document that isn't text: "fail" names file and line; "skip" leaves it out and counts it.
-        max_bad_lines: With "skip", more than this many are an error after all.
+        on_bad_line: The action for a document that isn't text. "fail": an error that names file and line. "skip": leave
+            it out and count it.
+        max_bad_lines: With "skip", the largest number of bad documents. More are an error.
         progress: Show a bar on the terminal.
 
     Raises:
         ConfigError: a setting is wrong.
-        DataError: an input is missing or unreadable, nothing is left to write, or the place can't be written to.
+        DataError: an input is missing or unreadable, no document remains, or the target is not writable.
     """
     if on_bad_line not in ("fail", "skip"):
         raise ConfigError(f"on_bad_line={on_bad_line!r}: must be 'fail' or 'skip'.")
@@ -96,9 +98,9 @@ def prepare_data(
 
 
 def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
-    """The description of ``PREFIX.bin`` in ``PREFIX.json``; None where there is none, or it describes other files.
+    """The description of ``PREFIX.bin`` in ``PREFIX.json``. None: there is none, or it describes other files.
 
-    Token files written by other tools have no such file, and a .json of that name may be anything.
+    Other tools write token files without such a file, and a .json of that name may have any contents.
     """
     try:
         contents = json.loads(read_bounded(f"{prefix}.json", at_most=_MOST_DESCRIPTION))
@@ -111,12 +113,12 @@ def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
 
 
 def strip_suffix(path: Union[str, Path]) -> str:
-    """The prefix of a pair of token files, also where one of the two was named."""
+    """The prefix of a pair of token files, also if ``path`` names one of the two files."""
     return str(path).removesuffix(".bin").removesuffix(".idx")
 
 
 class _Writer:
-    """Writes next to the final names and renames at the end; leaves nothing behind on an error."""
+    """Write to temporary files beside the final names and rename them at the end. An error leaves no files behind."""
 
     def __init__(self, prefix: Path, vocab_size: int) -> None:
         from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
@@ -177,7 +179,7 @@ class _Writer:
         )
         contents = {key: value for key, value in asdict(prepared).items() if key != "prefix"}
         Path(f"{self.temporary}.json").write_text(json.dumps(contents, indent=2) + "\n", "utf-8")
-        # Without its index a dataset does not exist, so the index goes first and comes last.
+        # A dataset does not exist without its index, so the index is deleted first and written last.
         Path(f"{self.prefix}.idx").unlink(missing_ok=True)
         for suffix in (".bin", ".json", ".idx"):
             os.replace(f"{self.temporary}{suffix}", f"{self.prefix}{suffix}")
@@ -203,7 +205,7 @@ def _ids(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def _progress(files: list[Path], show: bool) -> Any:
-    """`files` as a context, followed by a bar over their bytes where that is asked for."""
+    """`files` as a context, with a bar over their bytes if ``show``."""
     if not show:
         return nullcontext(files)
     return _FollowedFiles(files)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PreTrainingDataModule`: Megatron's token files, blended, split, shuffled and cut into samples by Megatron-Core."""
+"""`PreTrainingDataModule`: Megatron's token files, which Megatron-Core blends, splits, shuffles and divides into
+samples."""
 
 import hashlib
 import os
@@ -22,42 +23,43 @@ from nemo2.errors import ConfigError, DataError
 
 @configurable
 class PreTrainingDataModule(MegatronDataModule):
-    """Pre-training on token files (``PREFIX.bin/.idx``), through Megatron-Core's own dataset classes.
+    """Pre-train on token files (``PREFIX.bin/.idx``) with Megatron-Core's dataset classes.
 
-    An item is ``tokens`` and ``labels`` (int64, ``[seq_length]``), ``loss_mask`` (float32), ``position_ids`` (int64),
-    with ``attention_mask`` where asked for and ``dataset_id`` in a blend.
+    An item has ``tokens`` and ``labels`` (int64, ``[seq_length]``), ``loss_mask`` (float32), ``position_ids`` (int64),
+    optionally ``attention_mask``, and ``dataset_id`` in a blend.
 
-    All files are checked when the module is set up, on every rank and before any index is built; if one rank finds a
-    fault, all raise it. Rank 0 builds the sample index, the others read it. The index is cached under a key of the
-    files' contents, so a corpus that was replaced under its old name gets a new one.
+    Setup checks all files on every rank before it builds any index. If one rank finds a fault, all ranks raise it. Rank
+    0 builds the sample index and the other ranks read it. The key of the index cache contains the files' contents, so a
+    corpus that was replaced under its old name gets a new index.
 
     Args:
-        paths: A dataset's path without suffix; a list of them; ``[weight, path, weight, path, ...]``; or a dictionary
+        paths: A dataset's path without suffix; a list of paths; ``[weight, path, weight, path, ...]``; or a dictionary
             of these under "train", "validation" and "test". Without weights every dataset of a list is used once, in
             proportion to its size, and then again from the start.
         seq_length: Tokens per sample.
-        tokenizer: The one that the data was written with. None: someone must set ``tokenizer`` before set-up.
-        micro_batch_size, global_batch_size, rampup_batch_size, dataloader_type, init_consumed_samples,
-        init_global_step, output_log: See `MegatronDataSampler`.
+        tokenizer: The tokenizer that the data was written with. None: ``tokenizer`` must be set before setup.
+        micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`.
+        dataloader_type, init_consumed_samples, init_global_step, output_log: See `MegatronDataSampler`.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
-        reset_position_ids, reset_attention_mask, eod_mask_loss: Whether a sample's positions and attention begin anew
-            after each end of a document, and whether predicting what follows one counts in the loss.
-        create_attention_mask: Whether items hold a mask; attention kernels make causal ones themselves.
-        seed: Of Megatron's shuffling.
-        split: Shares of train, validation and test, where `paths` isn't a dictionary (with one it is ignored).
-        index_mapping_dir: Where to cache sample indices, in a folder that only this user can write to; all ranks must see
-            it. None: ``index_cache`` next to the first dataset.
+        reset_position_ids: Restart positions after each end of a document.
+        reset_attention_mask: Restrict attention to the tokens of the same document.
+        eod_mask_loss: Leave the prediction after each end of a document out of the loss.
+        create_attention_mask: Whether items hold a mask. Attention kernels make causal masks themselves.
+        seed: The seed of Megatron's shuffling.
+        split: The shares of train, validation and test. Ignored if `paths` is a dictionary.
+        index_mapping_dir: The folder for cached sample indices. Only this user may write to it, and all ranks must see
+            it. None: ``index_cache`` beside the first dataset.
         num_dataset_builder_threads: Threads that build the indices of a blend.
-        num_train_samples, num_val_samples, num_test_samples: Samples to provide. None: what the trainer's ``max_steps``
-            and its limits of validation and test batches need.
+        num_train_samples, num_val_samples, num_test_samples: Samples per split. None: as many as the trainer's
+            ``max_steps`` and its limits of validation and test batches need.
         dataset_cls: A Megatron dataset class. None: ``GPTDataset``.
-        mmap_bin_files: Map the .bin files; False reads with file pointers.
-        object_storage_cache_path: For ``s3://`` and ``msc://`` paths: where to keep their .idx files. Such paths are
+        mmap_bin_files: Memory-map the .bin files. False: read them with file pointers.
+        object_storage_cache_path: For ``s3://`` and ``msc://`` paths: the folder for their .idx files. Such paths are
             not checked beforehand.
 
     Raises:
-        ConfigError: `paths`, `split` or a number can't be meant.
-        DataError: at set-up, a file is missing, corrupt, made with another tokenizer, or too small for its split.
+        ConfigError: an invalid value of `paths`, `split` or a number.
+        DataError: at setup, if a file is missing, corrupt, made with another tokenizer, or too small for its split.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class PreTrainingDataModule(MegatronDataModule):
     # Sizes
 
     def _sizes(self) -> dict[str, Optional[int]]:
-        """Samples to provide of each split. None: all of the data once. 0: no such split."""
+        """The samples of each split. None: all of the data once. 0: the split doesn't exist."""
         sizes = {
             "train": self._train_size(),
             "validation": self._evaluation_size("validation", self.num_val_samples),
@@ -179,7 +181,7 @@ class PreTrainingDataModule(MegatronDataModule):
         limit = self.trainer.limit_val_batches if split == "validation" else self.trainer.limit_test_batches
         if limit is None or (isinstance(limit, float) and limit > 0):
             return None
-        # As NeMo and Megatron-LM count: an evaluation after every interval and one at the end.
+        # As in NeMo and Megatron-LM: an evaluation after every interval and one at the end.
         evaluations = 1
         if split == "validation" and self.trainer.max_steps > 0:
             interval = self.trainer.val_check_interval
@@ -194,7 +196,7 @@ class PreTrainingDataModule(MegatronDataModule):
         return self._blends if first < last else None
 
     def _share_of(self, split: str) -> tuple[float, float]:
-        """The part of each dataset that a split is made of, as two shares of its sequences."""
+        """The part of each dataset that makes up a split, as the two ends of a range of its sequences, from 0 to 1."""
         if isinstance(self._blends, Mapping):
             return 0.0, 1.0
         from megatron.core.datasets.blended_megatron_dataset_config import (
@@ -202,14 +204,14 @@ class PreTrainingDataModule(MegatronDataModule):
             parse_and_normalize_split,
         )
 
-        # Megatron's own arithmetic, so that the tokens counted are those that it will draw from.
+        # Megatron's own arithmetic, so that the counted tokens are those that it draws from.
         share = convert_split_vector_to_split_matrix(parse_and_normalize_split(self._split))[SPLITS.index(split)]
         return share or (0.0, 0.0)
 
     # Checks
 
     def _checked(self, wanted: dict[str, Optional[int]], tokenizer: Tokenizer) -> list[TokenFile]:
-        """The files of the wanted splits, found to be what they should be."""
+        """The files of the wanted splits, after all checks."""
         files: dict[str, TokenFile] = {}
         for split in wanted:
             blend = self._blend_of(split)
@@ -226,8 +228,8 @@ class PreTrainingDataModule(MegatronDataModule):
     def _check_amount(self, file: TokenFile, split: str) -> None:
         first, last = self._share_of(split)
         tokens = file.tokens_between(first, last)
-        # Megatron counts passes over an empty split for ever, and nearly so over a tiny one. A sample takes one token
-        # more than its length, for the last label.
+        # Megatron would count passes over an empty split forever, and nearly so over a tiny one. A sample takes one
+        # token more than its length, for the last label.
         needed = self.seq_length + 1
         if tokens >= needed:
             return
@@ -247,7 +249,7 @@ class PreTrainingDataModule(MegatronDataModule):
     # Building
 
     def _cache_directory(self, files: Sequence[TokenFile]) -> str:
-        """A directory of its own for these files' contents, made and found to be writable."""
+        """A directory for the indices of these files' contents. It is created and checked to be writable."""
         contents = "\n".join(sorted(file.fingerprint for file in files))
         key = hashlib.sha256(contents.encode()).hexdigest()[:16]
         if self.index_mapping_dir is not None:
@@ -286,7 +288,7 @@ class PreTrainingDataModule(MegatronDataModule):
 
 
 def _check_tokenizer(file: TokenFile, tokenizer: Tokenizer) -> None:
-    """The ids fit, and where the files say which tokenizer made them, it is this one."""
+    """Check that the ids fit, and that this is the tokenizer that the files name, if they name one."""
     check_token_ids(file, tokenizer.vocab_size)
     sidecar = read_sidecar(file.prefix)
     if sidecar is None:

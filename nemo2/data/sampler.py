@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MegatronDataSampler`: turns a plain DataLoader into one whose items are steps, and counts what was consumed."""
+"""`MegatronDataSampler`: turns a plain DataLoader into a loader of steps and counts the consumed samples."""
 
 from typing import Any, Literal, Optional
 
@@ -22,24 +22,25 @@ _MODES = ("train", "validation", "test", "predict")
 
 
 class DataSampler:
-    """The interface between a strategy and a data module's ``data_sampler``; subclass it for another way to cut batches."""
+    """The interface between a strategy and a data module's ``data_sampler``. Subclass it to split batches in another
+    way."""
 
     def connect(self, trainer: Any) -> None:
-        """Remember `trainer`, whose ``global_step`` tells how far training is."""
+        """Store `trainer`, whose ``global_step`` is the position of training."""
         self.trainer = trainer
 
     def setup(self, global_rank: int) -> None:
-        """Called once on every rank when Megatron's process groups exist."""
+        """Called once on every rank after Megatron's process groups are created."""
 
     def transform_dataloader(
         self, dataloader: DataLoader, consumed_samples: int = 0, mode: Optional[str] = None
     ) -> DataLoader:
-        """`dataloader`, or one that takes its place, whose items are steps."""
+        """`dataloader`, or a replacement, whose items are steps."""
         return dataloader
 
 
 class WrappedDataLoader(DataLoader):
-    """A DataLoader that says what it is for: "train", "validation", "test" or "predict"."""
+    """A DataLoader with a purpose: "train", "validation", "test" or "predict"."""
 
     def __init__(self, mode: str = "train", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -49,38 +50,41 @@ class WrappedDataLoader(DataLoader):
 class StepDataLoader(WrappedDataLoader):
     """A loader whose items are steps, made by `MegatronDataSampler`.
 
-    It is where the sampler's count of consumed samples says, so it has no state of its own; that it has the methods
-    tells Lightning that a resume within an epoch is exact.
+    The sampler's count of consumed samples gives its position, so the loader has no state. It defines the state methods
+    all the same, because they tell Lightning that a resume within an epoch is exact.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """An empty state."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 @configurable
 class MegatronDataSampler(DataSampler):
-    """Megatron's batches for Lightning: one item of a transformed loader is this rank's share of one global batch.
+    """Split samples into Megatron's batches. Each item of a transformed loader is this rank's shard of one global
+    batch.
 
-    An item is ``[num_microbatches * micro_batch_size, ...]``, ordered by micro-batch (see `nemo2.data.batch_sampler`).
+    An item has the shape ``[num_microbatches * micro_batch_size, ...]``, ordered by micro-batch (see
+    `nemo2.data.batch_sampler`).
 
     Args:
-        seq_len: Tokens per sample; for those who ask, loading doesn't need it.
+        seq_len: Tokens per sample. Other code reads it, but loading doesn't need it.
         micro_batch_size: Samples in one forward pass of one data-parallel rank.
         global_batch_size: Samples in one optimizer step, over all ranks.
-        rampup_batch_size: ``[start, increment, samples]``, Megatron's linear batch-size ramp-up; None: constant.
-        dataloader_type: "single": the dataset's order. "cyclic": shuffled anew in every pass. "batch": as "single".
+        rampup_batch_size: ``[start, increment, samples]``, Megatron's linear batch-size ramp-up. None: constant.
+        dataloader_type: "single": the dataset's order. "cyclic": shuffled anew in every pass. "batch": the same as
+            "single".
         init_consumed_samples: Samples that training had consumed when this run began.
-        init_global_step: The trainer's global step at that moment.
-        output_log: Whether the strategy should log ``consumed_samples`` and ``global_batch_size``.
+        init_global_step: The trainer's global step when this run began.
+        output_log: Whether the strategy logs ``consumed_samples`` and ``global_batch_size``.
         decoder_seq_len: Decoder tokens of encoder-decoder models.
-        seed: Of the order of each pass, where it is "cyclic".
+        seed: The seed of the order of each pass, with "cyclic".
 
     Raises:
-        ConfigError: a size or type that can't work whatever the number of ranks.
+        ConfigError: a size or type that can't work with any number of ranks.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class MegatronDataSampler(DataSampler):
         """Set Megatron-Core's micro-batch calculator to this sampler's batch sizes. Needs Megatron's process groups.
 
         Raises:
-            ConfigError: the global batch isn't a whole number of micro-batches on every data-parallel rank.
+            ConfigError: the global batch is not a whole number of micro-batches on every data-parallel rank.
         """
         _, size = data_parallel()
         self._schedule.check(self.micro_batch_size, size)
@@ -139,18 +143,20 @@ class MegatronDataSampler(DataSampler):
     ) -> DataLoader:
         """A loader over the same dataset whose items are steps.
 
-        Everything else the loader was made with survives: collate_fn, workers, pinning, prefetching, timeouts, the
-        generator. Its batch size and order do not: they follow from this sampler, and a loader made with
-        ``shuffle=True`` trains as "cyclic". But a loader with a batch sampler or sampler of the user's own (another
-        kind than torch's sequential, random and distributed ones), or over an IterableDataset, comes back as it is:
-        each of its items must be this rank's share of one global batch already.
+        The loader keeps its collate_fn, workers, pinning, prefetching, timeouts and generator. This sampler decides its
+        batch size and order. A loader made with ``shuffle=True`` trains as "cyclic".
+
+        A loader is returned unchanged if it has the user's own batch sampler or sampler (any kind except torch's
+        sequential, random and distributed samplers), or an IterableDataset. Each of its items must already be this
+        rank's shard of one global batch.
 
         Args:
-            consumed_samples: Where training stands. 0: where this sampler already stands (0, or a restored position).
-            mode: "train", "validation", "test", "predict". None: the loader's own ``mode``, else "train". Only training
-                moves on through the dataset and ramps up; the others begin at sample 0, with full global batches.
-            drop_last: Leave out the samples after the last whole global batch. False: that batch is filled with samples whose
-                loss mask is empty. Training always leaves them to its next pass.
+            consumed_samples: The position of training. 0: this sampler's own position (0, or a restored position).
+            mode: "train", "validation", "test" or "predict". None: the loader's own ``mode``, else "train". Only
+                training advances through the dataset and ramps up the batch size. The other modes start at sample 0
+                with full global batches.
+            drop_last: Leave out the samples after the last whole global batch. False: fill that batch with samples
+                whose loss mask is empty. Training always leaves them to its next pass.
         """
         mode = mode or getattr(dataloader, "mode", "train")
         if mode not in _MODES:
@@ -184,11 +190,11 @@ class MegatronDataSampler(DataSampler):
         return _rebuilt(dataloader, sampler, mode, padded=mode != "train" and not drop_last)
 
     def compute_consumed_samples(self, steps_since_resume: int = 0) -> int:
-        """Samples consumed once `steps_since_resume` more steps than at ``init_global_step`` are done."""
+        """The samples consumed after `steps_since_resume` more steps than ``init_global_step``."""
         return self._schedule.after(self.init_consumed_samples, int(steps_since_resume))
 
     def update_num_microbatches(self) -> None:
-        """Bring Megatron-Core's calculator to the step about to begin. Only a ramp-up makes a difference."""
+        """Set Megatron-Core's calculator to the next step. Has an effect only during a ramp-up."""
         if self._schedule.thresholds:
             from megatron.core.num_microbatches_calculator import update_num_microbatches
 
@@ -196,17 +202,17 @@ class MegatronDataSampler(DataSampler):
 
     @property
     def consumed_samples(self) -> int:
-        """Samples consumed by all the steps done so far, those before a resume included."""
+        """The samples consumed by all steps so far, including those before a resume."""
         return self.compute_consumed_samples(self._global_step() - self.init_global_step)
 
     @property
     def current_global_batch_size(self) -> int:
-        """The global batch size of the step about to begin."""
+        """The global batch size of the next step."""
         return self._schedule.at(self.consumed_samples)
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches per data-parallel rank in the step about to begin."""
+        """The micro-batches per data-parallel rank in the next step."""
         _, size = data_parallel()
         return self.current_global_batch_size // (self.micro_batch_size * size)
 
@@ -224,7 +230,7 @@ class MegatronDataSampler(DataSampler):
 
 
 def data_parallel() -> tuple[int, int]:
-    """This rank and the number of ranks along the data-parallel axis (context-parallel peers read the same data)."""
+    """This rank and the number of ranks along the data-parallel axis. Context-parallel peers read the same data."""
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -252,7 +258,7 @@ def _rebuilt(dataloader: DataLoader, batch_sampler: Any, mode: str, *, padded: b
         "generator": dataloader.generator,
         "persistent_workers": dataloader.persistent_workers,
     }
-    if dataloader.num_workers > 0:  # torch refuses these two without workers
+    if dataloader.num_workers > 0:  # torch rejects these two without workers
         arguments["multiprocessing_context"] = dataloader.multiprocessing_context
         arguments["prefetch_factor"] = dataloader.prefetch_factor
     return StepDataLoader(mode=mode, **arguments)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SentencePiece models, read without the package ``sentencepiece``.
+"""Reads SentencePiece models without the package ``sentencepiece``.
 
-A ``.model`` is a protocol buffer (``sentencepiece_model.proto`` of google/sentencepiece): pieces with scores, how text is
-normalised, and which ids are special. Its pieces and scores become a model of the ``tokenizers`` package, its rules a normaliser
-of that; the ids of a text are SentencePiece's.
+A ``.model`` is a protocol buffer (``sentencepiece_model.proto`` of google/sentencepiece) with pieces and their scores,
+rules of normalization, and special ids. The pieces and scores become a model of the ``tokenizers`` package, and the
+rules become its normalizer. The ids of a text equal SentencePiece's.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import DataError
 
 SPACE = "\u2581"
-"""What stands for a space in pieces."""
+"""The character that represents a space in pieces."""
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNKNOWN_TEXT = " \u2047 "
-"""What SentencePiece writes for an unknown piece."""
+"""The text that SentencePiece writes for an unknown piece."""
 
 
 class Piece(NamedTuple):
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a ``.model`` says."""
+    """The contents of a ``.model`` file."""
 
     pieces: list[Piece]
     model_type: int = _UNIGRAM
@@ -50,13 +50,14 @@ class Contents:
 
 @configurable
 class SentencePieceTokenizer(Tokenizer):
-    """A tokenizer of SentencePiece, "unigram" or "bpe", from its ``.model`` file. Control pieces in a text are plain text.
+    """A SentencePiece tokenizer, "unigram" or "bpe", from its ``.model`` file. Control pieces in a text count as plain
+    text.
 
     Args:
         model_path: The file.
 
     Raises:
-        DataError: at first use, the file is missing, isn't a SentencePiece model, or one of words or characters.
+        DataError: on first use, if the file is missing, is no SentencePiece model, or is a word or character model.
     """
 
     def __init__(self, model_path: Union[str, Path]) -> None:
@@ -99,7 +100,7 @@ class SentencePieceTokenizer(Tokenizer):
         pieces = [piece for piece in pieces if piece.kind not in (_CONTROL, _UNUSED)]
         texts = [piece.text for piece in pieces]
         removed = len(texts) if self.contents.remove_extra_whitespaces else int(self.contents.add_dummy_prefix)
-        for at in range(min(removed, len(texts))):  # the spaces in front that the normaliser adds or doesn't keep
+        for at in range(min(removed, len(texts))):  # leading spaces that the normalizer adds or removes
             texts[at] = texts[at].removeprefix(SPACE)
             if texts[at]:
                 break
@@ -131,7 +132,7 @@ class SentencePieceTokenizer(Tokenizer):
         return OrderedDict([("class", type(self).__name__), ("sha256", hashlib.sha256(self._bytes).hexdigest())])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was loaded, which a worker process loads itself."""
+        """The state without the loaded model, which each worker process loads itself."""
         return {"model_path": self.model_path}
 
     def __repr__(self) -> str:
@@ -139,7 +140,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def parsed(data: bytes) -> Contents:
-    """A ``ModelProto``. Raises ValueError, IndexError or struct.error where it isn't."""
+    """Parse a ``ModelProto``. Raises ValueError, IndexError or struct.error for other data."""
     pieces: list[Piece] = []
     settings: dict[str, Any] = {}
     for number, value in _fields(data):
@@ -162,7 +163,7 @@ _SETTINGS = {
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: whole numbers, or bytes. Raises ValueError where it ends within one."""
+    """The fields of a message: integers or bytes. Raises ValueError if the message ends within a field."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -227,15 +228,19 @@ def _backend(contents: Contents) -> Any:
 
 
 def _name(token_id: int, piece: Piece) -> str:
-    """A piece in the backend's vocabulary: one that no text can be split into has a name that no text contains, and one that is
-    never split a character of its own, of a private plane, which the normaliser puts in its place."""
+    """The name of a piece in the backend's vocabulary.
+
+    A piece that no text can be split into gets a name that no text contains. A piece that is never split gets a
+    private-use character, which the normalizer substitutes for it.
+    """
     if piece.kind == _USER_DEFINED:
         return chr(0x100000 + token_id)
     return f"\0{token_id}" if piece.kind in (_UNKNOWN, _CONTROL, _UNUSED) else piece.text
 
 
 def _merges(pieces: Sequence[Piece], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs that make each piece, in the order of its score: SentencePiece merges what makes the best piece first."""
+    """The pairs that make each piece, in the order of its score, because SentencePiece first merges the pair that
+    makes the best piece."""
     found = []
     for piece in pieces:
         if piece.kind != _NORMAL:

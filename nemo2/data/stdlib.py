@@ -26,7 +26,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class DemoData:
-    """A tokenizer and the token files made with it; prefixes are for `PreTrainingDataModule`."""
+    """A tokenizer and the token files made with it. The prefixes are for `PreTrainingDataModule`."""
 
     tokenizer: str
     train: str
@@ -36,11 +36,11 @@ class DemoData:
 def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] = None) -> list[Path]:
     """The .py files of the running interpreter's standard library, sorted by their path within it.
 
-    Installed packages are left out, and so are the library's own tests unless asked for. With `max_bytes` the list is
-    thinned evenly to at most that much text, so that all parts of the library stay in it.
+    Installed packages are left out, and so are the library's tests unless `include_tests` is set. `max_bytes` thins the
+    list evenly to at most that much text, so that all parts of the library remain.
 
     Raises:
-        DataError: this interpreter has no library sources (a frozen or zipped one).
+        DataError: this interpreter has no library sources (a frozen or zipped interpreter).
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = _NOT_ITS_OWN if include_tests else _NOT_ITS_OWN | _TESTS
@@ -57,7 +57,7 @@ def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] =
     kept, taken, passed = [], 0, 0
     for file, size in sized:
         passed += size
-        # Keep up with the share of the text passed so far.
+        # Keep a file if the kept text stays within this file's share of the total so far.
         if taken + size <= max_bytes * passed / total:
             kept.append(file)
             taken += size
@@ -67,11 +67,11 @@ def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] =
 def prepare_demo_data(
     directory: Union[str, Path], vocab_size: int = 4096, *, max_bytes: int = 12_000_000, progress: bool = False
 ) -> DemoData:
-    """A BPE tokenizer trained on the standard library, and the library as training and validation tokens.
+    """Train a BPE tokenizer on the standard library and tokenize the library into training and validation files.
 
-    Every 20th file is for validation. The files are kept in `directory` under a name made of the interpreter, the
-    sources and the settings, so a second call finds them; callers in several processes wait for the one that works.
-    An interrupted call leaves nothing that a later one would take for finished.
+    Every 20th file is for validation. The files are stored in `directory` under a name made of the interpreter, the
+    sources and the settings, so a second call reuses them. Concurrent callers wait for the process that creates them.
+    An interrupted call leaves no files that a later call would take for complete.
     """
     files = python_stdlib_corpus(max_bytes=max_bytes)
     place = Path(directory).expanduser() / _key(files, vocab_size)
@@ -87,7 +87,7 @@ def prepare_demo_data(
         raise DataError(f"{place} can't be made: {error}. Choose a directory that can be written to.") from error
     try:
         with FileLock(place / ".lock", timeout=_LOCK_SECONDS):
-            if not finished.is_file():  # another process may have finished while this one waited
+            if not finished.is_file():  # another process may have finished meanwhile
                 _prepare(files, vocab_size, data, finished, progress)
     except Timeout as error:
         raise DataError(
@@ -98,7 +98,7 @@ def prepare_demo_data(
 
 
 def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path, progress: bool) -> None:
-    # A few of the library's files, most of them tests of decoding, aren't UTF-8.
+    # A few of the library's files, mostly tests of decoding, aren't UTF-8.
     tokenizer = train_bpe(read_documents(files, bad=BadInput("skip")), vocab_size, data.tokenizer)
     validation = files[::_VALIDATION_EVERY]
     training = [file for number, file in enumerate(files) if number % _VALIDATION_EVERY]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers: one small protocol, and the classes that follow it.
+"""Tokenizers: a small protocol, and the classes that implement it.
 
-A tokenizer is cheap to configure: its file is read, or its package imported, when the first property is asked for, so
-a recipe builds on a machine that has neither.
+A tokenizer is cheap to configure. It reads its file or imports its package when a property is first used, so a recipe
+can be built on a machine that has neither.
 
-NeMo's names (``text_to_ids``, ``ids_to_text``, ``bos_id`` ...) and Megatron's (``tokenize``, ``detokenize``, ``eod``,
-``unique_identifiers``) are both there; Megatron-Core's datasets need the second, and write ``unique_identifiers`` into
-the key of their index cache.
+Each tokenizer has NeMo's names (``text_to_ids``, ``ids_to_text``, ``bos_id`` ...) and Megatron's (``tokenize``,
+``detokenize``, ``eod``, ``unique_identifiers``). Megatron-Core's datasets use the latter and put ``unique_identifiers``
+into the key of their index cache.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, DataError
 
 END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-"""Spellings of the token that ends a document, tried in this order where a tokenizer file doesn't say."""
+"""Spellings of the end-of-document token, in order of precedence, for tokenizer files that don't name it."""
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back.
+    """Convert text to token ids and back.
 
-    An id that a tokenizer hasn't got is None. ``eod`` ends a document in a dataset; where the tokenizer has no token of
-    that kind, asking for it is an error, because documents would run into each other unmarked.
+    An id that a tokenizer lacks is None. ``eod`` ends a document in a dataset. A tokenizer without such a token raises
+    an error for ``eod``, because documents would otherwise run into each other.
     """
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of token ids, special tokens included; ids are below it."""
+        """The number of token ids, including special tokens. All ids are below it."""
 
     @abstractmethod
     def text_to_ids(self, text: str) -> list[int]:
@@ -42,7 +42,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def ids_to_text(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """The text of `ids`, without special tokens."""
 
     @property
     @abstractmethod
@@ -105,12 +105,12 @@ class Tokenizer(ABC):
 
     @property
     def pad(self) -> int:
-        """`pad_id`, or -1: an id that no document has, so that Megatron's datasets mask nothing by mistake."""
+        """`pad_id`, or -1 without one. No document contains -1, so Megatron's datasets mask no token by mistake."""
         return -1 if self.pad_id is None else self.pad_id
 
     @property
     def padded_vocab_size(self) -> int:
-        """`vocab_size`; the model pads for tensor parallelism, not the tokenizer (`get_vocab_size`)."""
+        """`vocab_size`. The model, not the tokenizer, pads for tensor parallelism (`get_vocab_size`)."""
         return self.vocab_size
 
     def text_to_tokens(self, text: str) -> list[str]:
@@ -123,12 +123,13 @@ class BPETokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` package, from its ``tokenizer.json``.
 
     Args:
-        path: The file, or a directory that holds ``tokenizer.json``.
-        eos_token, bos_token, pad_token: The special tokens, as spelled in the vocabulary. ``eos_token=None``: the first
-            of `END_OF_DOCUMENT` that the vocabulary has. None for the others: there is none.
+        path: The file, or a directory with a ``tokenizer.json``.
+        eos_token: The end-of-sequence token, as spelled in the vocabulary. None: the first of `END_OF_DOCUMENT` in the
+            vocabulary.
+        bos_token, pad_token: The special tokens, as spelled in the vocabulary. None: the tokenizer has none.
 
     Raises:
-        DataError: at first use, the file is missing or isn't a tokenizer, or a named token isn't in its vocabulary.
+        DataError: on first use, if the file is missing or is no tokenizer, or a named token isn't in its vocabulary.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class BPETokenizer(Tokenizer):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def texts_to_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """`text_to_ids` of many texts at once, on as many threads as the package likes."""
+        """`text_to_ids` of many texts at once. The package chooses the number of threads."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def ids_to_text(self, ids: Sequence[int]) -> str:
@@ -207,7 +208,7 @@ class BPETokenizer(Tokenizer):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the file: two tokenizers with one hash give the same ids."""
+        """The hash of the file. Two tokenizers with the same hash give the same ids."""
         return hashlib.sha256(self._file.read_bytes()).hexdigest()
 
     @property
@@ -216,7 +217,7 @@ class BPETokenizer(Tokenizer):
         return OrderedDict([("class", type(self).__name__), ("sha256", self.sha256), ("eod", self.eos_id)])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the loaded tokenizer, which a worker process loads itself."""
+        """The state without the loaded tokenizer, which each worker process loads itself."""
         return {key: value for key, value in self.__dict__.items() if key != "_tokenizer"}
 
     def __repr__(self) -> str:
@@ -228,7 +229,7 @@ class GPT2BPETokenizer(BPETokenizer):
     """GPT-2's byte-level BPE from its two files, ``vocab.json`` and ``merges.txt``.
 
     Raises:
-        DataError: at first use, a file is missing or isn't what its name says.
+        DataError: on first use, if a file is missing or has the wrong contents.
     """
 
     def __init__(self, vocab_file: Union[str, Path], merges_file: Union[str, Path]) -> None:
@@ -253,7 +254,7 @@ class GPT2BPETokenizer(BPETokenizer):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of both files."""
+        """The hash of both files."""
         contents = Path(self.vocab_file).read_bytes() + Path(self.merges_file).read_bytes()
         return hashlib.sha256(contents).hexdigest()
 
@@ -263,19 +264,19 @@ class GPT2BPETokenizer(BPETokenizer):
 
 @configurable
 class AutoTokenizer(Tokenizer):
-    """A Hugging Face tokenizer, by name on the hub or by local directory. Needs the extra ``hf``.
+    """A Hugging Face tokenizer, by its name on the hub or by a local directory. Needs the extra ``hf``.
 
     Args:
-        pretrained_model_name: Hub name ("meta-llama/Llama-3.2-1B") or directory.
-        use_fast: The Rust implementation, where there is one.
-        trust_remote_code: Run code that the repository brings. Off unless you have read it.
-        revision: Commit, tag or branch on the hub. None: the default branch.
-        local_files_only: Never ask the network, only the local cache.
-        eos_token, bos_token, pad_token, chat_template: Override what the tokenizer says of itself.
+        pretrained_model_name: A hub name ("meta-llama/Llama-3.2-1B") or a directory.
+        use_fast: Use the Rust implementation if there is one.
+        trust_remote_code: Run the repository's code. Set it only if you have read that code.
+        revision: A commit, tag or branch on the hub. None: the default branch.
+        local_files_only: Use the local cache only, without network access.
+        eos_token, bos_token, pad_token, chat_template: Override the tokenizer's own values.
 
     Raises:
-        ConfigError: at first use, transformers is not installed.
-        DataError: at first use, there is no such tokenizer, here or (unless kept from it) on the hub.
+        ConfigError: on first use, if transformers is not installed.
+        DataError: on first use, if the tokenizer exists neither locally nor, unless ``local_files_only``, on the hub.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ class AutoTokenizer(Tokenizer):
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The ``transformers`` object itself."""
+        """The ``transformers`` object."""
         try:
             from transformers import AutoTokenizer as HFAutoTokenizer
         except ImportError as error:
@@ -339,7 +340,7 @@ class AutoTokenizer(Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        return len(self.tokenizer)  # with added tokens, unlike its own vocab_size
+        return len(self.tokenizer)  # includes added tokens, unlike its own vocab_size
 
     def text_to_ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -378,9 +379,9 @@ class AutoTokenizer(Tokenizer):
 
 @configurable
 class NullTokenizer(Tokenizer):
-    """Numbers for text: "17 4 256" is those three ids. The last id of the vocabulary ends a document.
+    """Use numbers as text: "17 4 256" is those three ids. The last id of the vocabulary ends a document.
 
-    For data that has no text (mock data, tests). `vocab_size` counts the end-of-document id.
+    For data without text, such as mock data and tests. `vocab_size` counts the end-of-document id.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -415,7 +416,7 @@ class NullTokenizer(Tokenizer):
 
 @configurable
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes as ids 0..255; 256 ends a document. Needs no file and is never at a loss for a word."""
+    """Use UTF-8 bytes as ids 0..255, and 256 as the end of a document. Needs no file and encodes any text."""
 
     def __init__(self) -> None:
         pass
@@ -443,10 +444,10 @@ class ByteTokenizer(Tokenizer):
 
 
 def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: int = 128) -> int:
-    """`vocab_size` padded for the embedding and the output layer of a model.
+    """`vocab_size` padded for a model's embedding and output layer.
 
-    The next multiple of `make_vocab_size_divisible_by` * ``config.tensor_model_parallel_size``: every tensor-parallel
-    rank holds the same number of rows, and that number suits the matrix units.
+    The next multiple of `make_vocab_size_divisible_by` * ``config.tensor_model_parallel_size``. Every tensor-parallel
+    rank then holds the same number of rows, and that number suits the matrix units.
     """
     multiple = make_vocab_size_divisible_by * config.tensor_model_parallel_size
     if multiple < 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter-efficient fine-tuning: LoRA, DoRA, canonical LoRA, and the base class of a method of your own."""
+"""Parameter-efficient fine-tuning: LoRA, DoRA, canonical LoRA, and the base class of your own methods."""
 
 from nemo2.lazy import front_door
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A low-rank addition beside a linear layer: its two factors, and the layer with its addition."""
+"""A low-rank addition to a linear layer: its two factors, and the layer with its addition."""
 
 import hashlib
 import math
@@ -21,18 +21,20 @@ INIT_METHODS: tuple[InitMethod, ...] = ("xavier", "uniform", "kaiming", "normal"
 
 
 class Factor(nn.Module):
-    """One factor of an addition, a matrix without a bias.
+    """One factor of an addition: a matrix without a bias.
 
-    It is called as a module, so that hooks of ``overlap_param_gather`` wait for its weight.
+    It is called as a module, so that the hooks of ``overlap_param_gather`` wait for its weight.
 
     Args:
         shape: ``[outputs, inputs]`` over all ranks.
-        axis: along which the ranks of ``placement`` share it; None where each has all of it.
-        like: the weight of the layer, whose dtype and device it gets.
-        name: the full name of the factor, from which its first values are drawn: the same on every layout.
-        sections: rows of the parts that ranks share one by one, where the layer's weight has such (a gate and what it gates).
-            None: the ranks' rows follow one another.
-        whole_layer: its rows are all rows of the layer, and are stored as those of the weight are; not so those of a part.
+        axis: the axis that is sharded over the ranks of ``placement``. None: each rank holds the whole matrix.
+        like: the weight of the layer, which gives dtype and device.
+        name: the full name of the factor. Its initial values are drawn from the name, so they are the same in every
+            layout.
+        sections: the numbers of rows of the parts that ranks share one by one, if the layer's weight has such parts
+            (gate and up projection). None: the ranks' rows are consecutive.
+        whole_layer: whether its rows are all rows of the layer, and so are stored like the weight's rows. False: the
+            rows of a part.
     """
 
     def __init__(
@@ -67,7 +69,8 @@ class Factor(nn.Module):
                 self.weight.copy_(whole)
 
     def forward(self, x: Optional[Tensor]) -> Tensor:
-        """``x``: [..., inputs of this rank]. Returns [..., outputs of this rank] in the dtype of ``x``; for None the matrix."""
+        """Multiply ``x``, [..., inputs of this rank], by the matrix. Returns [..., outputs of this rank] in the
+        dtype of ``x``. For None it returns the matrix."""
         weight = self.weight
         if self._sums:
             weight = mappings.copy_to_tensor_model_parallel_region(weight, group=self.placement.group)
@@ -78,13 +81,13 @@ class LowRank(nn.Module):
     """``B A x``, times ``scale``, on the ranks of a linear layer.
 
     Args:
-        placement: of the layer.
+        placement: the layer's placement.
         like: the layer's weight.
         name: the layer's full name.
-        scale: alpha over rank, mostly.
-        dropout, dropout_position: as `LoRA`'s.
-        outputs, part: of a part of a fused layer, its rows and its name.
-        sections: rows of the layer's parts, see `Factor`.
+        scale: mostly alpha over rank.
+        dropout, dropout_position: as in `LoRA`.
+        outputs, part: for a part of a fused layer, its rows and its name.
+        sections: the numbers of rows of the layer's parts, see `Factor`.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class LowRank(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x``: the layer's input as this rank has it. Returns what is added to the layer's output on this rank."""
+        """The addition to the layer's output on this rank. ``x`` is the layer's input on this rank."""
         return self.placement.behind(self.before_gather(x))
 
     def before_gather(self, x: Tensor) -> Tensor:
@@ -139,12 +142,15 @@ class LowRank(nn.Module):
         return self._dropped(output, "post", differs=sharded) * self.scale
 
     def product(self) -> Tensor:
-        """``scale B A`` as this rank has it of the layer's weight, in fp32."""
+        """``scale B A`` on this rank, with the shape of the layer's weight on this rank, in fp32."""
         return self.scale * (wide(self.linear_out(None)) @ wide(self.linear_in(None)))
 
     def _dropped(self, x: Tensor, position: str, *, differs: bool) -> Tensor:
-        """``differs``: ranks hold different parts of it, which are dropped by the rank's own random stream, as Megatron-Core
-        drops parts of the sequence. What all ranks hold alike is dropped alike."""
+        """Apply dropout to ``x``.
+
+        If ranks hold different parts of it (``differs``), each uses its own random stream, as Megatron-Core does for
+        parts of the sequence. Otherwise all ranks drop the same elements.
+        """
         if not self.training or self.dropout == 0 or self.dropout_position != position:
             return x
         if differs and (self.placement.size > 1 or self.placement.sees_a_part):
@@ -157,11 +163,11 @@ class LowRank(nn.Module):
 class Adapted(nn.Module):
     """A linear layer with an addition to its output.
 
-    The layer's own attributes can be read here; its parameters keep their place in checkpoints.
+    The layer's attributes can be read on this module. The layer's parameters keep their names in checkpoints.
     """
 
     sharded_state_dict: Any = MegatronModule.sharded_state_dict
-    """Of its children; the layer's own would be found otherwise."""
+    """The state of the children. Without this, ``__getattr__`` would find the layer's own method."""
 
     def __init__(self, to_wrap: nn.Module, adapter: nn.Module) -> None:
         super().__init__()
@@ -172,14 +178,14 @@ class Adapted(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "to_wrap":  # not yet, or no longer, there
+            if name == "to_wrap":  # the attribute may not exist
                 raise
             return getattr(self.to_wrap, name)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As the layer: its output with the addition, and its bias where it leaves that to the caller."""
+        """The layer's output with the addition, and its bias if the layer leaves the bias to the caller."""
         layer: Any = self.to_wrap
-        if hasattr(layer, "post_layernorm"):  # nemo2.models.layers.post_norm: the norm is behind the sum
+        if hasattr(layer, "post_layernorm"):  # nemo2.models.layers.post_norm: the norm follows the sum
             output, bias = layer.project(x, *args, **kwargs)
             return layer.normalised(self.joined(output, bias, x), bias)
         output, bias, seen = call(layer, x, *args, **kwargs)
@@ -187,17 +193,25 @@ class Adapted(nn.Module):
         return joined if type(layer) is nn.Linear else (joined, bias)
 
     def merged_weight(self) -> Tensor:
-        """The layer's weight with the addition in it, on this rank, in fp32."""
+        """The layer's weight plus the addition on this rank, in fp32."""
         return wide(self.to_wrap.weight) + self.adapter.product()  # pyright: ignore
 
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
-        """``output``: the layer's, with its bias unless that is given apart. ``x``: what the layer's product was of."""
+        """The layer's output plus the addition.
+
+        Args:
+            output: the layer's output, including its bias unless the bias is separate.
+            x: the input of the layer's matrix product.
+        """
         return output + self.adapter(x)
 
 
 def call(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Optional[Tensor], Tensor]:
-    """Output of a linear layer, its bias where it is left to the caller, and what the product was of: the input, normalised
-    where the layer has its norm in it, as Transformer Engine's may."""
+    """Call a linear layer. Returns its output, its bias if the bias is left to the caller, and the input of its matrix
+    product.
+
+    That input is normalized if the layer contains its norm, as Transformer Engine's layers may.
+    """
     result = layer(x, *args, **kwargs)
     if not isinstance(result, tuple):  # torch.nn.Linear
         return result, None, x
@@ -210,16 +224,16 @@ def call(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Opti
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32, which is what sums and lengths are taken in; float64 stays."""
+    """``x`` in fp32, in which sums and lengths are computed. float64 stays unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[int]]:
-    """Rows of the parts of a layer's weight that tensor-parallel ranks share one by one, over all ranks; None where there is
-    one part, or one rank."""
+    """The numbers of rows, over all ranks, of the parts of a layer's weight that tensor-parallel ranks share one by
+    one. None: the layer has one part, or one rank."""
     if placement.split != "column" or placement.size == 1:
         return None
-    if (sizes := getattr(layer.weight, "partition_sizes", None)) is not None:  # of a Mamba mixer's in_proj
+    if (sizes := getattr(layer.weight, "partition_sizes", None)) is not None:  # a Mamba mixer's in_proj
         return [size * placement.size for size in sizes]
     if name.rpartition(".")[2] == "linear_fc1" and layer.config.gated_linear_unit:
         return [placement.outputs // 2] * 2
@@ -227,15 +241,17 @@ def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[in
 
 
 def prepare(layer: Any) -> None:
-    """Have a layer of Transformer Engine that normalises its input give the normalised input out too."""
+    """Let a Transformer Engine layer that normalizes its input return the normalized input too."""
     if hasattr(layer, "return_layernorm_output"):
         layer.return_layernorm_output = True
         layer.return_layernorm_output_gathered = False
 
 
 def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) -> None:
-    """Tell Megatron-Core how a parameter lies on tensor-parallel ranks: it is counted once in the norm of gradients, and its
-    gradients are reduced over the ranks that hold it."""
+    """Tell Megatron-Core how a parameter is distributed over tensor-parallel ranks.
+
+    The parameter then counts once in the gradient norm, and its gradients are reduced over the ranks that hold it.
+    """
     settings: Any = parameter
     sharded = axis is not None and placement.size > 1
     settings.tensor_model_parallel = sharded
@@ -243,16 +259,19 @@ def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) 
     settings.sequence_parallel = placement.sees_a_part or (axis is None and placement.travel == "sequence")
     if placement.expert:
         settings.allreduce = False
-        # Tensor-parallel ranks hold different experts, so that each counts its own; of a factor that all ranks of an expert
-        # have, the first one counts.
+        # Tensor-parallel ranks hold different experts, so each rank counts its own. If all ranks of an expert hold the
+        # same factor, the first rank counts it.
         settings.tensor_model_parallel = sharded or placement.rank == 0
 
 
 def first_values(shape: Sequence[int], init_method: InitMethod, name: str) -> Tensor:
-    """The first values of a factor: drawn from the run's seed and its name, in fp32, the same on every rank and layout.
+    """The initial values of a factor, drawn in fp32 from the run's seed and the factor's name. They are the same on
+    every rank and layout.
 
-    "xavier": normal, variance 2 / (inputs + outputs) (Glorot & Bengio, 2010). "uniform", "kaiming": uniform within
-    1 / sqrt(inputs), what ``torch.nn.Linear`` begins with. "normal": standard deviation 0.02. "zero".
+    - "xavier": normal, variance 2 / (inputs + outputs) (Glorot & Bengio, 2010)
+    - "uniform", "kaiming": uniform within 1 / sqrt(inputs), as in ``torch.nn.Linear``
+    - "normal": standard deviation 0.02
+    - "zero": zeros
     """
     if init_method == "zero":
         return torch.zeros(*shape)
@@ -267,16 +286,17 @@ def first_values(shape: Sequence[int], init_method: InitMethod, name: str) -> Te
 
 
 def _seed_of_the_run() -> int:
-    # Pipeline stages are seeded apart (nemo2.parallel.groups.seed_random_streams); names tell their layers apart already.
+    # Pipeline stages have different seeds (nemo2.parallel.groups.seed_random_streams), but their layers already differ
+    # by name.
     initialized = parallel_state.model_parallel_is_initialized()
     return torch.initial_seed() - (100 * parallel_state.get_pipeline_model_parallel_rank() if initialized else 0)
 
 
 def required_placement(layer: nn.Module, name: str) -> Placement:
-    """The placement of a layer that an addition was asked for.
+    """The placement of a layer that is to get an addition.
 
     Raises:
-        ConfigError: it isn't a linear layer.
+        ConfigError: the module isn't a linear layer.
     """
     placement = placement_of(layer)
     if placement is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DoRA with factors and lengths of their own for queries, keys, values, gate and up projection."""
+"""DoRA with separate factors and lengths for queries, keys, values, gate and up projection."""
 
 import functools
 
@@ -12,7 +12,8 @@ from nemo2.peft.dora import Decomposed, DirectionAndMagnitude, DoRA
 
 
 class ApartWithLengths(Apart):
-    """Additions and trained lengths beside the parts of a fused layer; the rows of a part that isn't meant stay the base's."""
+    """Additions and trained lengths for the parts of a fused layer. The rows of parts that aren't targets stay
+    unchanged."""
 
     def __init__(self, layer: nn.Module, apart: Apart) -> None:
         def with_lengths(part: str, addition: nn.Module) -> DirectionAndMagnitude:
@@ -23,20 +24,20 @@ class ApartWithLengths(Apart):
         super().__init__(made, apart.widths, apart.groups, apart.placement)
 
     def growth(self) -> Tensor:
-        """By which each row of the layer on this rank is scaled, in fp32."""
+        """The factor of each row of the layer on this rank, in fp32."""
         grown = {part: lengths.growth() for part, lengths in self.named_children()}  # pyright: ignore
         return self._fused(grown, without=1.0)
 
 
 @configurable
 class CanonicalDoRA(CanonicalLoRA, DoRA):
-    """`DoRA` whose fused layers have factors and lengths for each of their parts. What `peft` trains with
-    ``use_dora`` over Hugging Face's models.
+    """Fine-tune with `DoRA` that has separate factors and lengths for each part of a fused layer.
+
+    `peft` trains the same on Hugging Face's models with ``use_dora``. The arguments that are not listed here are those
+    of `DoRA`.
 
     Args:
-        target_modules: As `CanonicalLoRA`'s.
-
-    The others are `DoRA`'s.
+        target_modules: As in `CanonicalLoRA`.
     """
 
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:

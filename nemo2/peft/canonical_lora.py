@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA with factors of their own for queries, keys, values, gate and up projection, as Hugging Face's models have them."""
+"""LoRA with separate factors for queries, keys, values, gate and up projection, as in Hugging Face's models."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Optional
@@ -15,7 +15,7 @@ from nemo2.peft.placement import Placement
 from nemo2.peft.targets import ModuleMatcher, expanded
 
 PARTS = {"linear_qkv": ("linear_q", "linear_k", "linear_v"), "linear_fc1": ("linear_fc1_gate", "linear_fc1_up")}
-"""The projections that Megatron-Core's layers fuse, in the order of their rows."""
+"""The projections that Megatron-Core fuses into a layer, in the order of their rows."""
 CANONICAL_TARGETS = [
     "linear_q",
     "linear_k",
@@ -28,12 +28,12 @@ CANONICAL_TARGETS = [
 
 
 class Apart(nn.Module):
-    """Additions beside the parts of a fused layer; a part that isn't meant gets none.
+    """Additions to the parts of a fused layer. Parts that aren't targets get none.
 
     Args:
-        additions: By part; each a `LowRank`, or a module that has its ``before_gather`` and ``product``.
-        widths: Rows of each part in a group of the layer's.
-        groups: How many groups follow one another in this rank's rows.
+        additions: The addition of each part: a `LowRank`, or a module with its ``before_gather`` and ``product``.
+        widths: The rows of each part in one group of the layer.
+        groups: The number of consecutive groups in this rank's rows.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class Apart(nn.Module):
             self.add_module(part, addition)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The additions as the fused layer's rows lie: part by part within each of this rank's groups of heads."""
+        """The additions in the order of the fused layer's rows: part by part within each of this rank's groups of
+        heads."""
         made = {name: addition.before_gather(x) for name, addition in self.named_children()}  # pyright: ignore
         return self.placement.behind(self._fused(made))
 
@@ -55,14 +56,14 @@ class Apart(nn.Module):
         return self._fused(made).T
 
     def rows(self, part: str, whole: Tensor) -> Tensor:
-        """Of a tensor of all of the layer's rows on this rank, those of a part."""
+        """The rows of a part, from a tensor with all of the layer's rows on this rank."""
         grouped = whole.unflatten(0, (self.groups, sum(self.widths.values())))
         index = list(self.widths).index(part)
         return grouped.split(list(self.widths.values()), dim=1)[index].flatten(0, 1)
 
     def _fused(self, made: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
-        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer's; ``without``: of a part that has
-        none."""
+        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer. ``without`` is the value
+        for parts without an addition."""
         like = next(iter(made.values()))
         found = []
         for part, width in self.widths.items():
@@ -75,16 +76,17 @@ class Apart(nn.Module):
 
 @configurable
 class CanonicalLoRA(LoRA):
-    """LoRA whose fused layers have factors for each of their parts: ``linear_q``, ``linear_k``, ``linear_v`` of ``linear_qkv``,
-    ``linear_fc1_gate`` and ``linear_fc1_up`` of ``linear_fc1``. What `peft` trains over Hugging Face's models.
+    """Fine-tune with LoRA that has separate factors for each part of a fused layer, as `peft` trains them on Hugging
+    Face's models.
+
+    The parts are ``linear_q``, ``linear_k`` and ``linear_v`` of ``linear_qkv``, and ``linear_fc1_gate`` and
+    ``linear_fc1_up`` of ``linear_fc1``. The arguments that are not listed here are those of `LoRA`.
 
     Args:
-        target_modules: As `LoRA`'s, by the names of the parts. None: `CANONICAL_TARGETS`.
-
-    The others are `LoRA`'s.
+        target_modules: As in `LoRA`, with the names of the parts. None: `CANONICAL_TARGETS`.
 
     Raises:
-        ConfigError: a fused layer's own name is given, or a value is out of its range.
+        ConfigError: a target names a fused layer itself, or a value is out of range.
     """
 
     default_targets = CANONICAL_TARGETS
@@ -125,7 +127,7 @@ class CanonicalLoRA(LoRA):
         return self.adapted(module, Apart(additions, widths, groups, placement))
 
     def _parts_meant(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
-        """The parts of a layer that get additions. ``module``: None where a linear layer is known to be there."""
+        """The parts of a layer that get additions. A ``module`` of None is known to be a linear layer."""
         parts: set[str] = set()
         for pattern, of_pattern in expanded(self.target_modules, PARTS).items():
             matcher = ModuleMatcher([pattern], self.exclude_modules)
@@ -143,7 +145,7 @@ class CanonicalLoRA(LoRA):
 
 
 def _widths(layer: Any, name: str, placement: Placement) -> dict[str, int]:
-    """Rows of each part in a group of a fused layer; empty where the layer isn't fused."""
+    """The rows of each part in one group of a fused layer. Empty for a layer that isn't fused."""
     config = layer.config
     if name == "linear_fc1":
         half = placement.outputs // placement.size // 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DoRA: a weight's rows keep a trained length, and LoRA turns their direction (Liu et al., arXiv:2402.09353)."""
+"""DoRA: trains the length of each row of a weight, and LoRA changes its direction (Liu et al., arXiv:2402.09353)."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Optional
@@ -14,17 +14,18 @@ from nemo2.peft.lora import LoRA
 
 
 class Magnitude(nn.Module):
-    """The trained length of each row of a weight ``W``, ``[outputs]``, sharded over ranks as the rows are.
+    """The trained length of each row of a weight ``W``, ``[outputs]``, sharded over ranks like the rows.
 
-    Its call gives ``m / |W + s B A|``, row by row, by which the layer's output is scaled, in fp32. As in the paper's section
-    4.3, the norm counts as a constant in the backward pass.
+    A call returns ``m / |W + s B A|`` for each row, in fp32. The layer's output is scaled by it. As in the paper's
+    section 4.3, the norm is a constant in the backward.
 
     Args:
-        part: Takes the rows of a part of the layer out of a tensor of all its rows on this rank. None: all are meant.
+        part: A function that selects the rows of a part of the layer from a tensor with all its rows on this rank.
+            None: all rows.
     """
 
     _of: tuple[Any, LowRank]
-    """The layer and its additions, which are no children."""
+    """The layer and its additions. Neither is registered as a child module."""
 
     def __init__(
         self, layer: nn.Module, additions: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
@@ -44,7 +45,7 @@ class Magnitude(nn.Module):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Take the length that each row has now: with it the model computes what it did before."""
+        """Set the lengths to those of the current rows, so that the model computes the same as before."""
         if not self.weight.is_meta:
             self.weight.copy_(self.lengths())
 
@@ -69,7 +70,7 @@ class Magnitude(nn.Module):
 
 
 class DirectionAndMagnitude(nn.Module):
-    """The parameters that `DoRA` has beside a layer, or beside a part of it, under the names of checkpoints."""
+    """The parameters that `DoRA` adds to a layer or a part of it, under the names in checkpoints."""
 
     additions: LowRank
     magnitude: Magnitude
@@ -93,7 +94,7 @@ class DirectionAndMagnitude(nn.Module):
         return self.additions.product()
 
     def growth(self) -> Tensor:
-        """By which each row on this rank is scaled, in fp32."""
+        """The factor of each row on this rank, in fp32."""
         return self.magnitude()
 
     def train(self, mode: bool = True) -> "DirectionAndMagnitude":
@@ -102,11 +103,14 @@ class DirectionAndMagnitude(nn.Module):
 
 
 class Decomposed(Adapted):
-    """A linear layer ``m (W + s B A) / |W + s B A| x``, bias apart."""
+    """A linear layer ``m (W + s B A) / |W + s B A| x``, with the bias added separately."""
 
     def weights_loaded(self, names: set[str]) -> None:
-        """Called when weights were loaded, with the names below this module of those that were: where the lengths weren't, a
-        base model was, and its rows' lengths are taken."""
+        """Called after weights were loaded, with the names of the loaded weights below this module.
+
+        If the lengths were not among them, the weights are a base model's, and the lengths are set to its rows'
+        lengths.
+        """
         if not any(name.endswith("magnitude.weight") for name in names):
             for module in self.adapter.modules():
                 if isinstance(module, Magnitude):
@@ -127,10 +131,11 @@ class Decomposed(Adapted):
 
 @configurable
 class DoRA(LoRA):
-    """``y = m (W + alpha / dim B A) / |W + alpha / dim B A| x``, with W frozen and the length m of each row trained.
+    """Fine-tune with DoRA: ``y = m (W + alpha / dim B A) / |W + alpha / dim B A| x``, with W frozen and the length m of
+    each row trained.
 
-    Each forward pass computes the product of B and A, as large as W, for the lengths. Dropout, where it is set, is of the
-    additions only. Arguments as `LoRA`'s.
+    Each forward computes the product of B and A, which is as large as W, for the lengths. Dropout applies to the
+    additions only. The arguments are those of `LoRA`.
     """
 
     reads_weights = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA: low-rank additions beside linear layers (Hu et al., arXiv:2106.09685)."""
+"""LoRA: low-rank additions to linear layers (Hu et al., arXiv:2106.09685)."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,37 +18,39 @@ from nemo2.peft.placement import placement_of
 from nemo2.peft.targets import ModuleMatcher, near_miss, refuse_unmet, takes_all_of
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-"""What NeMo 2.0's LoRA and DoRA are put beside unless told otherwise."""
+"""The default targets of NeMo 2.0's LoRA and DoRA."""
 
 
 @configurable
 class LoRA(PEFT):
-    """``y = W x + alpha / dim * B A x`` beside each of the target layers, with W frozen.
+    """Fine-tune with LoRA: ``y = W x + alpha / dim * B A x`` in each target layer, with W frozen.
 
-    A fused layer (queries, keys and values; a gate and what it gates) has one A; `CanonicalLoRA` gives each its own. Beside a
-    routed expert's layer every expert has an addition of its own, whatever the expert-parallel size.
+    A fused layer (queries, keys and values; gate and up projection) has one A for all its parts. `CanonicalLoRA` gives
+    each part its own A. In the layers of routed experts each expert has its own addition, with any expert-parallel
+    size.
 
     Args:
-        target_modules: Names of linear layers, or patterns of full names (`nemo2.peft.targets`). None: `TARGETS`, attention's and
-            the feed-forward's layers.
-        exclude_modules: What is left out of them. None: nothing.
+        target_modules: Names of linear layers, or patterns of full names (`nemo2.peft.targets`). None: `TARGETS`, the
+            layers of attention and of the feed-forward network.
+        exclude_modules: Names or patterns to exclude from the targets. None: no exclusions.
         dim: The rank of the additions.
-        alpha: Additions are scaled by ``alpha / dim``.
-        dropout: Probability with which a channel is dropped while training.
-        dropout_position: "pre": of the layer's input on the way to A, as in the paper; "post": of the addition.
-        lora_A_init_method, lora_B_init_method: What A and B begin with (`nemo2.peft.adapter.first_values`). B at zero makes the
-            model begin as the base.
-        lora_dtype: Of A and B. None: the layer's own.
-        modules_to_save: Modules that are trained in full beside the additions, and saved with them, as `peft` has it: names or
-            patterns as targets have (``word_embeddings``, ``output_layer``, ``*_layernorm``, ``*.layers.0-3.mlp``), of plain
-            layers' modules wherever Transformer Engine fuses a norm. None: none.
+        alpha: The additions are scaled by ``alpha / dim``.
+        dropout: The probability with which a channel is dropped during training.
+        dropout_position: "pre": drop channels of the layer's input to A, as in the paper. "post": drop channels of the
+            addition.
+        lora_A_init_method, lora_B_init_method: The initial values of A and B (`nemo2.peft.adapter.first_values`). With
+            B at zero the model starts equal to the base model.
+        lora_dtype: The dtype of A and B. None: the layer's dtype.
+        modules_to_save: Modules that are trained in full and saved with the additions, as in `peft`. Names or patterns
+            like those of targets (``word_embeddings``, ``output_layer``, ``*_layernorm``, ``*.layers.0-3.mlp``). Where
+            Transformer Engine fuses a norm, use the name that the norm has in plain layers. None: no modules.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of range.
     """
 
     default_targets: Sequence[str] = TARGETS
-    """What an addition is put beside unless targets are named."""
+    """The targets if none are named."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class LoRA(PEFT):
         modules_to_save: Optional[list[str]] = None,
     ) -> None:
         self.named = target_modules is not None
-        """Whether the targets were named: each is then to be there."""
+        """Whether the user named the targets, in which case each target must exist."""
         self.target_modules = list(self.default_targets if target_modules is None else target_modules)
         self.exclude_modules = list(exclude_modules or [])
         self.dim, self.alpha, self.dropout = dim, alpha, dropout
@@ -75,7 +77,7 @@ class LoRA(PEFT):
         self.refuse_out_of_range()
 
     def refuse_out_of_range(self) -> None:
-        """Raises ConfigError where a setting is out of its range."""
+        """Raise ConfigError for a setting that is out of range."""
         if not isinstance(self.dim, int) or self.dim < 1:
             raise ConfigError(
                 f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s additions is a whole number from 1 on."
@@ -104,7 +106,7 @@ class LoRA(PEFT):
         return self.beside(module, full)
 
     def thawed(self, module: nn.Module, full: str) -> nn.Module:
-        """A module with those of its own parameters trained that belong to one of ``modules_to_save``."""
+        """The module, with those of its own parameters unfrozen that belong to ``modules_to_save``."""
         for name, parameter in module.named_parameters(recurse=False):
             if self._is_saved(owner_of(parameter, f"{full}.{name}")):
                 parameter.requires_grad_(True)
@@ -114,7 +116,7 @@ class LoRA(PEFT):
         return any(takes_all_of(pattern, full) for pattern in self.modules_to_save)
 
     def beside(self, module: nn.Module, full: str) -> nn.Module:
-        """A linear layer, ``full`` its full name, with an addition."""
+        """The linear layer with the full name ``full``, with an addition."""
         placement = required_placement(module, full)
         weight: Any = module.weight
         prepare(module)
@@ -123,7 +125,7 @@ class LoRA(PEFT):
 
     @property
     def factors(self) -> dict[str, Any]:
-        """The arguments of `LowRank` beside the layer."""
+        """The arguments of `LowRank` except the layer's."""
         return {
             "rank": self.dim,
             "scale": self.alpha / self.dim,
@@ -170,12 +172,12 @@ class LoRA(PEFT):
             )
 
     def firsts_beside(self, full: str) -> int:
-        """How many first factors stand beside the linear layer of this full name; 0: it gets no addition."""
+        """The number of first factors for the linear layer of this full name. 0: the layer gets no addition."""
         prefix, _, name = full.rpartition(".")
         return int(self.matcher.match(name, prefix) is not None)
 
     def is_beside_experts(self, linear_layers: Iterable[str]) -> bool:
-        """Whether some of these full names are of a routed expert's layers that get additions."""
+        """Whether any of these full names is a routed expert's layer with an addition."""
         return any(".experts." in name and self.firsts_beside(name) for name in linear_layers)
 
     @property
@@ -184,14 +186,13 @@ class LoRA(PEFT):
 
 
 def owner_of(parameter: Any, full: str) -> str:
-    """The module in whose name a parameter is trained, by the parameter's own full name."""
-    if getattr(
-        parameter, "shared_embedding", False
-    ):  # of the last pipeline stage, which has a copy as its output layer
+    """The full name of the module to which a parameter belongs when it is trained, from the parameter's own full
+    name."""
+    if getattr(parameter, "shared_embedding", False):  # of the last pipeline stage, whose copy is its output layer
         return "embedding.word_embeddings"
     return module_of_key(full)
 
 
 def is_meant(module: nn.Module, pattern: str) -> bool:
-    """Whether a module that a pattern takes is to have an addition: with wildcards, only linear layers are."""
+    """Whether a matching module gets an addition. A pattern with wildcards applies to linear layers only."""
     return not any(sign in pattern for sign in "*?") or placement_of(module) is not None

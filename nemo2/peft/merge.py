@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Additions put into the weights that they were trained beside."""
+"""Merges additions into the weights that they were trained with."""
 
 from typing import Any, cast
 
@@ -12,9 +12,9 @@ from nemo2.peft.adapter import Adapted
 
 @torch.no_grad()
 def merge(core: nn.Module) -> None:
-    """Put every addition of a chunk into its layer's weight, on this rank's part of it, and the layer back in its place.
+    """Merge every addition of a chunk into its layer's weight on this rank, and put the layer back in its place.
 
-    Sums are taken in fp32 and rounded once.
+    Sums are computed in fp32 and rounded once.
     """
     for parent in list(core.modules()):
         for name, child in list(parent.named_children()):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a linear layer lies on its tensor-parallel ranks, and how the two factors of an addition beside it do.
+"""Describes how tensor-parallel ranks hold a linear layer, and how they hold the two factors of its addition.
 
-The rank of the addition is never sharded. Where the layer's outputs are (column-parallel), the second factor is sharded like the
-weight, the first is whole, and what crosses ranks between them is as wide as the rank; likewise for inputs (row-parallel). The
-traffic is rank over width of the layer's own, and each rank needs no more of the layer's input than it has already.
+The rank dimension of the addition is never sharded. If the layer's outputs are sharded (column-parallel), the second
+factor is sharded like the weight, the first is whole, and only a tensor as wide as the addition's rank crosses between
+ranks. The same holds for sharded inputs (row-parallel), with the factors exchanged. The traffic is the addition's rank
+over the layer's width, relative to the layer's own, and no rank needs more of the layer's input than it already has.
 
 | layer | first factor A | second factor B | between them |
 |---|---|---|---|
@@ -37,15 +38,16 @@ class Placement:
     """A linear layer with a weight ``[outputs, inputs]`` on the ranks of one group.
 
     Attributes:
-        split: by outputs ("column"), by inputs ("row"), or the same on all ranks ("whole").
-        inputs, outputs: over all ranks of the group.
-        travel: who brings activations together: the layer over the sequence ("sequence") or over channels ("tensor"), its
-            caller ("outside": experts, shared experts that overlap), or nobody, for there is one rank.
-        group: over which the layer is split. None: one rank.
-        gathers: the layer's output is gathered over the ranks.
-        expert: a part of a routed expert, whose gradients are reduced over the ranks that hold that expert.
-        sees_a_part: a layer that is the same on all ranks ("whole"), whose input is this rank's part of the sequence: the
-            gradients of both factors are summed over the ranks.
+        split: the sharded dimension: outputs ("column"), inputs ("row"), or none ("whole").
+        inputs, outputs: sizes over all ranks of the group.
+        travel: who communicates activations: the layer over the sequence ("sequence") or over channels ("tensor"), its
+            caller ("outside": experts, shared experts that overlap), or nobody, with one rank.
+        group: the group that the layer is sharded over. None: one rank.
+        gathers: whether the layer gathers its output over the ranks.
+        expert: whether the layer is part of a routed expert, whose gradients are reduced over the ranks that hold that
+            expert.
+        sees_a_part: whether the input of a "whole" layer is this rank's part of the sequence. The gradients of both
+            factors are then summed over the ranks.
     """
 
     split: Split
@@ -66,7 +68,8 @@ class Placement:
         return 0 if self.group is None else dist.get_rank(self.group)
 
     def between(self, hidden: Tensor) -> Tensor:
-        """The second factor's input, from the first factor's output, ``[sequence, batch, rank]`` or ``[tokens, rank]``."""
+        """The second factor's input, from the first factor's output, ``[sequence, batch, rank]`` or ``[tokens,
+        rank]``."""
         if self.travel == "sequence":
             if self.split == "column":
                 return mappings.gather_from_sequence_parallel_region(hidden, group=self.group)
@@ -87,7 +90,7 @@ class Placement:
 
 
 def placement_of(layer: nn.Module) -> Optional[Placement]:
-    """How a linear layer of Megatron-Core lies on its ranks; None for any other module."""
+    """The placement of a linear layer of Megatron-Core. None for any other module."""
     found: Any = layer
     split = _split(layer)
     weight = getattr(layer, "weight", None)
@@ -138,7 +141,7 @@ def _group(expert: bool) -> Optional[Any]:
 def _travel(layer: Any, *, expert: bool, size: int) -> Travel:
     if size == 1:
         return "none"
-    # Transformer Engine's layers have a parallel_mode, None where the caller communicates.
+    # Transformer Engine's layers have a parallel_mode, which is None if the caller communicates.
     if expert or getattr(layer, "explicit_expert_comm", False) or getattr(layer, "parallel_mode", "") is None:
         return "outside"
     return "sequence" if getattr(layer, "sequence_parallel", False) else "tensor"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules a method is applied to, by their names.
+"""Selects the modules that a method applies to by their names.
 
 A pattern is a module's own name (``linear_qkv``), or its full name with wildcards and ranges of layers:
-``*.layers.0.*.linear_qkv``, ``*.layers.0-15.*.linear_fc?``, ``decoder.layers.{0,4,8}.mlp.linear_fc1``. Layers and experts have
-the numbers they have in the whole model, from 0 on.
+``*.layers.0.*.linear_qkv``, ``*.layers.0-15.*.linear_fc?``, ``decoder.layers.{0,4,8}.mlp.linear_fc1``. Layers and
+experts have the numbers that they have in the whole model, from 0.
 """
 
 import functools
@@ -22,18 +22,18 @@ _CHOICE = re.compile(r"\\\{([^{}]*)\\\}")
 
 @dataclass
 class ModuleMatcher:
-    """Tells which modules are meant.
+    """Select modules by name.
 
     Args:
-        target_modules: Patterns, see above. Empty: all linear layers that ``exclude_modules`` doesn't name.
-        exclude_modules: Patterns of what is left out of them.
+        target_modules: Patterns, see above. Empty: all linear layers that ``exclude_modules`` doesn't match.
+        exclude_modules: Patterns of modules to exclude.
     """
 
     target_modules: list[str] = field(default_factory=list)
     exclude_modules: list[str] = field(default_factory=list)
 
     def match(self, name: str, prefix: str = "") -> Optional[str]:
-        """The first pattern that takes the module ``name`` below ``prefix``; None where it isn't meant."""
+        """The first pattern that matches the module ``name`` below ``prefix``. None: the module isn't selected."""
         full = f"{prefix}.{name}" if prefix else name
         if any(takes(pattern, full) for pattern in self.exclude_modules):
             return None
@@ -43,16 +43,16 @@ class ModuleMatcher:
 
 
 def takes(pattern: str, full_name: str) -> bool:
-    """Whether a pattern takes a module of this full name."""
+    """Whether a pattern matches a module's full name."""
     if pattern == full_name.rpartition(".")[2]:
         return True
     compiled = _compiled(pattern)
-    # Where one module holds all experts of a rank, none of them has a number.
+    # If one module holds all experts of a rank, the experts have no numbers.
     return any(compiled.fullmatch(name) for name in (full_name, _EXPERT.sub("", full_name)))
 
 
 def takes_all_of(pattern: str, full_name: str) -> bool:
-    """Whether a pattern takes the module of this full name, or one that it is in."""
+    """Whether a pattern matches this full name or that of a parent module."""
     parts = full_name.split(".")
     return any(takes(pattern, ".".join(parts[:count])) for count in range(1, len(parts) + 1))
 
@@ -60,11 +60,15 @@ def takes_all_of(pattern: str, full_name: str) -> bool:
 def refuse_unmet(
     patterns: Collection[str], names: Collection[str], *, each: bool, field: str = "target_modules"
 ) -> None:
-    """``names``: the full names of all linear layers of the model. ``each``: every pattern is to take some, and not just one.
-    ``field``: where the patterns stand.
+    """Check that patterns match linear layers of the model.
+
+    Args:
+        names: the full names of all linear layers of the model.
+        each: every pattern must match a layer. False: one pattern is enough.
+        field: the setting that holds the patterns, for errors.
 
     Raises:
-        ConfigError: a pattern takes none of them.
+        ConfigError: a pattern matches no layer.
     """
     unmet = [pattern for pattern in patterns if not any(takes(pattern, name) for name in names)]
     if not unmet or (not each and len(unmet) < len(patterns)):
@@ -77,16 +81,16 @@ def refuse_unmet(
 
 
 def near_miss(name: str, known: Collection[str]) -> str:
-    """The end of a sentence that says what a name may have been meant for, in front of one that lists all."""
+    """The end of a sentence with the names that a wrong name may stand for."""
     return did_you_mean(name, known) if nearest(name, known) else "."
 
 
 def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-    """Patterns whose last name is a part of a fused layer (``linear_q`` of ``linear_qkv``), by the pattern of the fused layer,
-    each with the parts that are meant.
+    """The patterns of fused layers, with the selected parts of each, from patterns that name parts (``linear_q`` of
+    ``linear_qkv``).
 
     Args:
-        canonical: The parts of each fused layer; a layer that isn't fused has itself.
+        canonical: The parts of each fused layer. A layer that isn't fused has itself as its part.
     """
     fused = {part: layer for layer, parts in canonical.items() for part in parts}
     found: dict[str, set[str]] = {}
