@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user is told of: one paragraph with the field, its value, the rule and the fix.
+"""Errors for the user: one paragraph with the field, its value, the rule and the fix.
 
-Every error that nemo2 raises on purpose is a `Nemo2Error`, so that the command line can print its message alone and
-keep tracebacks for what nobody foresaw.
+Every error that nemo2 raises on purpose is a `Nemo2Error`. The command line prints its message alone and keeps
+tracebacks for unexpected errors.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 EXIT_PREEMPTED = 143
-"""128 + SIGTERM: the run has saved and stopped because it was asked to; the same command goes on."""
+"""128 + SIGTERM: the run has saved and stopped on request. Running the same command resumes it."""
 
 
 class Nemo2Error(Exception):
-    """Anything nemo2 refuses or finds broken, with a message that is complete without its traceback."""
+    """Base class of nemo2's errors, whose messages are complete without a traceback."""
 
 
 class ConfigError(Nemo2Error, ValueError):
     """The user's configuration breaks a rule. Raised before any work starts.
 
-    ``rule`` is its name in the table of rules (`nemo2.checks`); None where none of these tells it in this place.
+    ``rule`` is the rule's name in the table of rules (`nemo2.checks`). None: no rule of the table covers this place.
     """
 
     def __init__(self, *message: object, rule: str | None = None) -> None:
@@ -28,13 +28,14 @@ class ConfigError(Nemo2Error, ValueError):
 
 
 class UnknownNameError(ConfigError, AttributeError, TypeError):
-    """A name that the configured class or function does not have.
+    """The configured class or function has no such name.
 
-    It is an `AttributeError` where a field of a recipe is read or set (so `hasattr` works) and a `TypeError` where a
-    keyword is passed, as Python itself would raise.
+    The error is an `AttributeError` where a field of a recipe is read or set, so that `hasattr` works, and a
+    `TypeError` where a keyword is passed, like Python's own errors.
 
-    ``hint`` ends the sentence. It is called where somebody reads the message: `hasattr` and its like ask a recipe for hundreds of
-    names that it doesn't have, and comparing each with all that it has takes longer than everything else that they do.
+    ``hint`` returns the end of the sentence. It is called only when the message is read. `hasattr` and similar
+    functions ask a recipe for hundreds of unknown names, and comparing each with all known names would take most of
+    their time.
     """
 
     def __init__(self, *message: object, hint: Callable[[], str] = str) -> None:
@@ -49,34 +50,34 @@ class UnknownNameError(ConfigError, AttributeError, TypeError):
 
 
 class DataError(Nemo2Error):
-    """A dataset, tokenizer or index file is missing, corrupt or does not fit the model."""
+    """A dataset, tokenizer or index file is missing or corrupt, or does not fit the model."""
 
 
 class CheckpointError(Nemo2Error):
-    """A checkpoint is missing, incomplete or was written for something else."""
+    """A checkpoint is missing or incomplete, or was written for another purpose."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint isn't what was written, or isn't there: one before it may be."""
+    """A checkpoint differs from what was written, or is missing. An earlier checkpoint may be usable."""
 
 
 class RunFinished(CheckpointError):
-    """The run has reached its last step: there is nothing to go on with."""
+    """The run has reached its last step, so there is nothing to resume."""
 
 
 class SaveFailed(CheckpointError, RuntimeError):
-    """A checkpoint could not be written, for a full disk or a lost rank. Those before it are untouched, and another start goes on
-    from them."""
+    """A checkpoint could not be written, because a disk is full or a rank was lost. Earlier checkpoints are
+    unchanged, and a restart resumes from them."""
 
 
 class SecurityError(Nemo2Error):
-    """A file or name asks for something that could run code or reach outside its directory."""
+    """A file or name requests something that could run code or reach outside its directory."""
 
 
 class Preempted(SystemExit):
-    """The run was asked to stop, has saved and ends: exit code 143, as of a process that SIGTERM ended.
+    """The run was asked to stop, has saved and ends with exit code 143, like a process that SIGTERM ended.
 
-    A `SystemExit`, so that it ends the process without a traceback and no `except Exception` holds it up.
+    It is a `SystemExit`, so that the process ends without a traceback and no `except Exception` catches it.
     """
 
     def __init__(self, message: str) -> None:
@@ -85,4 +86,4 @@ class Preempted(SystemExit):
 
 
 class RuntimeFault(Nemo2Error, RuntimeError):
-    """A run that was set up correctly failed: a lost rank, a full disk, a loss that is not finite."""
+    """A correctly configured run failed: a rank was lost, a disk is full, or the loss is not finite."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs by name: what their generation can compute, what of their memory a job can use, and their data sheets' rates.
+"""GPUs by name: the features of their generation, the memory that a job can use, and their data-sheet rates.
 
-What kernels reach of these rates is not here but in `nemo2.planner.constants`.
+`nemo2.planner.constants` has the rates that kernels reach.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ from nemo2.names import did_you_mean
 GIB = 2**30
 
 OUTSIDE_TORCH = 2 * GIB
-"""CUDA context, NCCL's buffers and libraries' workspaces: 1.5 to 2.5 GB above torch's count in published runs."""
+"""The CUDA context, NCCL's buffers and libraries' workspaces: 1.5 to 2.5 GB above torch's count in published runs."""
 HEADROOM = 0.05
-"""Share of a GPU that is left free by default: fragmentation of torch's allocator, and what is not modelled."""
+"""The fraction of a GPU that is left free by default, for fragmentation of torch's allocator and effects that are
+not modelled."""
 DEFAULT = "H100"
 """The GPU that recipes are laid out for."""
 GPUS_PER_NODE = 8
@@ -27,21 +28,21 @@ _WATTS_PER_TERAFLOP = {"volta": 300 / 125, "ampere": 400 / 312, "hopper": 700 / 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPU:
-    """One GPU and the machine that it usually sits in.
+    """One GPU and the machine that usually holds it.
 
     Attributes:
-        memory: bytes that torch reports as ``total_memory`` (in its out-of-memory messages: "GPU 0 has a total capacity of
-            ..."), which is less than the name says: 80 GB are 74.5 GiB by the decimal count of vendors, and 79.1 GiB on an
-            H100 of "80 GB".
-        capability: CUDA compute capability.
-        hbm: bytes per second of the memory.
-        flops: dense FLOP/s of the matrix units by precision: "bf16" (and fp16), "fp8", "fp4" where there is one.
-        nvlink: bytes per second and direction between GPUs of one NVLink domain; PCIe's where there is no NVLink.
-        domain: GPUs of one NVLink domain.
-        network: bytes per second and direction of the network adapter that a GPU has to itself.
-        power: watts per 16-bit FLOP/s, over that of its generation's first data-centre GPU: a chip with more runs its matrix
-            units at a higher clock.
-        generation: whose kernels it runs, one of `GENERATIONS`.
+        memory: the bytes that torch reports as ``total_memory`` (in its out-of-memory messages: "GPU 0 has a total
+            capacity of ..."), which differ from the name: 80 GB are 74.5 GiB by the vendors' decimal count, and 79.1
+            GiB on an H100 of "80 GB".
+        capability: the CUDA compute capability.
+        hbm: the memory's bytes per second.
+        flops: the dense FLOP/s of the matrix units by precision: "bf16" (and fp16), "fp8", and "fp4" if the GPU has it.
+        nvlink: the bytes per second and direction between GPUs of one NVLink domain, or of PCIe without NVLink.
+        domain: the number of GPUs in one NVLink domain.
+        network: the bytes per second and direction of a GPU's own network adapter.
+        power: watts per 16-bit FLOP/s, relative to its generation's first data-center GPU. A chip with a higher value
+            runs its matrix units at a higher clock.
+        generation: the generation whose kernels it runs, one of `GENERATIONS`.
     """
 
     name: str
@@ -56,7 +57,8 @@ class GPU:
     generation: str
 
     def rate(self, precision: str) -> float:
-        """Dense FLOP/s in ``precision``. One that the GPU lacks runs in bf16; fp32 in TF32, at half of bf16's rate."""
+        """The dense FLOP/s in ``precision``. A precision that the GPU lacks runs in bf16; fp32 runs in TF32, at half
+        of bf16's rate."""
         return self.flops["bf16"] / 2 if precision == "fp32" else self.flops.get(precision, self.flops["bf16"])
 
 
@@ -103,24 +105,24 @@ _ALSO = {
 
 
 def gpu(name: str) -> GPU:
-    """The GPU called ``name``, whatever its case; of ``H100x1152`` its first part.
+    """The GPU called ``name``, in any case. For ``H100x1152``, the part before the number.
 
     Raises:
-        ConfigError: it is not in the table.
+        ConfigError: the GPU is not in the table.
     """
     return parse_gpus(name)[0]
 
 
 def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]]:
-    """``"H100x1152"`` as the GPU and the number; ``"H100"`` leaves the number to the recipe (None).
+    """The GPU and the number of ``"H100x1152"``. A number of None, as for ``"H100"``: the recipe's number.
 
-    ``option`` is what an error says is wrong.
+    ``option`` is the option that errors name.
 
     Raises:
-        ConfigError: an unknown GPU, or a number that is none.
+        ConfigError: an unknown GPU, or an invalid number.
     """
     name, number = text.strip().upper(), None
-    # As a whole first: "RTX4090" is a name, and not 4,090 of "RT".
+    # The whole text first, because "RTX4090" is a name, and not 4,090 of "RT".
     if _ALSO.get(name, name) not in _SHEETS and (match := re.fullmatch(r"([A-Z0-9-]+?)[X*](\d+)", name)):
         name, number = match[1], int(match[2])
     name = _ALSO.get(name, name)
@@ -132,7 +134,7 @@ def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]
 
 
 def model_of(device_name: str) -> Optional[str]:
-    """ "h100" of "NVIDIA H100 80GB HBM3"; None of a name without a model."""
+    """ "h100" for "NVIDIA H100 80GB HBM3". None: the name contains no model."""
     match = re.search(r"\b(G?[A-Z]\d{2,4}S?)\b", device_name.upper())
     return match[1].lower() if match else None
 

@@ -7,30 +7,31 @@ from typing import Any
 import torch
 
 Override = tuple[Any, str]
-"""A value a config field must take on this backend, and the reason to give the user."""
+"""The value that a config field must have on this backend, and the reason for the user."""
 
 
 class Backend(ABC):
-    """A kind of device to train on. Made to be used through `get_backend()`; stateless apart from `install()`."""
+    """A kind of device to train on. Use it through `get_backend()`. It has no state except that of `install()`."""
 
     name: str
-    """`"cuda"` or `"cpu"`, as Lightning's accelerators are called."""
+    """`"cuda"` or `"cpu"`, as in Lightning's accelerators."""
 
     process_group_backend: str
-    """Backend of torch.distributed and of Megatron-Core's groups: `"nccl"` or `"gloo"`."""
+    """The backend of torch.distributed and of Megatron-Core's groups: `"nccl"` or `"gloo"`."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Device of this process' tensors: the GPU set by `set_device`, or the CPU."""
+        """The device of this process's tensors: the GPU that `set_device` chose, or the CPU."""
 
     @abstractmethod
     def install(self) -> None:
-        """Make Megatron-Core's training path run on this device. Idempotent, and callable before or after
-        `megatron.core` was imported. Does nothing for CUDA.
+        """Make Megatron-Core's training path run on this device. Does nothing for CUDA.
+
+        Idempotent. May be called before or after `megatron.core` is imported.
 
         Raises:
-            RuntimeFault: something the training path cannot do without is missing from this installation.
+            RuntimeFault: this installation lacks something that the training path requires.
         """
 
     @abstractmethod
@@ -39,24 +40,29 @@ class Backend(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has finished what was queued on it."""
+        """Wait until the device has finished its queued work."""
 
     @abstractmethod
     def memory_figures(self) -> dict[str, int]:
-        """Bytes this process holds: `allocated_bytes` now, `peak_bytes` since `reset_peak_memory` (since the process
-        started on CPU, where the kernel keeps the mark), and the `capacity_bytes` of the device."""
+        """The bytes of this process.
+
+        `allocated_bytes` is the current amount. `peak_bytes` is the peak since `reset_peak_memory`, or on CPU since the
+        process started, because the kernel keeps that mark. `capacity_bytes` is the device's memory.
+        """
 
     @abstractmethod
     def reset_peak_memory(self) -> None:
-        """Start a new peak. No effect on CPU."""
+        """Reset the peak. No effect on CPU."""
 
     @abstractmethod
     def config_overrides(self) -> dict[str, Override]:
-        """Fields of `TransformerConfig` (and of `ModelParallelConfig`, which it extends) that cannot keep an arbitrary
-        value here: name → (the value that works, why). A field absent from the installed Megatron-Core is to be
-        skipped by whoever applies them; so is one that already has the value.
+        """Fields of `TransformerConfig` (and of its base `ModelParallelConfig`) that this backend restricts: name →
+        (the required value, the reason).
+
+        The caller skips fields that the installed Megatron-Core lacks and fields that already have the value.
         """
 
     def group_overrides(self) -> dict[str, Override]:
-        """Arguments of Megatron-Core's ``initialize_model_parallel`` that mean nothing here, as `config_overrides`."""
+        """Arguments of Megatron-Core's ``initialize_model_parallel`` that have no meaning here, in the format of
+        `config_overrides`."""
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one backend of this process."""
+"""The backend of this process."""
 
 import torch
 
@@ -9,8 +9,10 @@ _backend: Backend | None = None
 
 
 def get_backend() -> Backend:
-    """The backend of this process: CUDA where `torch.cuda.is_available()`, otherwise CPU. Decided once, at the first
-    call; nothing is patched by asking."""
+    """Return the backend of this process: CUDA if `torch.cuda.is_available()`, otherwise CPU.
+
+    The choice is made once, at the first call. The call patches nothing.
+    """
     global _backend
     if _backend is None:
         if torch.cuda.is_available():

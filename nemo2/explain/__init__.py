@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a setting of a recipe is what it is: who set it, what overruled whom, and what runs in the end."""
+"""Explains the value of a recipe's setting: who set it, who overrode it, and which value the run uses."""
 
 from nemo2.lazy import front_door
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a field: its default, everybody who set it, what a run changes, and what is left in the end."""
+"""The layers of a field: its default, all explicit values, the run's changes, and the final value."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,25 +21,25 @@ from nemo2.settle.settling import Settled
 
 _PACKAGE = Path(nemo2.__file__).parent.resolve()
 _FOLDERS = tuple((_PACKAGE / name).resolve() for name in ("recipes", "callbacks", ""))
-"""Ours, whose files are told without the path of the installation."""
+"""nemo2's own folders. Their files are shown without the path of the installation."""
 _NOTHING = object()
 _WIDEST = 60
-"""Columns for values before what is said of them."""
+"""Columns for values before their notes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One value that the field had on the way, and who gave it."""
+    """One value of the field, and its source."""
 
     value: Any
     who: str
     asked: bool = False
-    """Somebody set it, as opposed to defaults and what a run derives."""
+    """Whether a user or recipe set the value, rather than a default or the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One field at one place of the recipe. ``layers`` are in order, the last of them is what runs."""
+    """The values of one field at one place of the recipe. ``layers`` are in order, and the run uses the last."""
 
     path: str
     layers: tuple[Layer, ...]
@@ -50,11 +50,11 @@ class Explanation:
 
     @property
     def differs(self) -> bool:
-        """Whether the layers end with another value than they begin with, or had another on the way."""
+        """Whether the final value differs from the first, or any value in between does."""
         return len({shown(layer.value) for layer in self.layers}) > 1
 
     def line(self) -> str:
-        """The value, who gave it, and what was asked for where that is something else; in one line."""
+        """The value, its source, and the requested value if it differs, in one line."""
         last, *others = reversed(self.layers)
         asked = next((one for one in others if one.asked), None)
         overruled = asked is not None and shown(asked.value) != shown(last.value)
@@ -69,7 +69,8 @@ class Explanation:
 
 
 def shown(value: Any) -> str:
-    """A value as a user would write it: userbuffer settings, which are pages long, by the name of their preset."""
+    """A value as a user would write it. Userbuffer settings, which are pages long, appear as the name of their
+    preset."""
     if isinstance(value, TransformerLayerTPOverlapCfg):
         name = next((name for name in preset_names() if preset(name) == value), None)
         if name is not None:
@@ -78,11 +79,12 @@ def shown(value: Any) -> str:
 
 
 def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
-    """Every place of ``recipe`` that ``field`` names: a path from the recipe ("strategy.ddp_config.bucket_size"), or the
-    name alone, of a parameter or of its second spelling.
+    """Explain every place of ``recipe`` that ``field`` names.
+
+    ``field`` is a path from the recipe ("strategy.ddp_config.bucket_size"), or only the name or alias of a parameter.
 
     Raises:
-        ConfigError: nothing in the recipe is called so; the nearest names.
+        ConfigError: the recipe has no field of this name. The message lists the nearest names.
     """
     found = [_explanation(path, node, name, effective) for path, node, name in _places(recipe, field)]
     buffers = _buffers_of_the_strategy(recipe, effective, field)
@@ -94,8 +96,8 @@ def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
 
 
 def explain_all(recipe: Any, effective: Settled) -> list[Explanation]:
-    """Every field whose value in the run differs from its default, or that somebody set and the run changes; in the recipe's
-    order."""
+    """Explain every field whose value in the run differs from its default, and every explicit value that the run
+    changes, in the recipe's order."""
     found = []
     for path, node in iterate_nodes(recipe):
         for name in parameter_names(node.__fn_or_cls__):
@@ -133,7 +135,7 @@ def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explana
 
 
 def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Optional[Explanation]:
-    """A setting of the gradient buffers where the recipe leaves them to the strategy: ``ddp="megatron"`` is no node."""
+    """A setting of the gradient buffers if the recipe leaves them to the strategy: ``ddp="megatron"`` is no node."""
     from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 
     path = "trainer.strategy.ddp"
@@ -150,7 +152,7 @@ def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Opt
 
 
 def _who(file: str, line: int) -> str:
-    """ "recipes/llama3_8b.py:9", said with what kind of place it is."""
+    """ "recipes/llama3_8b.py:9" with the kind of the place."""
     if file == "command line":
         return f"command line, change {line}"
     if file.startswith("--gpus"):
@@ -171,13 +173,13 @@ def _default(node: Any, name: str) -> Any:
     parameter = node.__signature_info__.parameters.get(name)
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return _NOTHING
-    if type(parameter.default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":  # dataclasses' mark
+    if type(parameter.default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":  # dataclasses' marker
         return _NOTHING
     return parameter.default
 
 
 def _places(recipe: Any, field: str) -> Iterator[tuple[str, Any, str]]:
-    """``(path, node, name)`` of each."""
+    """``(path, node, name)`` of each place."""
     *parents, name = field.split(".")
     wanted = _follow(recipe, parents) if parents else None
     for path, node in iterate_nodes(recipe):
@@ -195,7 +197,7 @@ def _places(recipe: Any, field: str) -> Iterator[tuple[str, Any, str]]:
 
 
 def _follow(recipe: Any, names: list[str]) -> Any:
-    """The node at a path, second spellings and list indices included; a mark that is no node where there is none."""
+    """The node at a path, which may contain aliases and list indices. A marker that is no node if there is none."""
     node = recipe
     for name in names:
         name, *indices = name.replace("]", "").split("[")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llm.import_ckpt`` and ``llm.export_ckpt``, under NeMo 2.0's names: weights of others become a checkpoint of ours, and a
-checkpoint becomes a folder that Hugging Face's libraries load.
+"""``llm.import_ckpt`` and ``llm.export_ckpt``, under NeMo 2.0's names: convert foreign weights into a checkpoint, and a
+checkpoint into a folder for Hugging Face's libraries.
 
-Sources are folders and repositories of Hugging Face's, checkpoints of NeMo 2.0, and torch_dist checkpoints of Megatron-LM and of
-what is built on it (`nemo2.hugging_face.foreign`).
+Sources are Hugging Face's folders and repositories, checkpoints of NeMo 2.0, and torch_dist checkpoints of Megatron-LM
+and frameworks based on it (`nemo2.hugging_face.foreign`).
 """
 
 import logging
@@ -31,7 +31,7 @@ from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)
 TARGETS = ("hf",)
-"""What a checkpoint can be exported as."""
+"""The formats that a checkpoint can be exported to."""
 
 
 def import_ckpt(
@@ -44,25 +44,27 @@ def import_ckpt(
     show_progress: Optional[bool] = None,
     base_model: Optional[str] = None,
 ) -> Path:
-    """Make a checkpoint of ours from weights of others. Neither a model nor a process group is built.
+    """Convert foreign weights into a nemo2 checkpoint. Builds neither a model nor a process group.
 
     Args:
-        model: Whose configuration they are of, or the configuration. None, or a class as the configuration: what the source says
-            of itself.
-        source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or Megatron-LM's; an
-            adapter of ``peft`` (`nemo2.hugging_face.adapter_import`) too.
-        output_path: The checkpoint's directory. None: ``organisation/name``, or the folder's name, in `models_home`, where
-            ``nemo://organisation/name`` finds it; one that is there is given back as it is.
-        overwrite: Replace what stands there.
-        dtype: Of the weights. None: as they are.
-        show_progress: A bar with bytes and rest. None: where the error output is a terminal.
-        base_model: Of an adapter, what it was trained over. None: what it says of itself.
+        model: The model whose configuration the weights have, or the configuration. None, or a class as the
+            configuration: the source's own description.
+        source: ``hf://organisation/name``, ``hf:///folder``, or a folder of Hugging Face's, NeMo 2.0's or
+            Megatron-LM's. An adapter of ``peft`` works too (`nemo2.hugging_face.adapter_import`).
+        output_path: The checkpoint's directory. None: ``organisation/name`` or the folder's name in `models_home`,
+            where ``nemo://organisation/name`` finds it. An existing checkpoint there is returned unchanged.
+        overwrite: Replace an existing checkpoint.
+        dtype: The dtype of the weights. None: the source's.
+        show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
+        base_model: For an adapter, the model that it was trained on. None: as the adapter says.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        CheckpointError, ConfigError, SecurityError: see `import_weights`; the source is no model that nemo2 reads.
+        CheckpointError: see `import_weights`; or nemo2 doesn't support the source's model.
+        ConfigError: see `import_weights`.
+        SecurityError: see `import_weights`.
     """
     if not source:
         raise ConfigError("import_ckpt needs a source: hf://organisation/name, or a folder with weights.")
@@ -74,7 +76,7 @@ def import_ckpt(
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
     if isinstance(config, type):
-        config = None  # the family's class: sizes are the source's
+        config = None  # the family's class, with the source's sizes
     if is_adapter(folder):
         if model is not None:
             raise ConfigError(f"{folder} holds an adapter, whose model is its base's: give base_model, and no model.")
@@ -100,24 +102,27 @@ def export_ckpt(
     dtype: Optional[torch.dtype] = None,
     show_progress: Optional[bool] = None,
 ) -> Path:
-    """Write a checkpoint as Hugging Face's libraries load it: weights, config.json, and its tokenizer's files as they came.
+    """Write a checkpoint in Hugging Face's format: weights, config.json, and the original files of its tokenizer.
 
     Args:
-        path: A checkpoint of ours, of any layout and strategy, or of a run's directory its newest; or one of NeMo 2.0's or
-            Megatron-LM's. ``nemo://name`` is the imported model of that name.
+        path: A nemo2 checkpoint of any layout and strategy, a run's directory for its newest checkpoint, or a
+            checkpoint of NeMo 2.0 or Megatron-LM. ``nemo://name`` is the imported model of that name.
         target: "hf".
         output_path: The folder. None: ``<path>/<target>``.
-        overwrite: Replace what stands there.
-        load_connector: NeMo's; makes what exports. None: `load_connector_from_trainer_ckpt`.
-        model: Whose configuration it is of, or the configuration. None: what the checkpoint says of itself.
-        dtype: Of the weights. None: as they are stored.
+        overwrite: Replace an existing folder.
+        load_connector: NeMo's argument: makes the exporter. None: `load_connector_from_trainer_ckpt`.
+        model: The model whose configuration the weights have, or the configuration. None: the checkpoint's own
+            description.
+        dtype: The dtype of the weights. None: the stored dtype.
         show_progress: As in `import_ckpt`.
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError, ConfigError, SecurityError: see `export_weights`; an unknown target.
+        CheckpointError: see `export_weights`.
+        ConfigError: see `export_weights`; or an unknown target.
+        SecurityError: see `export_weights`.
     """
     if load_connector is not None:
         return load_connector(find_checkpoint(str(path)), target)(output_path, overwrite=overwrite)
@@ -127,14 +132,14 @@ def export_ckpt(
 
 @dataclass(frozen=True)
 class Connector:
-    """A checkpoint and what it is to become; called, it exports."""
+    """Export a checkpoint to a target when called."""
 
     path: Path
     target: str
 
     @property
     def local_path(self) -> Path:
-        """Where it goes unless a place is named."""
+        """The folder if no other is named."""
         return self.path / self.target
 
     def __call__(
@@ -146,7 +151,7 @@ class Connector:
         dtype: Optional[torch.dtype] = None,
         show_progress: Optional[bool] = None,
     ) -> Path:
-        """Export to ``output_path``; returns it. Arguments and errors are those of `export_ckpt`."""
+        """Export to ``output_path`` and return it. The arguments and errors are those of `export_ckpt`."""
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
         target = Path(output_path).expanduser() if output_path is not None else self.local_path
@@ -178,7 +183,7 @@ def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf")
 
 
 def find_checkpoint(path: str) -> Path:
-    """The checkpoint that ``path`` means: ``nemo://name`` in `models_home`; of a run's directory its newest.
+    """The checkpoint at ``path``: ``nemo://name`` in `models_home`, or the newest checkpoint of a run's directory.
 
     Raises:
         CheckpointError: there is none.

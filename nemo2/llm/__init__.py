@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``from nemo2 import llm``: what a training script names, imported on first use.
+"""``from nemo2 import llm``: everything that a training script names, imported on first use.
 
-The entry points (``pretrain``, ``validate``, ``generate``), models and their sizes, data modules, and every recipe by
-name (``llm.llama3_8b.pretrain_recipe()``).
+The package offers the entry points (`pretrain`, `finetune`, `validate`, `generate`), models and their sizes, data
+modules, and every recipe by name (``llm.llama3_8b.pretrain_recipe()``).
 """
 
 from nemo2.lazy import front_door

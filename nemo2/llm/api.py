@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry points: what a recipe is a call of.
+"""The entry points that recipes call: `pretrain`, `finetune`, `train`, `validate` and `generate`.
 
-Each takes built objects (a recipe builds to one of these calls) and returns when the work is done. A failure on any rank is
-an exception here, written down for the launcher (`nemo2.run_dir.faults`).
+Each entry point takes built objects and returns when the work is done. A failure on any rank raises an exception on
+that rank, and the rank writes a fault file for the launcher (`nemo2.run_dir.faults`).
 """
 
 import logging
@@ -50,18 +50,18 @@ def pretrain(
     resume: Optional[AutoResume] = None,
     optim: Optional[OptimizerModule] = None,
 ) -> RunFolder:
-    """Train a model from the beginning, or on from its last checkpoint. The tokenizer is the data's.
+    """Train a model from its initial weights, or resume training from its last checkpoint. The tokenizer is the data's.
 
     Args:
-        model: What is trained.
-        data: Its batches.
-        trainer: With its strategy, precision and callbacks.
+        model: The model to train.
+        data: The data module that provides its batches.
+        trainer: The trainer, with its strategy, precision and callbacks.
         log: The run's directory, metrics and checkpoints. None: `NeMoLogger()` with its defaults.
-        resume: Where to resume from. None: start fresh.
-        optim: The optimizer and its schedule. None: the model's own.
+        resume: Where to resume from. None: the run starts from the beginning.
+        optim: The optimizer and its learning-rate schedule. None: the model's own.
 
     Returns:
-        The run's directory: a path that also has the run's `metrics`, `best_checkpoint`, `report` and `plot`.
+        The run's directory: a path that also offers the run's `metrics`, `best_checkpoint`, `report` and `plot`.
     """
     return train(model=model, data=data, trainer=trainer, log=log, resume=resume, optim=optim, tokenizer="data")
 
@@ -77,14 +77,16 @@ def finetune(
     peft: Optional[PEFT] = None,
     tokenizer: Optional[Any] = "model",
 ) -> RunFolder:
-    """Train a model on from weights that ``resume.restore_config`` names, all of it or what a PEFT method adds.
+    """Train a model that starts from the weights in ``resume.restore_config``: all parameters, or only those of a PEFT
+    method.
+
+    The arguments that are not listed here are those of `pretrain`. Returns the run's directory.
 
     Args:
-        peft: The method, such as `nemo2.peft.LoRA`. Everything else is frozen, and checkpoints hold what is trained only, with a
-            reference to the weights that the run began with. None: all parameters are trained.
+        peft: A PEFT method such as `nemo2.peft.LoRA`. All other parameters are frozen. Checkpoints then hold only the
+            trained parameters and a reference to the weights that the run started from. None: all parameters are
+            trained.
         tokenizer: As in `train`.
-
-    The others are those of `pretrain`. Returns the run's directory.
     """
     if peft is not None:
         _save_only_what_is_trained(trainer)
@@ -111,18 +113,19 @@ def train(
     tokenizer: Optional[Any] = None,
     model_transform: Optional[Any] = None,
 ) -> RunFolder:
-    """Train, with the tokenizer that is asked for.
+    """Train a model with a chosen tokenizer.
+
+    The arguments that are not listed here are those of `pretrain`. Returns the run's directory.
 
     Args:
-        model: What is trained. The path of a checkpoint: the model that it describes; its weights are those that ``resume``
-            names, as ever.
-        tokenizer: "data", "model", a tokenizer for both, or None to leave both as they are, but for a model that has none: it
-            takes the data's.
-        model_transform: A function of a module that returns a module, applied to each chunk of the model before it is wrapped
-            for training; with a second argument ``name`` to each of its modules (`nemo2.parallel.transform`). It may replace
-            modules and freeze parameters. None: the model's own, or that of the callback `ModelTransform`.
-
-    The others are those of `pretrain`. Returns the run's directory.
+        model: The model to train, or the path of a checkpoint that describes it. A path gives the architecture only;
+            the weights always come from ``resume``.
+        tokenizer: "data" or "model": both use this part's tokenizer. A tokenizer object: both use it. None: both keep
+            their own. With "model" and None, a model without a tokenizer takes the data's.
+        model_transform: A function that takes a module and returns a module. It is applied to each chunk of the model
+            before the chunk is wrapped for training. A function with a second argument ``name`` is applied to each
+            module of the chunk (`nemo2.parallel.transform`). It may replace modules and freeze parameters. None: the
+            model's own transform, or that of the callback `ModelTransform`.
     """
     model = _described(model, data)
     run_directory = _setup(
@@ -150,9 +153,9 @@ def validate(
     tokenizer: Optional[Any] = None,
     model_transform: Optional[Any] = None,
 ) -> RunFolder:
-    """Measure the validation loss of a checkpoint; arguments as `train`. Returns the run's directory.
+    """Measure the validation loss of a checkpoint. The arguments are those of `train`. Returns the run's directory.
 
-    The weights come from ``resume``: the checkpoint it finds or names, or the weights it restores.
+    The weights come from ``resume``: the checkpoint that it finds or names, or the weights that it restores.
     """
     run_directory = _setup(
         model=model,
@@ -194,40 +197,43 @@ def generate(
     stop: Optional[list[str]] = None,
     on_text: Optional[Callable[[int, str], None]] = None,
 ) -> list[Any]:
-    """Complete prompts with the model of a checkpoint. Parameters up to ``enable_flash_decode`` are NeMo 2.0's, in its order.
+    """Complete prompts with the model of a checkpoint.
+
+    The parameters up to ``enable_flash_decode`` are NeMo 2.0's, in NeMo's order.
 
     Args:
-        path: A checkpoint directory; its ``context/`` tells which model and tokenizer it is of.
-        trainer: With a `MegatronStrategy` whose layout the weights are loaded into. None: one process.
-        prompts: One completion each.
-        encoder_prompts: Must be None: there are no encoder-decoder models.
-        input_dataset: In place of ``prompts``: a file of JSON objects, one a line, whose field ``input`` is the prompt; or a data
-            module with such a file as ``test_path``.
-        params_dtype: Of the parameters; with a trainer the same as its precision's. None: the trainer's, fp32 without one.
-        add_BOS: Begin each prompt with the tokenizer's token for that.
-        max_batch_size: Prompts that are completed at the same time.
-        random_seed: Of the sampling; every rank draws the same. None: 1234.
-        inference_batch_times_seqlen_threshold, enable_flash_decode: Kept for NeMo's signature: a batch goes through a pipeline
-            as a whole, and Megatron-Core's static cache is used.
-        inference_params: Megatron-Core's ``CommonInferenceParams`` (later ``SamplingParams``), in place of ``max_new_tokens``,
-            ``temperature``, ``top_k`` and ``top_p``. A ``top_p`` of 0 doesn't narrow the choice.
+        path: A checkpoint directory. Its ``context/`` describes the model and the tokenizer.
+        trainer: A trainer with a `MegatronStrategy`; the weights are loaded into its layout. None: one process.
+        prompts: The prompts. Each gets one completion.
+        encoder_prompts: Must be None, because nemo2 has no encoder-decoder models.
+        input_dataset: Prompts from a file, in place of ``prompts``: a file with one JSON object per line, whose field
+            ``input`` is the prompt, or a data module with such a file as ``test_path``.
+        params_dtype: The dtype of the parameters. With a trainer it must equal the dtype of the trainer's precision.
+            None: the trainer's dtype, or fp32 without a trainer.
+        add_BOS: Begin each prompt with the tokenizer's begin-of-sequence token.
+        max_batch_size: The number of prompts that are completed at the same time.
+        random_seed: The seed of the sampling. Every rank draws the same tokens. None: 1234.
+        inference_batch_times_seqlen_threshold, enable_flash_decode: Accepted for NeMo's signature, without effect. A
+            batch goes through a pipeline as a whole, and generation uses Megatron-Core's static cache.
+        inference_params: Megatron-Core's ``CommonInferenceParams`` (``SamplingParams`` in later versions), in place of
+            ``max_new_tokens``, ``temperature``, ``top_k`` and ``top_p``. A ``top_p`` of 0 does not narrow the choice.
         text_only: Return texts only.
-        output_path: Write the completions there too, one JSON object per line: ``input`` and ``prediction``, ``label`` and the
-            other fields of ``input_dataset``'s lines. None: only return them.
-        max_new_tokens: Per prompt. None: 64.
-        temperature, top_k, top_p, min_p: See `nemo2.models.sampling.Sampling`; temperature 0 takes the likeliest token. None:
-            1.0, 0, 1.0 and 0.
-        trust_remote_code: Build a tokenizer that was trained with ``AutoTokenizer(trust_remote_code=True)``, which runs Python
-            that lies beside its files. Without it such a checkpoint is refused.
-        stop: A text ends before the first of these words.
-        on_text: Called on rank 0 with a prompt's place and each new piece of its completion, as it comes.
+        output_path: A file that also receives the completions, one JSON object per line: ``input``, ``prediction``, and
+            ``label`` and the other fields of ``input_dataset``'s lines. None: the completions are only returned.
+        max_new_tokens: The largest number of new tokens per prompt. None: 64.
+        temperature, top_k, top_p, min_p: See `nemo2.models.sampling.Sampling`. A temperature of 0 picks the likeliest
+            token. None: 1.0, 0, 1.0 and 0.
+        trust_remote_code: Build a tokenizer that was trained with ``AutoTokenizer(trust_remote_code=True)``, which runs
+            the Python code beside its files. False: a checkpoint with such a tokenizer is rejected.
+        stop: Words that end a completion. The text ends before the first of them.
+        on_text: A function that rank 0 calls with the index of a prompt and each new piece of its completion.
 
     Returns:
         One `nemo2.models.generate.Generation` per prompt (texts with ``text_only``), the same on every rank.
 
     Raises:
-        CheckpointError: no checkpoint there, or it doesn't describe its model.
-        ConfigError: no prompts, or settings that contradict each other.
+        CheckpointError: ``path`` holds no checkpoint, or the checkpoint does not describe its model.
+        ConfigError: there are no prompts, or settings contradict each other.
     """
     from nemo2.llm.inference import HowToGenerate, generate_from_checkpoint, prompts_of
 
@@ -260,7 +266,8 @@ def generate(
 
 
 def _described(model: Any, data: Any) -> Any:
-    """The model that the checkpoint at this path describes; what is a model already is itself."""
+    """The model that the checkpoint at this path describes. A value that is not the path of a directory is returned
+    unchanged."""
     if not isinstance(model, str | Path) or not Path(model).is_dir():
         return model
     from nemo2.checkpoint.described import find_checkpoint, model_of
@@ -286,7 +293,7 @@ def _setup(
     model_transform: Optional[Any],
     training: bool = True,
 ) -> Path:
-    """Connect the parts of a run. Nothing is computed, and no process group exists yet."""
+    """Connect the parts of a run. Computes nothing, and needs no process group."""
     refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
     connect_parts(model, data, optim=optim, tokenizer=tokenizer, model_transform=model_transform)
@@ -309,10 +316,10 @@ def _setup(
 
 
 def _refuse_out_of_range(model: Any, data: Any, *, training: bool) -> None:
-    """A recipe was checked before it was launched; parts that a script has made are judged here, by the same table.
+    """Check the numbers of parts that a script built, with the same table that checks recipes before a launch.
 
     Raises:
-        ConfigError: with every number that can't be computed with, a paragraph each.
+        ConfigError: values that are out of range, one paragraph each.
     """
     told = list(parts_out_of_range(model=model, data=data, optim=getattr(model, "optim", None) if training else None))
     if told:
@@ -320,7 +327,10 @@ def _refuse_out_of_range(model: Any, data: Any, *, training: bool) -> None:
 
 
 def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:
-    """A line where a run has no checkpoint callback and nobody said that it needs none: NeMo 2.0 has Lightning's for such."""
+    """Warn when a run has no checkpoint callback and the user did not ask for none.
+
+    NeMo 2.0 adds Lightning's checkpoint callback in this case.
+    """
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     told = "enable_checkpointing" in (captured_arguments(trainer) or {})
     if not told and not any(isinstance(item, Checkpoint) for item in callbacks):
@@ -331,11 +341,12 @@ def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:
 
 
 def _watch(trainer: pl.Trainer) -> None:
-    """Save and stop at SIGTERM, and end a run that hangs, unless the trainer says how it wants these."""
+    """Add the callbacks that save and stop at SIGTERM and that end a run that hangs, unless the trainer has its own."""
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     for kind in (PreemptionCallback, HangWatchdog):
         if not any(isinstance(item, kind) for item in callbacks):
-            # In front: Lightning keeps checkpoint callbacks at the end, which then have a step's save behind them.
+            # In front: Lightning keeps checkpoint callbacks at the end, so a step is saved before these callbacks act
+            # on it.
             callbacks.insert(0, kind())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a run are told of each other: one sequence length, loss, tokenizer, optimizer and transform."""
+"""Connects the parts of a run, so that they share one sequence length, loss, tokenizer, optimizer and transform."""
 
 from typing import Any, Optional
 
@@ -20,12 +20,12 @@ def connect_parts(
     tokenizer: Any = None,
     model_transform: Optional[Any] = None,
 ) -> None:
-    """Tell the parts of a run of each other: one sequence length, loss, tokenizer, optimizer and transform. Nothing is computed.
+    """Let the parts of a run share one sequence length, loss, tokenizer, optimizer and transform. Computes nothing.
 
     Args:
         optim: The model's optimizer. None: its own.
-        tokenizer: "data" or "model": whose serves both (a model without one takes the data's); or a tokenizer.
-            None: both keep what they have; a model without one takes the data's.
+        tokenizer: "data" or "model": both use this part's tokenizer. A tokenizer object: both use it. None: both keep
+            their own. With "model" and None, a model without a tokenizer takes the data's.
         model_transform: The model's transform. None: its own, if any.
 
     Raises:
@@ -39,7 +39,7 @@ def connect_parts(
 
 
 def _share_what_data_decides(model: Any, data: Any) -> None:
-    """One fact: the data's sequence length is the model's, unless both were set; and so is its loss.
+    """Give the model the data's sequence length, unless both were set, and the data's kind of loss.
 
     Raises:
         ConfigError: both lengths were set, and differ.
@@ -57,10 +57,10 @@ def _share_what_data_decides(model: Any, data: Any) -> None:
 
 
 def _share_transform(model: Any, model_transform: Any) -> None:
-    """Make it the model's.
+    """Set the model's transform.
 
     Raises:
-        ConfigError: the model has another.
+        ConfigError: the model has a different one.
     """
     from nemo2.models.conversion.families import modules_with_weights
 
@@ -88,7 +88,7 @@ def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
     elif tokenizer == "model" and getattr(model, "tokenizer", None) is not None:
         data.tokenizer = model.tokenizer
     elif tokenizer == "model":
-        model.tokenizer = getattr(data, "tokenizer", None)  # the only one that there is
+        model.tokenizer = getattr(data, "tokenizer", None)  # the only tokenizer
     elif isinstance(tokenizer, str):
         raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llm.distill``: a student is trained on the distributions of a teacher (`nemo2.strategies.teaching`)."""
+"""``llm.distill``: trains a student on the output distributions of a teacher (`nemo2.strategies.teaching`)."""
 
 from pathlib import Path
 from typing import Any, Optional
@@ -36,27 +36,29 @@ def distill(
     model_transform: Optional[Any] = None,
     distillation_config: Optional[DistillationConfig] = None,
 ) -> Path:
-    """Train a student on a teacher's distributions. Parameters up to ``model_transform`` are NeMo 2.0's, in its order.
+    """Train a student on a teacher's output distributions.
+
+    The parameters up to ``model_transform`` are NeMo 2.0's, in NeMo's order. Those that are not listed here are those
+    of `nemo2.llm.train`. The reported training loss is the distillation loss. Validation reports the loss on the text.
 
     Args:
-        student_model_path: The checkpoint that the student begins as, such as `prune` writes, or a run's directory.
-        teacher_model_path: The teacher's. It has the student's vocabulary and its layout; sizes may differ.
-        trainer: With a `MegatronStrategy` without virtual stages.
+        student_model_path: The student's initial checkpoint, for example one that `prune` wrote, or a run's directory.
+        teacher_model_path: The teacher's checkpoint. The teacher must have the student's vocabulary, and uses the
+            student's layout. Its sizes may differ.
+        trainer: A trainer with a `MegatronStrategy` without virtual stages.
         distillation_config_path: A YAML file with the settings of `DistillationConfig`. None: ``distillation_config``.
-        resume: Where the run resumes from, if it was interrupted. None: nowhere; either way its first weights are the student's.
-        optim: None: the student's own.
-        tokenizer: As `nemo2.llm.train`. None: the student's, also for data that was made without one.
-        distillation_config: None: its defaults.
-
-    The others are those of `nemo2.llm.train`. The training loss that is reported is the one that is learned from; validation
-    reports the text's.
+        resume: Where an interrupted run resumes from. None: nowhere. In both cases the run's initial weights are the
+            student's.
+        optim: The optimizer. None: the student's own.
+        tokenizer: As in `nemo2.llm.train`. None: the student's, also for data without a tokenizer.
+        distillation_config: The settings. None: their defaults.
 
     Returns:
-        The run's directory. Its checkpoints are of the student alone.
+        The run's directory. Its checkpoints hold the student only.
 
     Raises:
-        CheckpointError: no checkpoint, or none that describes its model.
-        ConfigError: two of the configurations, another vocabulary, or sizes that the layout doesn't divide.
+        CheckpointError: a checkpoint is missing or doesn't describe its model.
+        ConfigError: both configurations are given, the vocabularies differ, or the layout doesn't divide the sizes.
     """
     if distillation_config_path is not None and distillation_config is not None:
         raise ConfigError("distillation_config_path and distillation_config say the same: give one of them.")
@@ -94,17 +96,20 @@ def distill(
 
 
 def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_config: Optional[Any] = None) -> Any:
-    """``recipe`` with the student as its model, which begins as its checkpoint, and the teacher beside it. Check, rehearsal, plan
-    and launch take it as any other.
+    """Turn ``recipe`` into a distillation: its model becomes the student, starting from its checkpoint, with the
+    teacher beside it.
+
+    Check, rehearsal, plan and launch accept the result like any other recipe.
 
     Args:
         student, teacher: Checkpoints, or runs' directories.
-        recipe: A configured call of ``llm.pretrain`` or ``llm.finetune``, whose trainer, data and optimizer stay; it is changed.
+        recipe: A configured call of ``llm.pretrain`` or ``llm.finetune``. It is changed, but its trainer, data and
+            optimizer stay.
         distillation_config: A configured `DistillationConfig`. None: its defaults.
 
     Raises:
-        CheckpointError: no checkpoint, or none that describes its model.
-        ConfigError: the student's checkpoint holds additions only.
+        CheckpointError: a checkpoint is missing or doesn't describe its model.
+        ConfigError: the student's checkpoint holds adapters only.
     """
     start = find_checkpoint(student)
     refuse_additions(start)

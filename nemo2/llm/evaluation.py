@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's model, loaded into a layout and measured: on texts, and on lm-eval's tasks."""
+"""Loads a checkpoint's model into a layout and evaluates it on texts and on lm-eval's tasks."""
 
 import json
 import logging
@@ -41,31 +41,31 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a checkpoint's model on lm-eval's tasks.
 
+    If an evaluation is interrupted, the next call with the same arguments continues with the answers so far. They are
+    stored in ``evaluations`` beside `nemo2.llm.exported.exports_cache` until the evaluation is complete.
+
     Args:
         path: A checkpoint directory, or a run's.
-        tasks: Names of lm-eval's, whose data come from a network or its cache, or of those in ``task_folder``.
-        trainer: With a `MegatronStrategy` whose layout the weights are loaded into; replicas share the questions. None: one
-            process, in fp32.
-        task_folder: Tasks of one's own, as YAML files in lm-eval's form.
+        tasks: Names of lm-eval's tasks, whose data come from the network or its cache, or of tasks in ``task_folder``.
+        trainer: A trainer with a `MegatronStrategy`; the weights are loaded into its layout, and replicas share the
+            questions. None: one process, in fp32.
+        task_folder: A folder with your own tasks, as YAML files in lm-eval's format.
         num_fewshot: Solved examples before each question. None: as each task says.
         limit: Questions per task. None: all.
-        max_batch_size: Texts that are read together.
-        random_seed: Of the choice of examples.
-        output_path: Write the results there too, as JSON. None: only return them.
-        trust_remote_code: As for `nemo2.llm.generate`.
-        trust_tasks: Let files of ``task_folder`` have code run: functions and classes that they name, scripts of metrics.
-        report: Add the figures to the report of the run that saved the checkpoint, where its folder is around it.
-
-    An evaluation that is interrupted goes on with the answers that it had when it is called again: they lie in
-    ``evaluations`` beside `nemo2.llm.exported.exports_cache` until it is done.
+        max_batch_size: Texts that are processed together.
+        random_seed: The seed for the choice of examples.
+        output_path: A JSON file that also receives the results. None: the results are only returned.
+        trust_remote_code: As in `nemo2.llm.generate`.
+        trust_tasks: Let files in ``task_folder`` run code: the functions, classes and metric scripts that they name.
+        report: Add the scores to the report of the run that saved the checkpoint, if the checkpoint is in its folder.
 
     Returns:
         lm-eval's ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
 
     Raises:
-        CheckpointError: no checkpoint there, or it doesn't describe its model.
-        ConfigError: lm-eval isn't installed, there is no such task, or ``output_path`` can't be written.
-        SecurityError: a file of ``task_folder`` would have code run.
+        CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
+        ConfigError: lm-eval isn't installed, a task is unknown, or ``output_path`` is not writable.
+        SecurityError: a file in ``task_folder`` would run code.
     """
     folder = None if task_folder is None else Path(task_folder)
     refuse_no_place(output_path)
@@ -103,19 +103,19 @@ def perplexity(
     trust_remote_code: bool = False,
     report: bool = True,
 ) -> dict[str, Perplexity]:
-    """How well a checkpoint's model predicts text files, each read from its first byte to its last.
+    """Measure how well a checkpoint's model predicts text files, each from its first byte to its last.
 
     Args:
-        path, trainer, trust_remote_code, report: As for `evaluate`.
+        path, trainer, trust_remote_code, report: As in `evaluate`.
         files: UTF-8 texts.
         stride, max_batch_size: See `nemo2.evaluation.perplexity.perplexity_of`.
 
     Returns:
-        Of each file by its name.
+        The perplexity of each file, by the file's name.
 
     Raises:
-        CheckpointError: no checkpoint there, or it doesn't describe its model.
-        DataError: a file can't be read as text, or is empty.
+        CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
+        DataError: a file is unreadable as text, or empty.
     """
     texts = [text_of(Path(file)) for file in files]
     if not texts:
@@ -137,14 +137,14 @@ def perplexity(
 
 
 def _answers_file(checkpoint: Path, model: Any) -> Optional[Path]:
-    """Of the weights, in the dtype that they are computed with."""
+    """The file of answers for these weights, in the dtype that they are computed in."""
     digest = digest_of_checkpoint(checkpoint)
     name = f"{digest[:32]}-{str(model.config.params_dtype).removeprefix('torch.')}-{model.config.seq_length}.jsonl"
     return exports_cache().parent / "evaluations" / name if digest else None
 
 
 def _report(checkpoint: Path, found: Mapping[str, float]) -> None:
-    """Show the figures beside the loss. A folder that can't be written to keeps its report, which is said."""
+    """Show the scores beside the loss. If the folder isn't writable, report that its page stays unchanged."""
     run_dir, manifest = checkpoint.absolute().parent.parent, read_manifest(checkpoint)
     if manifest is None or not (run_dir / METRICS_FILE).is_file():
         return

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo's ``llm.fn``: functions over modules, and the activations that model configurations name, which are Megatron-Core's."""
+"""NeMo's ``llm.fn``: functions over modules, and Megatron-Core's activation functions that model configurations
+name."""
 
 from nemo2.models.layers import openai_gelu, quick_gelu, squared_relu
 from nemo2.parallel.module_functions import FNMixin, forall, map, walk

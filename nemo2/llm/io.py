@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo's ``nl.io``: objects that remember their arguments, what a checkpoint tells of its run, and weights of others."""
+"""NeMo's ``nl.io``: objects that record their arguments, a checkpoint's description of its run, and foreign weights."""
 
 from abc import ABCMeta
 from dataclasses import dataclass, field
@@ -23,8 +23,11 @@ _T = TypeVar("_T")
 
 @configurable
 class IOMixin(metaclass=ABCMeta):  # noqa: B024  # for __subclasshook__; nothing of it is abstract
-    """Instances of a class that has this among its bases remember their arguments, so that a recipe can hold them. What
-    ``@nemo2.config.capture.configurable`` does, by inheritance; what is decorated so counts as an instance of this."""
+    """Make the instances of a subclass record their arguments, so that a recipe can hold them.
+
+    This is ``@nemo2.config.capture.configurable`` by inheritance. Instances of decorated classes also count as
+    instances of this class.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,10 +38,10 @@ class IOMixin(metaclass=ABCMeta):  # noqa: B024  # for __subclasshook__; nothing
 
 
 def track_io(target: type[_T], artifacts: Optional[list[Any]] = None) -> type[_T]:
-    """`configurable` by NeMo's name.
+    """`configurable` under NeMo's name.
 
     Raises:
-        ConfigError: ``artifacts``, which nemo2 doesn't have: contexts hold text, and files by path and hash.
+        ConfigError: ``artifacts`` is set, which nemo2 doesn't support. Contexts hold text, and files by path and hash.
     """
     if artifacts:
         raise ConfigError(
@@ -48,10 +51,10 @@ def track_io(target: type[_T], artifacts: Optional[list[Any]] = None) -> type[_T
 
 
 def reinit(obj: _T) -> _T:
-    """A new object, made with the arguments that ``obj`` was made with.
+    """Make a new object with the arguments of ``obj``.
 
     Raises:
-        ConfigError: its class doesn't remember them.
+        ConfigError: the object's class doesn't record its arguments.
     """
     arguments = captured_arguments(obj)
     if arguments is None:
@@ -63,15 +66,15 @@ def reinit(obj: _T) -> _T:
 
 @dataclass
 class TrainerContext:
-    """What a checkpoint tells of its run, under NeMo's names."""
+    """A checkpoint's description of its run, under NeMo's names."""
 
     model: Any
     extra: dict[str, Any] = field(default_factory=dict)
-    """``datamodule``, where the checkpoint describes it."""
+    """``datamodule``, if the checkpoint describes it."""
 
     @property
     def trainer(self) -> Any:
-        """Raises ConfigError: a checkpoint describes what it holds, and not the machine that wrote it."""
+        """Raises ConfigError: a checkpoint describes its contents, not the machine that wrote it."""
         raise ConfigError(
             "TrainerContext.trainer: a checkpoint doesn't keep its trainer. recipe.json, in the run's directory, describes it: "
             "`nemo2 show RUN`."
@@ -79,17 +82,18 @@ class TrainerContext:
 
 
 def load_context(path: Union[str, Path], subpath: Optional[str] = None, build: bool = True) -> Any:
-    """The run that wrote a checkpoint, from its ``context/``; nothing of it is executed but an allow-list of classes.
+    """Load a checkpoint's description of its run from its ``context/``. Only classes on an allow-list are executed.
 
     Args:
-        path: A checkpoint, its ``context/``, or a run's directory. Of NeMo 2.0's the model and its tokenizer are read.
-        subpath: A part: "model", "data", "tokenizer", ..., and from there on an attribute, as in "model.config". None: a
-            `TrainerContext`.
-        build: False: configs in place of the objects.
+        path: A checkpoint, its ``context/``, or a run's directory. From a checkpoint of NeMo 2.0 the model and its
+            tokenizer are read.
+        subpath: A part: "model", "data", "tokenizer", ..., optionally followed by attributes, as in "model.config".
+            None: a `TrainerContext`.
+        build: False: return configs instead of objects.
 
     Raises:
-        CheckpointError: no checkpoint, or no such part.
-        ConfigError: ``build=False`` of a checkpoint of NeMo 2.0's.
+        CheckpointError: there is no checkpoint, or it has no such part.
+        ConfigError: ``build=False`` for a checkpoint of NeMo 2.0.
     """
     place = Path(path)
     place = place.parent if place.name == CONTEXT_PATH else place
@@ -110,7 +114,7 @@ def load_context(path: Union[str, Path], subpath: Optional[str] = None, build: b
 
 
 def load(path: Union[str, Path], output_type: Any = Any, subpath: Optional[str] = None, build: bool = True) -> Any:
-    """`load_context` in NeMo's order of arguments; ``output_type`` has no effect."""
+    """Call `load_context` with NeMo's order of arguments. ``output_type`` has no effect."""
     return load_context(path, subpath, build)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT methods under NeMo's name ``llm.peft``, and what is done with the adapters that they train."""
+"""PEFT methods under NeMo's name ``llm.peft``, and functions that merge and export trained adapters."""
 
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -32,7 +32,7 @@ PEFT_STR2CLS: dict[str, type[PEFT]] = {
     "CanonicalDoRA": CanonicalDoRA,
     "canonical_dora": CanonicalDoRA,
 }
-"""Methods by the names that ``peft_scheme`` and configuration files give them."""
+"""Methods by their names in ``peft_scheme`` and in configuration files."""
 
 
 def gpt_lora() -> PEFT:
@@ -47,22 +47,23 @@ def merge_lora(
     trainer: Optional[pl.Trainer] = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a checkpoint of the whole model with the additions of LoRA, or of a method made of it, in its weights.
+    """Write a checkpoint of the whole model, with the additions of LoRA or a method derived from it merged into the
+    weights.
 
     Args:
-        lora_checkpoint_path: A checkpoint of a fine-tuning run, or the run's directory for its newest one. The base model is read
-            from where the run read it.
+        lora_checkpoint_path: A checkpoint of a fine-tuning run, or the run's directory for its newest checkpoint. The
+            base model is read from the same place as in the run.
         output_path: The new checkpoint.
-        legacy_ckpt: Must have its default: checkpoints are read as they are.
-        trainer: With a `MegatronStrategy` in whose layout the model is put together. None: one process.
-        overwrite: Replace what is there.
+        legacy_ckpt: Must have its default, because every checkpoint is read in its own format.
+        trainer: A trainer with a `MegatronStrategy`, in whose layout the weights are merged. None: one process.
+        overwrite: Replace an existing checkpoint.
 
     Returns:
         ``output_path``.
 
     Raises:
-        CheckpointError: no checkpoint there, or not of a PEFT run.
-        ConfigError: something is at ``output_path``.
+        CheckpointError: there is no checkpoint, or it is not of a PEFT run.
+        ConfigError: ``output_path`` exists.
     """
     from nemo2.llm.inference import find_checkpoint, model_of
     from nemo2.llm.signatures import only_defaults
@@ -94,18 +95,20 @@ def export_lora(
     output_path: Union[str, Path],
     overwrite: bool = False,
 ) -> Path:
-    """Write the adapters of a fine-tuning run as a folder that Hugging Face's ``peft`` loads over the released model.
+    """Write the adapters of a fine-tuning run as a folder that Hugging Face's ``peft`` loads on top of the released
+    model.
 
     Args:
-        lora_checkpoint_path: A checkpoint of the run, or the run's directory for its newest one.
+        lora_checkpoint_path: A checkpoint of the run, or the run's directory for its newest checkpoint.
         output_path: The folder, with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        overwrite: Replace what is there.
+        overwrite: Replace an existing folder.
 
     Returns:
         ``output_path``.
 
     Raises:
-        CheckpointError, ConfigError: as `nemo2.hugging_face.adapters.export_adapter`.
+        CheckpointError: as in `nemo2.hugging_face.adapters.export_adapter`.
+        ConfigError: as in `nemo2.hugging_face.adapters.export_adapter`.
     """
     from nemo2.hugging_face.adapters import export_adapter
     from nemo2.llm.inference import find_checkpoint

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llm.prune``: a smaller model out of a checkpoint, from the parts of it that matter most to some samples.
+"""``llm.prune``: makes a smaller model from a checkpoint, out of the parts that matter most for some samples.
 
-`nemo2.llm.importances` measures them, `nemo2.llm.pruned` chooses and cuts. The pruned model is then trained on, best by
-`nemo2.llm.distill` with the whole one as its teacher.
+`nemo2.llm.importances` measures the parts, and `nemo2.llm.pruned` selects and copies them. Train the pruned model
+further, preferably with `nemo2.llm.distill` and the whole model as its teacher.
 """
 
 import logging
@@ -50,27 +50,31 @@ def prune(
     legacy_ckpt: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Write a checkpoint of a smaller model. Parameters up to ``legacy_ckpt`` are NeMo 2.0's, in its order.
+    """Write a checkpoint of a smaller model.
+
+    The parameters up to ``legacy_ckpt`` are NeMo 2.0's, in NeMo's order.
 
     Args:
         nemo_checkpoint: A checkpoint of a dense model, or a run's directory.
         save_path: The new checkpoint.
-        pruning_config: Its sizes.
-        devices, num_nodes, tp_size, pp_size, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: The layout in
-            which it is pruned; torchrun starts the processes. A pipeline holds a model that is too large for one process;
-            replicas share the samples. ``tp_size`` splits layers, which then can be dropped only.
-        tokenizer_path, legacy_ckpt: Must have their defaults: the tokenizer is the checkpoint's.
-        num_train_samples: Of ``data``, by which importances are measured.
-        data: One without a tokenizer takes the checkpoint's. None: random tokens, by which importances say little; enough where
-            only ``drop_layers`` is set.
-        overwrite: Replace what is there.
+        pruning_config: The sizes of the pruned model.
+        devices, num_nodes, tp_size, pp_size: The layout in which the model is pruned; torchrun starts the processes.
+            Use a pipeline for a model that is too large for one process. Replicas share the samples. ``tp_size`` splits
+            layers, which can then only be dropped as a whole.
+        num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: The layers of a first or last stage that
+            differs from the other stages. None: the same number as in the other stages.
+        tokenizer_path, legacy_ckpt: Must have their defaults, because the tokenizer is the checkpoint's.
+        num_train_samples: The number of samples from ``data`` with which importances are measured.
+        data: The samples. Data without a tokenizer use the checkpoint's. None: random tokens, whose importances say
+            little. They are enough if only ``drop_layers`` is set.
+        overwrite: Replace an existing checkpoint.
 
     Returns:
         ``save_path``.
 
     Raises:
-        CheckpointError: no checkpoint, or none that describes its model.
-        ConfigError: a size that the model can't be pruned to, a family that isn't pruned, or a layout in which it can't be.
+        CheckpointError: the checkpoint is missing or doesn't describe its model.
+        ConfigError: the model can't be pruned to a size, its family isn't supported, or the layout isn't.
     """
     only_defaults(
         "models are pruned with their own tokenizer.",
@@ -113,12 +117,13 @@ def prune(
 
 
 def _in_plain_layers(model: Any) -> None:
-    """Transformer Engine's layers have their norms inside, where nothing can be measured; what is saved is the same."""
+    """Build the model with plain layers, because Transformer Engine's layers contain their norms, whose outputs
+    can't be measured. The saved checkpoint is the same."""
     model.config.transformer_layer_spec = local_layer_spec
 
 
 def _by_whole_names(model: Any) -> dict[str, Tensor]:
-    """This stage's parameters by the names that they have in a model of one stage."""
+    """This stage's parameters, under the names in a model of one stage."""
     core: Any = core_of(model)
     found = {}
     for name, parameter in core.named_parameters():
@@ -131,8 +136,10 @@ def _by_whole_names(model: Any) -> dict[str, Tensor]:
 
 
 def _hand_over(weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> None:
-    """Fill ``parameters`` from ``weights``, which may lie on other stages of the pipeline: one after the other. Every rank of it
-    calls this; ``weights`` is emptied."""
+    """Fill ``parameters`` from ``weights``, which may be on other pipeline stages, one parameter after the other.
+
+    Every rank of the pipeline must call this. ``weights`` is emptied.
+    """
     group: Any = parallel_state.get_pipeline_model_parallel_group()
     ranks = torch.distributed.get_process_group_ranks(group)
     held: list[Any] = [None] * len(ranks)
@@ -150,7 +157,7 @@ def _hand_over(weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> Non
 
 
 def _samples(model: Any, data: Any, count: int) -> Iterator[Tensor]:
-    """This replica's of ``count`` samples of the data's training set, one by one, ``[1, sequence]``."""
+    """This replica's part of ``count`` samples of the data's training set, one by one, ``[1, sequence]``."""
     if data is None:
         _log.warning("prune measures importances by random tokens: give data, samples of what the model is for.")
         data = MockDataModule(seq_length=model.config.seq_length, tokenizer=model.tokenizer, num_workers=0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llm.ptq``: a checkpoint, exported to Hugging Face's form and quantised there by NVIDIA's ModelOpt, where it is installed."""
+"""``llm.ptq``: exports a checkpoint to Hugging Face's format and quantizes it with NVIDIA's ModelOpt, if that is
+installed."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -26,14 +27,14 @@ _CONFIGS = {
 @configurable
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How weights and activations are quantised."""
+    """Select how weights and activations are quantized."""
 
     algorithm: str = "fp8"
     """One of "fp8", "int8_sq", "int4_awq", "w4a8_awq" and "nvfp4"."""
     calibration_dataset: Optional[str] = None
-    """A UTF-8 text by which the ranges of activations are measured."""
+    """A UTF-8 text with which the ranges of activations are measured."""
     calibration_dataset_size: int = 512
-    """Sequences of it."""
+    """The number of sequences from the text."""
     calibration_batch_size: int = 64
     calibration_seq_len: int = 128
 
@@ -48,13 +49,14 @@ class QuantizationConfig:
 @configurable
 @dataclass(frozen=True)
 class ExportConfig:
-    """Where the quantised model goes."""
+    """Select where and how the quantized model is written."""
 
     path: str
     export_format: str = "hf"
-    """Only Hugging Face's form is written, which vLLM and TensorRT-LLM read."""
+    """Must be "hf", Hugging Face's format, which vLLM and TensorRT-LLM read."""
     dtype: Optional[str] = None
-    """"bf16", "fp16" or "fp32": of what isn't quantised. None: as most of the weights are stored."""
+    """"bf16", "fp16" or "fp32": the dtype of parameters that aren't quantized. None: the dtype of most stored
+    weights."""
 
     def __post_init__(self) -> None:
         if self.export_format != "hf":
@@ -82,24 +84,30 @@ def ptq(
     legacy_ckpt: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Quantise a checkpoint's model after its training. Parameters are NeMo 2.0's, in its order.
+    """Quantize a checkpoint's model after training.
+
+    The parameters are NeMo 2.0's, in NeMo's order.
 
     Args:
         model_path: A checkpoint directory, or a run's.
-        export_config: Where the result goes.
-        calibration_tp, calibration_pp, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage, devices, num_nodes,
-            tokenizer_path, legacy_ckpt, trust_remote_code: Must have their defaults: ModelOpt gets transformers' model in one
-            process, with the checkpoint's tokenizer.
-        quantization_config: None: its defaults.
-        forward_loop: Runs transformers' model on samples, by which ranges are measured. None: on the calibration text.
+        export_config: Where the result is written.
+        calibration_tp, calibration_pp, devices, num_nodes: Must have their defaults, because ModelOpt quantizes
+            transformers' model in one process.
+        num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: Must have their defaults, for the same
+            reason.
+        tokenizer_path, legacy_ckpt, trust_remote_code: Must have their defaults, because the tokenizer is the
+            checkpoint's.
+        quantization_config: The settings. None: their defaults.
+        forward_loop: A function that runs transformers' model on samples, to measure ranges. None: the calibration text
+            is used.
 
     Returns:
-        The folder, in Hugging Face's form.
+        The folder, in Hugging Face's format.
 
     Raises:
-        CheckpointError: no checkpoint, or none that describes its model.
+        CheckpointError: the checkpoint is missing or doesn't describe its model.
         ConfigError: ModelOpt isn't installed, or there is nothing to calibrate with.
-        DataError: the calibration text can't be read, or is too short for one sequence.
+        DataError: the calibration text is unreadable, or too short for one sequence.
     """
     only_defaults(
         "ModelOpt gets transformers' model in one process, with the checkpoint's tokenizer.",
@@ -144,7 +152,7 @@ def ptq(
 
 
 def _batches(tokenizer: Any, settings: QuantizationConfig) -> Iterator[Any]:
-    """The text's tokens ``[batch, sequence]``."""
+    """The text's tokens, ``[batch, sequence]``."""
     import torch
 
     from nemo2.evaluation.perplexity import text_of

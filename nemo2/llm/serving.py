@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint handed over to a server of others: vLLM's or transformers', with the arguments that fit it.
+"""Passes a checkpoint to an inference server, vLLM's or transformers', with the right arguments.
 
-Nothing here answers a request. What is decided is in which form the engine gets the weights, and its command line.
+nemo2 answers no requests itself. This module decides the format in which the engine reads the weights, and the engine's
+command line.
 """
 
 import json
@@ -27,27 +28,28 @@ from nemo2.models.conversion.families import conversion_of
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a checkpoint is served."""
+    """The way in which a checkpoint is served."""
 
     forms: tuple[Form, ...]
-    """In which the engine reads it; those that aren't there yet are made before it starts."""
+    """The forms in which the engine reads the checkpoint. Missing forms are created before the engine starts."""
     command: tuple[str, ...]
-    """The engine's process."""
+    """The command line of the engine's process."""
     model_name: str
-    """By which requests ask for it."""
+    """The name by which requests address the model."""
     notes: tuple[str, ...] = ()
-    """What was decided, a sentence each."""
+    """The decisions, one sentence each."""
 
     def text(self) -> str:
-        """The commands that would run, as a shell takes them."""
+        """The commands that would run, as shell text."""
         made = [line for form in self.forms if not form.is_there for line in form.commands]
         return "\n".join([*made, shlex.join(self.command)])
 
     def prepare(self) -> None:
-        """Make the forms that aren't there yet.
+        """Create the missing forms.
 
         Raises:
-            CheckpointError, ConfigError: as `nemo2.llm.exported.Form.make`.
+            CheckpointError: as in `nemo2.llm.exported.Form.make`.
+            ConfigError: as in `nemo2.llm.exported.Form.make`.
         """
         for form in self.forms:
             form.make()
@@ -56,17 +58,18 @@ class Serving:
 def plan_serving(
     path: str, asked: Asked, *, engine: Optional[str] = None, merge: bool = False, only_told: bool = False
 ) -> Serving:
-    """The form and the command line with which an engine serves a checkpoint. Nothing is written or started.
+    """Decide the form and the command line with which an engine serves a checkpoint. Nothing is written or started.
 
     Args:
-        path: A checkpoint directory, or a run's for its newest.
-        engine: Of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
-        merge: Merge additions of a fine-tuning run into its weights, also where vLLM could load them beside the base.
-        only_told: No engine needs to be installed.
+        path: A checkpoint directory, or a run's for its newest checkpoint.
+        engine: One of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
+        merge: Merge the adapters of a fine-tuning run into the weights, even where vLLM could load them beside the base
+            model.
+        only_told: Plan without requiring an installed engine.
 
     Raises:
-        CheckpointError: no checkpoint, or none that describes its model.
-        ConfigError: no engine is installed, or it can't do what is asked of it.
+        CheckpointError: the checkpoint is missing or doesn't describe its model.
+        ConfigError: no engine is installed, or the engine doesn't support the request.
     """
     checkpoint = find_checkpoint(Path(path).expanduser())
     if (trouble := tokenizer_trouble(checkpoint)) is not None:
@@ -113,27 +116,32 @@ def deploy(
     enable_flash_decode: bool = True,
     legacy_ckpt: bool = False,
 ) -> None:
-    """Serve a checkpoint, as ``nemo2 serve`` does, until it is interrupted. Parameters are NeMo 2.0's, in its order.
+    """Serve a checkpoint until interrupted, as ``nemo2 serve`` does.
+
+    The parameters are NeMo 2.0's, in NeMo's order.
 
     Args:
         nemo_checkpoint: A checkpoint directory, or a run's.
-        backend: "vllm" or "transformers"; "in-framework" is the one that is installed.
-        model_type: Kept for NeMo's signature: the checkpoint says it.
-        triton_model_name: By which vLLM's requests ask for the model. "triton_model": the checkpoint's name.
-        fastapi_http_address, fastapi_port: Where the server listens.
-        tensor_parallelism_size, pipeline_parallelism_size: Over how many GPUs vLLM spreads the model; their product has to be
-            ``num_gpus``, if that is more than 1.
-        dtype: "bf16", "fp16" or "fp32" (torch's names do as well). None: as the weights are stored.
-        max_input_len, max_output_len: Their sum is vLLM's longest sequence, where it is shorter than the run's.
-        max_batch_size, output_context_logits, output_generation_logits, enable_flash_decode: Kept for NeMo's signature: engines
-            batch as requests come, and give log-probabilities to requests that ask.
-        triton_model_version, triton_http_port, triton_grpc_port, triton_http_address, triton_model_repository: Must have their
-            defaults: Triton isn't started.
-        start_fastapi_server, num_nodes, context_parallel_size, expert_model_parallel_size, expert_tensor_parallel_size,
-            legacy_ckpt: Must have their defaults.
+        backend: "vllm" or "transformers". "in-framework": the engine that is installed.
+        model_type: Accepted for NeMo's signature, without effect. The checkpoint defines it.
+        triton_model_name: The name by which vLLM's requests address the model. "triton_model": the checkpoint's name.
+        fastapi_http_address, fastapi_port: The address and the port of the server.
+        tensor_parallelism_size, pipeline_parallelism_size: The parallel sizes of vLLM. Their product must equal
+            ``num_gpus`` if that is more than 1.
+        dtype: "bf16", "fp16" or "fp32", or torch's names for them. None: the dtype of the stored weights.
+        max_input_len, max_output_len: Their sum is vLLM's longest sequence, if it is shorter than the run's.
+        max_batch_size, output_context_logits: Accepted for NeMo's signature, without effect. Engines batch requests as
+            they arrive.
+        output_generation_logits, enable_flash_decode: Accepted for NeMo's signature, without effect. Engines return
+            log-probabilities to requests that ask for them.
+        triton_model_version, triton_http_port, triton_grpc_port, triton_http_address: Must have their defaults, because
+            Triton isn't started.
+        triton_model_repository, start_fastapi_server, num_nodes, context_parallel_size: Must have their defaults.
+        expert_model_parallel_size, expert_tensor_parallel_size, legacy_ckpt: Must have their defaults.
 
     Raises:
-        CheckpointError, ConfigError: as `plan_serving`; an argument that has no meaning here.
+        CheckpointError: as in `plan_serving`.
+        ConfigError: as in `plan_serving`, or an argument without a meaning here is set.
     """
     only_defaults(
         "deploy starts vLLM's or transformers' server on this machine, which has nothing like it.",
@@ -174,7 +182,7 @@ def deploy(
 
 
 def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
-    """Why additions are merged: a reason, "" where there are none, None where the engine loads them beside their base."""
+    """Why adapters are merged. "": there are none. None: the engine loads them beside the base model."""
     if _part_of(checkpoint) is None:
         return ""
     if merge:
@@ -219,9 +227,10 @@ def _by_vllm(
 
 
 def _refuse_too_long(config: Any, max_length: Optional[int]) -> None:
-    """
+    """Check the length before vLLM loads the model.
+
     Raises:
-        ConfigError: vLLM would refuse the length, once it has loaded the model.
+        ConfigError: vLLM would reject the length.
     """
     positions = conversion_of(config).hf_config(config).get("max_position_embeddings")
     if max_length is not None and positions is not None and max_length > positions:
@@ -236,7 +245,8 @@ def _part_of(checkpoint: Path) -> Optional[str]:
 
 
 def _stored_dtype(checkpoint: Path) -> str:
-    """Of the weights; of additions, of what they were trained beside, which decides how they are computed with."""
+    """The dtype of the stored weights. For adapters, the dtype of their base model's weights, in which they are
+    computed."""
     place = _part_of(checkpoint)
     if place is None:
         return dtype_of(checkpoint)

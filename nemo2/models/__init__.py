@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families: a file each, with its sizes, its Lightning module and where every number comes from."""
+"""Model families: one file each, with its sizes, its LightningModule and the source of every number."""
 
 from nemo2.lazy import front_door
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT: the decoder-only transformer that every text family here configures.
+"""GPT: the decoder-only transformer that all text model families configure.
 
-``GPTConfig`` is Megatron-Core's ``TransformerConfig`` plus what its ``GPTModel`` takes, under NeMo 2.0's names.
-``GPTModel`` is the LightningModule around it. Families (``llama.py``) only say how they differ.
+``GPTConfig`` is Megatron-Core's ``TransformerConfig`` plus the arguments of its ``GPTModel``, under NeMo 2.0's names.
+``GPTModel`` is the LightningModule around it. Families (``llama.py``) only state their differences.
 """
 
 import inspect
@@ -41,7 +41,8 @@ from nemo2.parallel.module_functions import FNMixin
 
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
-    """The layers for this machine: Transformer Engine's on a GPU that has it, plain PyTorch ones elsewhere."""
+    """The layers for this machine: Transformer Engine's on a GPU with Transformer Engine, plain PyTorch layers
+    elsewhere."""
     from nemo2.models.layers import layer_spec
 
     return layer_spec(config, vp_stage=vp_stage)
@@ -50,55 +51,57 @@ def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> M
 @configurable
 @dataclass
 class GPTConfig(TransformerConfig):
-    """Shape and settings of a GPT.
+    """The shape and the settings of a GPT.
 
-    A config holds what was asked for, whatever the machine. What a machine can't honour (fused kernels without Transformer
-    Engine, say) is adjusted when a strategy is connected to the model (`nemo2.settle`), or else when the model is built.
+    A config holds the requested values, whatever the machine. A setting that a machine doesn't support, such as a fused
+    kernel without Transformer Engine, is adjusted when a strategy is connected to the model (`nemo2.settle`), or
+    otherwise when the model is built.
     """
 
     fp16_lm_cross_entropy: bool = False
-    """Compute the loss in 16 bits: less memory, less exact."""
+    """Compute the loss in 16 bits, which uses less memory and is less exact."""
     parallel_output: bool = True
-    """Leave the logits split over the vocabulary ranks; False gathers them on every tensor-parallel rank."""
+    """Leave the logits sharded over the vocabulary. False: gather them on every tensor-parallel rank."""
     share_embeddings_and_output_weights: bool = True
     """Tie the output layer to the embedding."""
     make_vocab_size_divisible_by: int = 128
-    """The vocabulary is padded to a multiple of this times the tensor-parallel size."""
+    """The vocabulary is padded to a multiple of this number times the tensor-parallel size."""
     mask_vocab_padding: bool = True
-    """Rows that pad the vocabulary take no part in the softmax, in training and in generation, so that the loss doesn't
-    depend on their number. False gives them a share, as NeMo and Megatron-LM do."""
+    """Exclude the rows that pad the vocabulary from the softmax, in training and in generation, so that the loss
+    doesn't depend on their number. False: include them, as NeMo and Megatron-LM do."""
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
     rotary_base: int = 10000
     rotary_percent: float = 1.0
-    """Share of each head's channels that is rotated."""
+    """The fraction of each head's channels that is rotated."""
     seq_len_interpolation_factor: Optional[float] = None
-    """Linear interpolation of rotary positions; None leaves them alone."""
+    """The factor of linear interpolation of rotary positions. None: no interpolation."""
     seq_length: int = 1024
-    """Tokens per sample. ``llm.pretrain`` takes it from the data where the recipe does not set it."""
+    """Tokens per sample. ``llm.pretrain`` uses the data's value if the recipe does not set it."""
     attention_softmax_in_fp32: bool = False
     masked_softmax_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
     gradient_accumulation_fusion: bool = True
     deallocate_pipeline_outputs: bool = True
     scatter_embedding_sequence_parallel: bool = True
-    """With sequence parallelism, scatter right after the embedding; False where a wrapper does it later."""
+    """With sequence parallelism, scatter right after the embedding. False: a wrapper scatters later."""
     tp_only_amax_red: bool = False
     use_transformer_engine_full_layer_spec: bool = False
-    """Accepted for NeMo's configs; Megatron-Core's own Transformer Engine layers are used either way."""
+    """Accepted for NeMo's configs, without effect. Megatron-Core's own Transformer Engine layers are used."""
     transformer_layer_spec: Union[ModuleSpec, Callable[..., ModuleSpec]] = default_layer_spec
-    """The layers: a spec, or a function of this config (and of ``vp_stage`` if it takes it) that returns one."""
+    """The layers: a spec, or a function that returns a spec from this config (and from ``vp_stage`` if it has that
+    parameter)."""
     forward_step_fn: Callable[..., Tensor] = gpt_forward_step
     data_step_fn: Callable[..., dict[str, Optional[Tensor]]] = gpt_data_step
     vocab_size: Optional[int] = None
-    """Size of the embedding, used as it is. None takes the tokenizer's and pads it."""
+    """The size of the embedding, used without padding. None: the tokenizer's size, padded."""
     attn_logit_softcapping: Optional[float] = None
-    """Attention scores s become cap * tanh(s / cap), as in Gemma 2; None leaves them."""
+    """The cap of attention scores: s becomes cap * tanh(s / cap), as in Gemma 2. None: no cap."""
     final_logit_softcapping: Optional[float] = None
-    """The same for the logits over the vocabulary."""
+    """The same cap for the logits over the vocabulary. None: no cap."""
     post_sublayer_layernorm: bool = False
-    """A further norm behind each attention and feed-forward layer, before the residual is added, as in Gemma 2 and 3."""
+    """Add a norm after each attention and feed-forward layer, before the residual is added, as in Gemma 2 and 3."""
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
-    """Which parts of a training step are captured in CUDA graphs, and by whom (`nemo2.parallel.cuda_graphs`)."""
+    """The parts of a training step that CUDA graphs capture, and the implementation (`nemo2.parallel.cuda_graphs`)."""
     tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
@@ -112,7 +115,7 @@ class GPTConfig(TransformerConfig):
         spell_as_installed(self)
         self.activation_func = as_megatron_has_it(self.activation_func)
         aside = self._without_kernels()
-        # Settling runs this again, with the fields and the machine that the run has.
+        # Settling runs this again with the run's fields and machine.
         again, self._made = getattr(self, "_made", False), True
         if not again:
             aside |= self._asked_early()
@@ -124,15 +127,16 @@ class GPTConfig(TransformerConfig):
             setattr(self, name, value)
 
     def _without_kernels(self) -> dict[str, Any]:
-        """Fused kernels that are asked for and that Megatron-Core would look for in this process, where they aren't: whether
-        the machine that trains has them isn't its configuration's to say."""
+        """Requested fused kernels that Megatron-Core would look up in this process and that are missing here. The
+        configuration can't know whether the machine that trains has them."""
         names = () if has("transformer_engine") else ("apply_rope_fusion", "moe_permute_fusion")
         return {name: True for name in names if getattr(self, name, False)}
 
     def _asked_early(self) -> dict[str, Any]:
-        """Settings whose conditions the strategy and the precision plugin write later: expert and pipeline size, fp8, 16 bits.
+        """Settings that depend on values which the strategy and the precision plugin write later: expert and pipeline
+        size, fp8, 16 bits.
 
-        Megatron-Core, which would refuse them now, looks at them when those are written.
+        Megatron-Core would reject them now. It checks them when those values are written.
         """
         overlap = self.expert_model_parallel_size == 1 or not (self.bf16 or self.fp16)
         unquantised = not (self.fp8 or self.fp4)
@@ -149,7 +153,7 @@ class GPTConfig(TransformerConfig):
         }
 
     def adjust_to_this_machine(self) -> None:
-        """Turn off what this machine can't do, and say so, where no strategy has done it."""
+        """Turn off features that this machine doesn't support, and report it, if no strategy has done so."""
         announce(adjust_to(self, get_backend().config_overrides()))
 
     def configure_model(
@@ -159,11 +163,11 @@ class GPTConfig(TransformerConfig):
         post_process: Optional[bool] = None,
         vp_stage: Optional[int] = None,
     ) -> MegatronGPTModel:
-        """Builds this rank's chunk of the model; Megatron-Core's process groups must exist.
+        """Build this rank's chunk of the model. Megatron-Core's process groups must exist.
 
-        ``pre_process`` (holds the embedding) and ``post_process`` (holds the output layer) are decided by this rank's
-        pipeline stage where None; ``vp_stage`` is the index of the chunk under a virtual pipeline. ``tokenizer`` gives
-        the vocabulary and may be None where ``vocab_size`` is set.
+        A ``pre_process`` (the chunk holds the embedding) or ``post_process`` (it holds the output layer) of None
+        follows from this rank's pipeline stage. ``vp_stage`` is the index of the chunk in a virtual pipeline.
+        ``tokenizer`` supplies the vocabulary, and may be None if ``vocab_size`` is set.
 
         Raises:
             ConfigError: the vocabulary is unknown, or does not fit the tokenizer or the tensor-parallel size.
@@ -207,7 +211,7 @@ class GPTConfig(TransformerConfig):
         return model
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
-        """Cap and mask the logits of a chunk that has an output layer, before anything reads them."""
+        """Cap and mask the logits of a chunk with an output layer before anything reads them."""
         from nemo2.models.layers import cap_logits, mask_padding
 
         if not hasattr(model, "output_layer"):
@@ -217,10 +221,10 @@ class GPTConfig(TransformerConfig):
         mask_padding(model.output_layer, self.num_token_ids(tokenizer), model.vocab_size)
 
     def padded_vocab_size(self, tokenizer: Any) -> int:
-        """Rows of the embedding over all tensor-parallel ranks.
+        """The rows of the embedding over all tensor-parallel ranks.
 
         Raises:
-            ConfigError: there is neither a size nor a tokenizer, or the size does not fit.
+            ConfigError: both the size and the tokenizer are missing, or the size does not fit.
         """
         tp = self.tensor_model_parallel_size
         if self.vocab_size is None:
@@ -245,11 +249,11 @@ class GPTConfig(TransformerConfig):
         return self.vocab_size
 
     def num_token_ids(self, tokenizer: Any) -> int:
-        """Rows of the embedding that an id of the data may name: those of a ``vocab_size`` that is set, or else the tokenizer's
-        tokens. Without ``mask_vocab_padding`` the padding too.
+        """The rows of the embedding that the data's ids may use: ``vocab_size`` if it is set, otherwise the tokenizer's
+        tokens. Without ``mask_vocab_padding`` the padding is included.
 
         Raises:
-            ConfigError: as `padded_vocab_size`.
+            ConfigError: as in `padded_vocab_size`.
         """
         padded = self.padded_vocab_size(tokenizer)
         return padded if self.vocab_size is not None or not self.mask_vocab_padding else tokenizer.vocab_size
@@ -263,7 +267,7 @@ class GPTConfig(TransformerConfig):
 
 
 def _of_the_data(data: Any) -> Any:
-    """The sequence length, where the data module has it."""
+    """The data module's sequence length, if it has one."""
     return data.seq_length if hasattr(data, "seq_length") else NOT_HERE
 
 
@@ -276,11 +280,11 @@ register_gone(
 
 @configurable
 class GPTModel(FNMixin, pl.LightningModule):
-    """A GPT as Lightning and ``MegatronStrategy`` see it.
+    """A GPT for Lightning and ``MegatronStrategy``.
 
-    The Megatron model is built in ``configure_model``, once the process groups exist; until then the object is cheap.
-    ``optim`` defaults to Adam at 1e-4. ``model_transform`` is a function of a module that returns a module, applied to each
-    chunk before it is wrapped (`nemo2.parallel.transform`; PEFT uses it).
+    ``configure_model`` builds the Megatron model once the process groups exist. Until then the object is cheap.
+    ``optim`` defaults to Adam at 1e-4. ``model_transform`` is a function that takes a module and returns a module. It
+    is applied to each chunk before the chunk is wrapped (`nemo2.parallel.transform`; PEFT uses it).
     """
 
     def __init__(
@@ -299,15 +303,15 @@ class GPTModel(FNMixin, pl.LightningModule):
         self.tokenizer = tokenizer
         self.model_transform = model_transform
         self.padded_vocab_size: Optional[int] = None
-        """Rows of the embedding; None until the model is built."""
+        """The rows of the embedding. None: the model isn't built yet."""
         self.optim = optim if optim is not None else _default_optimizer()
         self.optim.connect(self)
 
     def configure_model(self) -> None:
-        """Builds ``self.module``, the first chunk on this rank; a second call keeps it.
+        """Build ``self.module``, the first chunk on this rank. A second call keeps the existing chunk.
 
         Raises:
-            ConfigError: the strategy has made no process groups of Megatron-Core's.
+            ConfigError: the strategy has not created Megatron-Core's process groups.
         """
         if not parallel_state.model_parallel_is_initialized():
             raise ConfigError(
@@ -319,18 +323,19 @@ class GPTModel(FNMixin, pl.LightningModule):
             self.module = self.build_chunk(None)
 
     def build_chunk(self, vp_stage: Optional[int]) -> MegatronGPTModel:
-        """One chunk of the pipeline: of virtual stage ``vp_stage``, or None for the first or only one of this rank."""
+        """Build one chunk of the pipeline: that of virtual stage ``vp_stage``. None: this rank's first or only
+        chunk."""
         self._part_experts()
         chunk = self.config.configure_model(self.tokenizer, vp_stage=vp_stage)
         self.padded_vocab_size = chunk.vocab_size
         return chunk
 
     def _part_experts(self) -> None:
-        """Build routed experts one by one where additions go beside their layers: a layer that holds all experts of a rank has no
-        place for an addition to each.
+        """Build routed experts separately if their layers get adapters, because a layer that holds all experts of a
+        rank has no place for an adapter per expert.
 
         Raises:
-            ConfigError: recomputation names what such a layer alone can do.
+            ConfigError: the recomputation settings need the combined layer.
         """
         beside = getattr(self.model_transform, "is_beside_experts", None)
         config: Any = self.config
@@ -354,10 +359,11 @@ class GPTModel(FNMixin, pl.LightningModule):
         packed_seq_params: Any = None,
         loss_mask: Optional[Tensor] = None,
     ) -> Tensor:
-        """Per-token loss ``[batch, sequence]`` with labels, logits ``[batch, sequence, vocabulary / tp]`` without.
+        """Return the loss per token ``[batch, sequence]`` with labels, or the logits ``[batch, sequence, vocabulary /
+        tp]`` without.
 
-        On a pipeline stage that is not the last, hidden states ``[sequence, batch, hidden]``. ``loss_mask`` is for
-        multi-token prediction, whose further losses leave out what it does; None counts every token.
+        Pipeline stages before the last return hidden states ``[sequence, batch, hidden]``. ``loss_mask`` is for
+        multi-token prediction, whose additional losses leave out the same tokens. None: every token counts.
         """
         further = {} if loss_mask is None else {"loss_mask": loss_mask}
         return self.module(
@@ -371,19 +377,19 @@ class GPTModel(FNMixin, pl.LightningModule):
         )
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:
-        """The next micro-batch for this rank, its token ids checked; see `gpt_data_step`."""
+        """Fetch the next micro-batch for this rank and check its token ids; see `gpt_data_step`."""
         if self.padded_vocab_size is not None:
             token_ids = self.config.num_token_ids(self.tokenizer)
             dataloader_iter = (check_token_ids(batch, token_ids) for batch in dataloader_iter)
         if self.config.mtp_num_layers and self.config.data_step_fn is gpt_data_step:
-            # Multi-token prediction embeds the tokens again, on the last stage.
+            # Multi-token prediction embeds the tokens again on the last stage.
             return gpt_data_step(dataloader_iter, use_mtp=True)
         return self.config.data_step_fn(dataloader_iter)
 
     def forward_step(self, *inputs: Any) -> Tensor:
-        """Runs this chunk on a batch of `data_step`: ``forward_step(batch)``, or ``forward_step(model, batch)``.
+        """Run this chunk on a batch of `data_step`: ``forward_step(batch)``, or ``forward_step(model, batch)``.
 
-        A subclass may define either.
+        A subclass may define either form.
         """
         *model, batch = inputs
         return self.config.forward_step_fn(model[0] if model else self, batch)
@@ -399,12 +405,12 @@ class GPTModel(FNMixin, pl.LightningModule):
 
     @cached_property
     def training_loss_reduction(self) -> MaskedTokenLossReduction:
-        """How per-token losses become the number that is optimised and logged: the mean over unmasked tokens."""
+        """The reduction of per-token losses to the loss that is optimized and logged: the mean over unmasked tokens."""
         return MaskedTokenLossReduction(per_token=self.config.calculate_per_token_loss)
 
     @cached_property
     def validation_loss_reduction(self) -> MaskedTokenLossReduction:
-        """As `training_loss_reduction`, for validation."""
+        """The loss reduction of validation, as in `training_loss_reduction`."""
         return MaskedTokenLossReduction(validation_step=True, per_token=self.config.calculate_per_token_loss)
 
     @property
@@ -427,7 +433,7 @@ def _default_optimizer() -> Any:
 
 
 class _DeprecationOfGPTModel(logging.Filter):
-    """Megatron-Core 0.19 tells everyone who builds a GPT to port it to another class: nothing our users could do."""
+    """Hide the advice of Megatron-Core 0.19 to port GPTs to another class, which users can't follow."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("GPTModel IS DEPRECATED")

@@ -35,7 +35,7 @@ class GPTOSSConfig(GPTConfig):
     rotary_base: int = 150_000
     yarn_rotary_scaling_factor: float = 32.0
     """Factor by which YaRN stretches the original context (arXiv:2309.00071)."""
-    # NeMo 2.0 says 131072, the stretched length, which leaves YaRN's correction range at the wrong frequencies.
+    # NeMo 2.0 has 131072, the stretched length, which puts YaRN's correction range at the wrong frequencies.
     yarn_original_max_position_embeddings: int = 4096
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
@@ -50,7 +50,7 @@ class GPTOSSConfig(GPTConfig):
     moe_ffn_hidden_size: Optional[int] = 2880
     moe_router_load_balancing_type: Union[str, list[str]] = "none"
     seq_length: int = 131072
-    # A token and the 127 before it; NeMo 2.0's (128, 0) is one more than the released models were trained with.
+    # A token and the 127 before it. NeMo 2.0's (128, 0) is one more than the released models were trained with.
     window_size: Optional[tuple[int, int]] = (127, 0)
     window_attn_skip_freq: Optional[Union[int, list[int]]] = 2
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] = "learnable"
@@ -80,4 +80,4 @@ class GPTOSSConfig120B(GPTOSSConfig):
 
 @configurable
 class GPTOSSModel(GPTModel):
-    """A GPT-OSS as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of GPT-OSS; see `GPTModel`."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One micro-batch of a GPT: fetch it, keep what this pipeline stage needs, run the chunk.
+"""Processes one micro-batch of a GPT: fetches it, keeps what this pipeline stage needs, and runs the chunk.
 
-Both functions go by NeMo 2.0's names and may be replaced through ``GPTConfig.data_step_fn`` and ``forward_step_fn``.
-Tensors are ``[batch, sequence]``. Several sequences may be packed into one row, for fine-tuning: then the batch holds
-one row and ``cu_seqlens``, where each sequence begins and the last one ends.
+Both functions have NeMo 2.0's names and can be replaced through ``GPTConfig.data_step_fn`` and ``forward_step_fn``.
+Tensors are ``[batch, sequence]``. For fine-tuning, several sequences may be packed into one row. The batch then holds
+one row and ``cu_seqlens``, the starts of the sequences and the end of the last one.
 """
 
 import inspect
@@ -23,32 +23,36 @@ from nemo2.models.layers.chunks import share_of_rank
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
 PACKING_KEYS = ("cu_seqlens", "cu_seqlens_argmin")
-# Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which a plain batch never uses.
+# Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which plain batches never use.
 _CP_SLICE_FLAGS = (
     {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
 )
 
 
 def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict[str, Tensor | None]:
-    """The next micro-batch as this rank needs it: on its device, cut to its share of the sequence.
+    """Fetch the next micro-batch, move it to this rank's device, and keep this rank's shard of the sequence.
 
-    The first pipeline stage keeps ``tokens`` and ``position_ids``, the last one ``labels`` and ``loss_mask``, and every
-    stage ``attention_mask`` where the data brings one; whatever else the loader gives stays behind. A key this stage
-    does not keep is None. With ``use_mtp`` (multi-token prediction) the last stage needs the tokens too. With context
-    parallelism each tensor becomes ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order, and the last stage
-    also gets ``num_valid_tokens_in_ub``, the tokens that the mask keeps in the whole micro-batch.
+    The first pipeline stage keeps ``tokens`` and ``position_ids``, and the last stage keeps ``labels`` and
+    ``loss_mask``. Every stage keeps ``attention_mask`` if the data has one. Other keys of the loader are dropped, and a
+    key that this stage does not keep is None. With ``use_mtp`` (multi-token prediction) the last stage keeps the tokens
+    too.
 
-    A batch with ``cu_seqlens`` (``[1, n]`` or ``[n]``; entries from ``cu_seqlens_argmin``, or from the first negative one,
-    are padding) holds packed sequences: it comes back with ``packed_seq_params`` and without an attention mask, on every
-    stage, and context parallelism splits each sequence for itself.
+    With context parallelism each tensor becomes ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order. The
+    last stage then also gets ``num_valid_tokens_in_ub``, the number of tokens that the mask keeps in the whole
+    micro-batch.
+
+    A batch with ``cu_seqlens`` (``[1, n]`` or ``[n]``; entries from ``cu_seqlens_argmin``, or from the first negative
+    entry, are padding) holds packed sequences. On every stage it returns with ``packed_seq_params`` and without an
+    attention mask, and context parallelism splits each sequence separately.
 
     Raises:
-        StopIteration: the iterator is used up.
-        DataError: the batch lacks a key that this stage needs, packs sequences into several rows, or has a sequence that
-            cannot be cut for context parallelism.
+        StopIteration: the iterator is exhausted.
+        DataError: the batch lacks a key that this stage needs, packs sequences into several rows, or has a sequence
+            that context parallelism can't split.
     """
     batch = _unwrap(next(dataloader_iter))
-    # With a virtual pipeline a rank holds several chunks: what the rank's first or last chunk needs is fetched for all.
+    # With a virtual pipeline a rank holds several chunks. The keys that its first or last chunk needs are fetched for
+    # all of them.
     keep = {"attention_mask": False}
     keep |= dict.fromkeys(FIRST_STAGE_KEYS, parallel_state.is_pipeline_first_stage() or use_mtp)
     keep |= dict.fromkeys(LAST_STAGE_KEYS, parallel_state.is_pipeline_last_stage())
@@ -73,17 +77,19 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
 
 
 def get_batch_on_this_context_parallel_rank(batch: dict[str, Any]) -> dict[str, Any]:
-    """This rank's share of each sequence of a micro-batch: ``[batch, sequence / cp]``, in Megatron-Core's load-balanced order.
+    """Return this rank's shard of each sequence of a micro-batch: ``[batch, sequence / cp]``, in Megatron-Core's
+    load-balanced order.
 
-    Packed sequences (``cu_seqlens``) are cut each for itself, and lose their attention mask. With context parallelism the
-    share also has ``num_valid_tokens_in_ub``, the tokens that ``loss_mask`` keeps in the whole micro-batch, by which the loss
-    weighs it. Without, nothing is cut. What is no tensor of two dimensions or more stays as it is.
+    Packed sequences (``cu_seqlens``) are split separately, and lose their attention mask. With context parallelism the
+    result also has ``num_valid_tokens_in_ub``, the number of tokens that ``loss_mask`` keeps in the whole micro-batch,
+    by which the loss weights the shard. Without context parallelism nothing is split. Values that are not tensors of at
+    least two dimensions stay unchanged.
 
     Raises:
         DataError: a sequence can't be split into two equal chunks per rank.
     """
     cp = parallel_state.get_context_parallel_world_size()
-    # Counted while the sequences are whole: what a context-parallel rank's share of the loss weighs.
+    # Counted before the split: the loss of a context-parallel rank's shard is weighted by it.
     mask = batch.get("loss_mask") if cp > 1 else None
     count = {} if mask is None else {"num_valid_tokens_in_ub": mask.sum()}
     if batch.get("cu_seqlens") is not None:
@@ -92,17 +98,19 @@ def get_batch_on_this_context_parallel_rank(batch: dict[str, Any]) -> dict[str, 
 
 
 def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
-    """Where the sequences of a packed row begin and end, as Megatron-Core's attention wants it ("thd").
+    """The starts and ends of the sequences in a packed row, in the format of Megatron-Core's attention ("thd").
 
-    ``cu_seqlens`` (``[1, n]`` or ``[n]``) are the beginnings and the last end; entries from ``cu_seqlens_argmin``, or from the
-    first negative one, are padding. What follows the last sequence of the row counts as one more.
+    ``cu_seqlens`` (``[1, n]`` or ``[n]``) holds the starts and the last end. Entries from ``cu_seqlens_argmin``, or
+    from the first negative entry, are padding. The tokens after the last sequence of the row count as one more
+    sequence.
 
     Raises:
         DataError: there are several rows, or ``cu_seqlens`` doesn't rise from 0 to at most the row's length.
     """
     ends = _ends_of_packed(batch)
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=get_backend().device)
-    # The longest sequence, whatever the data says: Megatron-Core takes a length equal to the row's for one sequence.
+    # The longest sequence, whatever the data says, because Megatron-Core takes a length equal to the row's as a single
+    # sequence.
     longest = max(end - start for start, end in zip(ends[:-1], ends[1:], strict=True))
     return PackedSeqParams(
         qkv_format="thd",
@@ -114,16 +122,16 @@ def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
 
 
 def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | None]) -> Tensor:
-    """Runs one model chunk on a batch from `gpt_data_step`.
+    """Run one model chunk on a batch from `gpt_data_step`.
 
-    Returns the per-token loss ``[batch, sequence]`` on the last pipeline stage, hidden states
-    ``[sequence, batch, hidden]`` elsewhere. A batch without labels gives the logits.
+    Returns the loss per token ``[batch, sequence]`` on the last pipeline stage, and hidden states ``[sequence, batch,
+    hidden]`` on other stages. A batch without labels returns the logits.
     """
     optional: dict[str, Any] = {}
     if batch.get("packed_seq_params") is not None:
         optional["packed_seq_params"] = batch["packed_seq_params"]
     if getattr(getattr(model, "config", None), "mtp_num_layers", None):
-        # The losses of further tokens are made inside the model, which must know what to leave out.
+        # The model computes the losses of further tokens itself, and must know which tokens to leave out.
         optional["loss_mask"] = batch.get("loss_mask")
     return model(
         input_ids=batch["tokens"],
@@ -135,11 +143,11 @@ def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | Non
 
 
 def check_token_ids(batch: Any, vocab_size: int) -> Any:
-    """The batch itself, after a look at its token ids and labels; a few microseconds on CPU tensors.
+    """Check the token ids and labels of a batch, and return the batch. Takes a few microseconds on CPU tensors.
 
-    Without it an id outside the vocabulary is silent under tensor parallelism: the embedding is a zero vector and the
-    loss looks plausible. Labels that the loss mask leaves out may hold anything. Tensors already on an accelerator
-    are not looked at, because that would wait for the device.
+    Without this check an id outside the vocabulary goes unnoticed under tensor parallelism: its embedding is a zero
+    vector, and the loss looks plausible. Labels that the loss mask leaves out may have any value. Tensors that are
+    already on an accelerator are not checked, because that would wait for the device.
 
     Raises:
         DataError: an id is negative or not below ``vocab_size``.

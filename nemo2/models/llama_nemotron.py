@@ -97,4 +97,4 @@ class Llama31NemotronUltra253BConfig(Llama31Config405B, HeterogeneousTransformer
 
 @configurable
 class LlamaNemotronModel(GPTModel):
-    """A Llama-Nemotron as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Llama-Nemotron; see `GPTModel`."""

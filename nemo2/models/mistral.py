@@ -58,4 +58,4 @@ class MistralNeMoConfig123B(MistralNeMoConfig12B):
 
 @configurable
 class MistralModel(GPTModel):
-    """A Mistral as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Mistral; see `GPTModel`."""

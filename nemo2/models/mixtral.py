@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtral: Mistral's decoder with eight experts in every layer, of which each token visits two.
+"""Mixtral: Mistral's decoder with eight experts in every layer, of which each token uses two.
 
 Sources: arXiv:2401.04088, table 1; the released config.json files of mistralai/Mixtral-8x7B-v0.1 and 8x22B-v0.1.
 """
@@ -23,7 +23,7 @@ class MixtralConfig(DecoderConfig):
     num_query_groups: Optional[int] = 8
     ffn_hidden_size: Optional[int] = 14336
     max_position_embeddings: int = 4096
-    """Longest sequence that exported weights claim to handle; training does not read it."""
+    """The longest sequence in the config.json of exported weights. Training does not read it."""
     seq_length: int = 4096
     num_moe_experts: Optional[int] = 8
     moe_aux_loss_coeff: Union[float, list[float]] = 0.01
@@ -68,4 +68,4 @@ class MixtralConfig8x22B(MixtralConfig):
 
 @configurable
 class MixtralModel(GPTModel):
-    """A Mixtral as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Mixtral; see `GPTModel`."""

@@ -102,4 +102,4 @@ class Nemotron4Config340B(NemotronConfig):
 
 @configurable
 class NemotronModel(GPTModel):
-    """A Nemotron as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Nemotron; see `GPTModel`."""

@@ -42,4 +42,4 @@ class Phi3ConfigMini(Phi3Config):
 
 @configurable
 class Phi3Model(GPTModel):
-    """A Phi-3 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Phi-3; see `GPTModel`."""

@@ -152,4 +152,4 @@ class Qwen25Config72B(Qwen2Config72B):
 
 @configurable
 class Qwen2Model(GPTModel):
-    """A Qwen 2 or 2.5 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Qwen 2 and 2.5; see `GPTModel`."""

@@ -22,7 +22,7 @@ class Qwen3Config(Qwen2Config):
     kv_channels: Optional[int] = 128
     num_query_groups: Optional[int] = 8
     max_position_embeddings: int = 40960
-    """Longest sequence that exported weights claim to handle; training does not read it."""
+    """The longest sequence in the config.json of exported weights. Training does not read it."""
 
 
 @configurable
@@ -137,4 +137,4 @@ class Qwen3Config235B_A22B(Qwen3MoEConfig):
 
 @configurable
 class Qwen3Model(GPTModel):
-    """A Qwen 3 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Qwen 3; see `GPTModel`."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlap rules' answers, written into the configurations of a run.
+"""Writes the decisions of the overlap rules into a run's configurations.
 
-The overlap callback does this before a run, ``nemo2 explain`` on copies, to show what the callback would do.
+The overlap callback calls this before a run. ``nemo2 explain`` calls it on copies, to show the callback's effect.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,13 +39,14 @@ def overlap(
     output_layer_can_fuse: bool = True,
     say: Optional[Callable[..., None]] = None,
 ) -> dict[str, Decision]:
-    """Decide, and write the answers into the three configurations.
+    """Decide which communication overlaps, and write the decisions into the three configurations.
 
-    ``callbacks`` are overlap callbacks, several of which count as one. ``say`` is told what does not take effect, as a
-    logger's method is.
+    Args:
+        callbacks: Overlap callbacks. Several count as one.
+        say: A logger's method, called for settings that have no effect.
 
     Raises:
-        ConfigError: settings that contradict each other.
+        ConfigError: settings contradict each other.
     """
     configs = {"model_config": model_config, "optimizer_config": optimizer_config, "ddp_config": ddp_config}
     facts = facts_of_run(
@@ -77,8 +78,8 @@ def overlap(
 
 
 def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = None) -> None:
-    """Megatron-Core's change of ``bucket_size`` when it makes buffers whose reduction isn't overlapped, and where that passes
-    over what somebody set, ``say`` is told."""
+    """Repeat Megatron-Core's change of ``bucket_size`` for buffers whose reduction isn't overlapped. ``say`` reports
+    an explicit value that this overrides."""
     if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp or ddp_config.bucket_size is None:
         return
     asked = explicit_values(ddp_config).get("bucket_size")
@@ -90,5 +91,5 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
 
 
 def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
-    """The overlap callbacks of a trainer, configured or live."""
+    """The overlap callbacks of a trainer, as configs or live objects."""
     return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]

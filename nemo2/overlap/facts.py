@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts and settings for the overlap rules, read from the objects of a run. A config reads like what it builds."""
+"""Reads the facts and settings of the overlap rules from the objects of a run, live or as configs."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional
@@ -31,13 +31,14 @@ def facts_of_run(
     transformer_engine_missing: Optional[str] = None,
     output_layer_can_fuse: bool = True,
 ) -> OverlapFacts:
-    """The overlap rules' facts. A configuration of None: the run has none of Megatron-Core's there.
+    """The facts for the overlap rules. A configuration of None means that the run has no such Megatron-Core
+    configuration.
 
     ``gpu``, ``transformer_engine_missing`` and ``output_layer_can_fuse`` describe the machine that trains, a
     `nemo2.settle.Machine`.
     """
     fused = bool(getattr(model_config, "gradient_accumulation_fusion", False))
-    # Asked for nothing, Transformer Engine's attention goes round the ring, and the plain one gathers.
+    # Without a setting, Transformer Engine's attention uses a ring, and plain attention gathers.
     messages = "p2p" if transformer_engine_missing is None else "all_gather"
     return OverlapFacts(
         tensor_parallel=layout.tp,
@@ -63,9 +64,9 @@ def facts_of_run(
 def settings_of_run(
     callbacks: Iterable[Any], *, model_config: Any, optimizer_config: Any, ddp_config: Any
 ) -> list[Setting]:
-    """The user's settings: the callbacks' arguments first, then the fields that the configurations were made with.
+    """The user's settings: the callbacks' arguments first, then the explicit fields of the configurations.
 
-    None is no setting: Megatron-Core decides there.
+    None is not a setting: Megatron-Core decides such a field.
     """
     found = [setting for callback in callbacks for setting in _settings(callback, CALLBACK, CALLBACK_FIELDS)]
     switch = ("use_distributed_optimizer",)

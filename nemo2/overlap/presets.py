@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Userbuffer settings that were tuned for one GPU, model width, layout and batch, and which of them fits a run.
+"""Userbuffer settings that were tuned for a GPU, model width, layout and batch, and the choice of the preset for a run.
 
-The numbers are facts of NeMo 2.0 (``llm.recipes.tp_overlap_configs.userbuffers``), under its names. All of them follow one
-pattern, so that a row says only what differs: bulk exchanges beside dgrad and wgrad of qkv and fc1, ring exchanges for
-what is gathered, and for what is scattered either.
+The numbers are those of NeMo 2.0 (``llm.recipes.tp_overlap_configs.userbuffers``), under its names. All presets follow
+one pattern, so each row states only its differences. The pattern: bulk exchanges during dgrad and wgrad of qkv and fc1,
+ring exchanges for gathers, and ring or pipelined exchanges for reduce-scatters.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from nemo2.overlap.tp_overlap_cfg import (
 )
 
 _FAMILIES = {"h100": "h100", "h200": "h100", "gh200": "h100", "b200": "b200", "gb200": "b200"}
-"""GPUs with the same number of multiprocessors and links as the one a preset was tuned on."""
+"""The GPU that each GPU's presets were tuned on, with the same number of multiprocessors and links."""
 
 
 class Preset(NamedTuple):
-    """The job that a preset was tuned for; ``settings()`` are the tuned numbers."""
+    """The job that a preset was tuned for. ``settings()`` returns the tuned numbers."""
 
     dtype: str
     """"bf16" (any 16-bit dtype) or "fp8"."""
@@ -37,14 +37,14 @@ class Preset(NamedTuple):
     micro_batch_size: int
     seq_length: int
     adapters: bool
-    """Tuned for LoRA, where the backward pass has no weight gradients of the linear layers."""
+    """Tuned for LoRA, whose backward has no weight gradients of the linear layers."""
     bulk: tuple[Optional[int], ...]
-    """Multiprocessors for the exchange beside qkv_dgrad, qkv_wgrad, fc1_dgrad, fc1_wgrad; None: none there."""
+    """Multiprocessors for the exchange during qkv_dgrad, qkv_wgrad, fc1_dgrad, fc1_wgrad. None: no exchange there."""
     proj_fprop: TPOverlapCfg
     fc2_fprop: TPOverlapCfg
     gathers: RingExchangeOverlapCfg
     fc1_dgrad: Optional[TPOverlapCfg]
-    """In place of the bulk exchange; None: the bulk one."""
+    """Replaces the bulk exchange of fc1_dgrad. None: the bulk exchange."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Preset(NamedTuple):
         )
 
     def settings(self) -> TransformerLayerTPOverlapCfg:
-        """A new object at every call: editing one doesn't reach the next."""
+        """A new object at every call, so that edits don't affect later calls."""
         copy = dataclasses.replace
         bulk = [None if n is None else BulkOverlapCfg(n, cga_size=2, set_sm_margin=False) for n in self.bulk]
         qkv_dgrad, qkv_wgrad, fc1_dgrad, fc1_wgrad = bulk
@@ -74,10 +74,10 @@ class Preset(NamedTuple):
 
 
 def preset(name: str) -> TransformerLayerTPOverlapCfg:
-    """The userbuffer settings of this name, as a new object.
+    """Return the userbuffer settings of this name as a new object.
 
     Raises:
-        ConfigError: there is no such preset; the nearest names.
+        ConfigError: there is no such preset. The message lists the nearest names.
     """
     return _named(name).settings()
 
@@ -88,9 +88,10 @@ def preset_names() -> list[str]:
 
 def find_preset(facts: OverlapFacts) -> Optional[Preset]:
     """The preset tuned for this GPU, precision, hidden size, tensor-parallel size, micro-batch and sequence length.
+    None: no match.
 
-    Of several, the one tuned for the run's context-parallel size comes first. One for another is taken all the same: it
-    changes the length of the exchanged buffers, not which GEMMs there are. None where nothing matches.
+    Presets for the run's context-parallel size come first. A preset for another context-parallel size is also used,
+    because that size changes the length of the exchanged buffers but not the set of GEMMs.
     """
     wanted = (
         "bf16" if facts.quantized is None else "fp8",
@@ -110,13 +111,13 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
 
 
 def choose_userbuffers(facts: OverlapFacts, asked: Any) -> tuple[Any, str]:
-    """The userbuffer settings a run gets, and why.
+    """The userbuffer settings of a run, and the reason.
 
-    ``asked`` is None or "auto" for the preset that fits, "default" for Transformer Engine's own settings, a preset's name,
-    or settings. The result is settings, or None for Transformer Engine's own.
+    ``asked`` is None or "auto" for the matching preset, "default" for Transformer Engine's own settings, a preset's
+    name, or settings. The result is settings, or None for Transformer Engine's own.
 
     Raises:
-        ConfigError: an unknown name, or settings that Transformer Engine would refuse.
+        ConfigError: an unknown name, or settings that Transformer Engine would reject.
     """
     if asked is None or asked == "auto":
         found = find_preset(facts)
@@ -180,8 +181,8 @@ def _row(
     gathers: RingExchangeOverlapCfg = RingExchangeOverlapCfg(),  # noqa: B008  # copied before it is handed out
     fc1_dgrad: Optional[TPOverlapCfg] = None,
 ) -> Preset:
-    """``sizes`` are hidden, TP, CP, micro-batch, sequence. A number as fprop: pipelined on so many multiprocessors; None:
-    round the ring, the GEMM kept off them."""
+    """``sizes`` are hidden, TP, CP, micro-batch, sequence. A number for an fprop: pipelined on that many
+    multiprocessors. None: ring exchange, with the GEMM kept off its multiprocessors."""
     ring = RingExchangeOverlapCfg(set_sm_margin=True)
     fprops = [
         ring if one is None else _pipelined(one) if isinstance(one, int) else one for one in (proj_fprop, fc2_fprop)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules that decide which communication overlaps: a function of the layout and of the user's settings.
+"""Decides which communication overlaps, from the layout and the user's settings.
 
-The defaults are NeMo 2.0's. What differs: a value that somebody set wins wherever it was set, two that contradict each
-other are an error that names both, and what the layout has no use for is off with its reason.
+The defaults are NeMo 2.0's, with three differences. A value that the user set wins wherever it was set. Two values that
+contradict each other are an error that names both. Overlap that the layout can't use is off, with a reason.
 
 | communication | on by default where | needs |
 |---|---|---|
-| tensor parallel (``tp_comm_overlap``) | nowhere, it is asked for | TP ≥ 2, sequence parallelism, Transformer Engine |
+| tensor parallel (``tp_comm_overlap``) | never | TP ≥ 2, sequence parallelism, Transformer Engine |
 | pipeline (``overlap_p2p_comm``) | virtual stages | PP ≥ 2 with virtual stages |
-| pipeline, batched (``batch_p2p_comm``) | PP ≥ 2 where it isn't overlapped | PP ≥ 2 |
+| pipeline, batched (``batch_p2p_comm``) | PP ≥ 2 without overlap | PP ≥ 2 |
 | gradients (``overlap_grad_reduce``) | distributed optimizer and more than one rank to reduce with | – |
 | parameters (``overlap_param_gather``) | as gradients | the distributed optimizer, overlapped gradients |
 | context parallel | CP ≥ 2: the ring exchanges the next block while it attends over this one | a ring (``cp_comm_type``) |
@@ -30,12 +30,14 @@ ONE_BUCKET = "overlap_grad_reduce is off, and Megatron-Core makes one bucket of 
 
 
 def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Decision]:
-    """Every field of the callback that gets a value, with the reason. A field without a decision is left as it is.
+    """Decide every field of the callback that gets a value, with the reason. A field without a decision keeps its
+    value.
 
-    ``cp_comm_overlap`` is among them for completeness: no setting turns it.
+    ``cp_comm_overlap`` is included for completeness, although no setting controls it.
 
     Raises:
-        ConfigError: settings that contradict each other, all of them; each sentence names both, with their lines.
+        ConfigError: settings contradict each other. The message lists all contradictions, with both settings and their
+            lines.
     """
     settings = Settings(given)
     problems = [*settings.clashes, *_exclusions(facts, settings)]
@@ -48,13 +50,13 @@ def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Deci
 
 
 def contradictions(facts: OverlapFacts, given: Iterable[Setting]) -> list[str]:
-    """The refusals of `decide`, a sentence each."""
+    """The errors of `decide`, one sentence each."""
     settings = Settings(given)
     return [*settings.clashes, *_exclusions(facts, settings)]
 
 
 def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[tuple[Setting, Decision]]:
-    """The settings that don't take effect, each once, with what is used instead."""
+    """The settings that have no effect, each once, with the decision that replaces it."""
     found = {}
     for setting in given:
         decision = decided[setting.name]
@@ -67,7 +69,7 @@ def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[
 
 
 def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
-    """Pairs of settings of different fields that cannot both be. The reasons are Megatron-LM's (arguments.py)."""
+    """Pairs of settings of different fields that exclude each other. The reasons are Megatron-LM's (arguments.py)."""
     pairs = (
         (
             ("overlap_p2p_comm", True),
@@ -149,7 +151,7 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
     if not decided["tp_comm_overlap"].value:
         _leave_out(decided, "tp_comm_overlap_cfg", "tp_comm_overlap is off")
         return
-    # MPI needs a launcher that started it; NCCL is there whenever the run is.
+    # MPI needs its own launcher, whereas NCCL is available in every run.
     decided.setdefault("tp_comm_bootstrap_backend", Decision("nccl", "works under every launcher"))
     asked = decided.get("tp_comm_overlap_cfg")
     value, reason = choose_userbuffers(facts, None if asked is None else asked.value)
@@ -159,7 +161,7 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
 
 
 def _switches(settings: Any, decided: Decisions) -> None:
-    """Megatron-Core's switches follow from the settings; what somebody set may turn more off, and no more on."""
+    """Derive Megatron-Core's switches from the settings. An explicit switch may turn an overlap off, but not on."""
     set_by_hand = {name: decided[name].value for name in SWITCHES if name in decided}
     problems = [*unswitchable(settings), *switch_contradictions(settings, set_by_hand)]
     if problems:
@@ -205,7 +207,7 @@ def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
 
 def _gradients(facts: OverlapFacts, decided: Decisions) -> None:
     if not facts.distributed_optimizer:
-        # NeMo's callback leaves such a DDP config alone too.
+        # NeMo's callback doesn't change such a DDP config either.
         asked = decided.get("overlap_grad_reduce")
         if asked is None or not asked.value:
             _leave_out(decided, "bucket_size", ONE_BUCKET)
@@ -228,7 +230,7 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
     elif facts.gradient_ranks == 1:
         obstacle = "one rank holds all parameters"
     elif reduced is None or not reduced.value:
-        # Without it Megatron-Core makes one bucket of everything, and waits for it in the first layer.
+        # Without it Megatron-Core makes a single bucket, and the first layer waits for all of it.
         obstacle = "overlap_grad_reduce is off"
     else:
         obstacle = None
@@ -277,6 +279,6 @@ def _turn_off(decided: Decisions, name: str, obstacle: str) -> None:
 
 
 def _leave_out(decided: Decisions, name: str, obstacle: str, unused: Any = None) -> None:
-    """A detail of something that is off counts for nothing: it gets Megatron-Core's default."""
+    """Give a detail of an overlap that is off Megatron-Core's default."""
     if name in decided and decided[name].value not in (None, "auto", "default", unused):
         decided[name] = Decision(unused, obstacle)

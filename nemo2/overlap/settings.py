@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input and output of the overlap rules: the user's settings, the run's facts, the decisions."""
+"""The input and output of the overlap rules: the user's settings, the run's facts, the decisions."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,36 +23,37 @@ OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer
 CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
 """Every argument of the callback, once."""
 SWITCH_FIELDS = tuple(SWITCHES)
-"""Fields of the model's configuration, and no arguments of the callback: they follow from ``tp_comm_overlap_cfg``."""
+"""Fields of the model's configuration that are no arguments of the callback. They follow from
+``tp_comm_overlap_cfg``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OverlapFacts:
-    """The facts of a run that the overlap rules read."""
+    """Facts of a run that the overlap rules read."""
 
     tensor_parallel: int
     pipeline_parallel: int
     virtual_pipeline: Optional[int]
-    """Chunks per pipeline stage; None or 1 where stages are whole."""
+    """Chunks per pipeline stage. None or 1: stages are not divided."""
     context_parallel: int = 1
     gradient_ranks: int
     """Ranks that reduce gradients together: data parallel times context parallel."""
     sequence_parallel: bool
     distributed_optimizer: bool
     fused_weight_gradients: bool
-    """Whether ``gradient_accumulation_fusion`` is on, and the output layer's kernel for it is here."""
+    """Whether ``gradient_accumulation_fusion`` is on and the output layer's kernel for it is available."""
     transformer_engine_missing: Optional[str]
-    """Why Transformer Engine cannot be used; None where it can."""
+    """The reason why Transformer Engine is unavailable. None: it is available."""
     without_buffers: Optional[str] = None
-    """Which of the model's projections have no userbuffers, as a reason; None where all have."""
+    """The reason why some of the model's projections have no userbuffers. None: all projections have them."""
     context_messages: str = "p2p"
     """``model.config.cp_comm_type``: how context-parallel ranks exchange keys and values."""
     always_overlapped: tuple[str, ...] = ()
-    """Fields of the gradient buffers that Megatron-FSDP switches on by itself; none without it."""
+    """Fields of the gradient buffers that Megatron-FSDP switches on itself. Empty without Megatron-FSDP."""
     gpu: Optional[str] = None
-    """"h100", "b200" and so on (`nemo2.gpus.model_of`); None without a known GPU."""
+    """"h100", "b200" and so on (`nemo2.gpus.model_of`). None: no known GPU."""
     quantized: Optional[str] = None
-    """``model.config.fp8``; None without fp8."""
+    """``model.config.fp8``. None: no fp8."""
     hidden_size: Optional[int] = None
     micro_batch_size: Optional[int] = None
     seq_length: Optional[int] = None
@@ -63,7 +64,7 @@ class OverlapFacts:
 
 
 class Setting(NamedTuple):
-    """One value that somebody set: which field, where in the recipe ("strategy.ddp_config"), to what, on which line."""
+    """An explicit value: its field, its place in the recipe ("strategy.ddp_config"), the value and its line."""
 
     name: str
     owner: str
@@ -81,7 +82,7 @@ class Setting(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The value a field gets, and why. ``by_user``: it is what somebody set, not a default."""
+    """The value of a field, and the reason. ``by_user`` tells whether the value is the user's rather than a default."""
 
     value: Any
     reason: str
@@ -89,9 +90,9 @@ class Decision(NamedTuple):
 
 
 class Settings:
-    """All that was set, by field. Two settings of one field that agree count as one.
+    """All explicit settings, by field. Two equal settings of one field count as one.
 
-    ``clashes`` has a sentence for each pair that does not.
+    ``clashes`` has a sentence for each pair that differs.
     """
 
     def __init__(self, given: Iterable[Setting]) -> None:
@@ -116,7 +117,7 @@ class Settings:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, as settings: a dataclass of userbuffer settings and the dict of them too."""
+    """Whether two settings are equal. A dataclass of userbuffer settings equals a dict with the same values."""
     if dataclasses.is_dataclass(left) and not isinstance(left, type):
         left = dataclasses.asdict(left)
     if dataclasses.is_dataclass(right) and not isinstance(right, type):

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Userbuffer settings: how each GEMM of a transformer layer overlaps its tensor-parallel communication.
 
-Names and fields are NeMo 2.0's. A layer has four linear modules (qkv, proj, fc1, fc2), each with a forward product and two
-in the backward pass: for the input (dgrad) and for the weight (wgrad). Which methods a GEMM can take is Transformer
-Engine's rule (``initialize_ub`` in transformer_engine/pytorch/module/base.py):
+Names and fields are NeMo 2.0's. A layer has four linear modules (qkv, proj, fc1, fc2). Each has a forward GEMM (fprop)
+and two in the backward: for the input (dgrad) and for the weight (wgrad). The methods that a GEMM supports are
+Transformer Engine's rule (``initialize_ub`` in transformer_engine/pytorch/module/base.py):
 
-- *bulk*: the whole exchange runs beside a GEMM that doesn't need it. For dgrad and wgrad of qkv and fc1.
-- *ring exchange*: the GEMM is split by rank, and chunks travel round the ring. For gathers and reduce-scatters.
-- *pipeline*: the GEMM is split into ``num_splits``, each followed by its reduce-scatter. For reduce-scatters only.
+- *bulk*: the whole exchange runs during a GEMM that doesn't need its result. For dgrad and wgrad of qkv and fc1.
+- *ring exchange*: the GEMM is split by rank, and chunks travel around the ring. For gathers and reduce-scatters.
+- *pipeline*: the GEMM is divided into ``num_splits`` parts, each followed by its reduce-scatter. For reduce-scatters
+  only.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ GATHERS = ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad")
 SCATTERS = ("proj_fprop", "fc2_fprop")
 """GEMMs whose output is reduce-scattered."""
 BESIDE = ("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad")
-"""GEMMs beside which another one's exchange can run; of these the dgrads can also be reduce-scattered themselves."""
+"""GEMMs during which another GEMM's exchange can run. The outputs of the dgrads can also be reduce-scattered."""
 
 
 @dataclasses.dataclass
@@ -35,10 +36,10 @@ class TPOverlapCfg:
 @configurable
 @dataclasses.dataclass
 class BulkOverlapCfg(TPOverlapCfg):
-    """The exchange as a whole, beside a GEMM that doesn't need it.
+    """Run the whole exchange during a GEMM that doesn't need its result.
 
-    ``num_sm`` streaming multiprocessors do the exchange, in clusters of ``cga_size``; ``set_sm_margin`` keeps the GEMM off
-    them.
+    ``num_sm`` streaming multiprocessors run the exchange, in clusters of ``cga_size``. ``set_sm_margin`` keeps the GEMM
+    off these multiprocessors.
     """
 
     num_sm: int
@@ -50,10 +51,10 @@ class BulkOverlapCfg(TPOverlapCfg):
 @configurable
 @dataclasses.dataclass
 class RingExchangeOverlapCfg(TPOverlapCfg):
-    """Chunks of the GEMM, one per rank, while their inputs or outputs travel round the ring.
+    """Compute the GEMM in chunks, one per rank, while their inputs or outputs travel around the ring.
 
-    ``aggregate`` works on two chunks at a time; ``fp8_buf`` exchanges in fp8; ``atomic_gemm`` (fp8 only) is one kernel
-    that waits for chunks itself.
+    ``aggregate`` processes two chunks at a time. ``fp8_buf`` exchanges in fp8. ``atomic_gemm`` (fp8 only) is a single
+    kernel that waits for chunks itself.
     """
 
     aggregate: bool = False
@@ -68,13 +69,13 @@ class RingExchangeOverlapCfg(TPOverlapCfg):
 @configurable
 @dataclasses.dataclass
 class PipelineOverlapCfg(TPOverlapCfg):
-    """``num_splits`` parts of the GEMM, each reduce-scattered while the next is computed."""
+    """Compute the GEMM in ``num_splits`` parts, each reduce-scattered while the next part is computed."""
 
     num_sm: int
     cga_size: int
     num_splits: int
     set_sm_margin: bool
-    # NeMo's default is a tuple by typing error, which counts as true; False is what was meant.
+    # NeMo's default is a tuple by a typing error, which counts as True. False was intended.
     fp8_buf: bool = False
     atomic_gemm: bool = False
     method: Literal["pipeline"] = "pipeline"
@@ -87,8 +88,11 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def _judged(of: _Class) -> _Class:
-    """Judge each object when it is made, but not in ``__post_init__``: `fiddle.experimental.dataclasses`, with which NeMo's
-    scripts make configs of these settings, refuses a class that has the method."""
+    """Check each object when it is created, but not in ``__post_init__``.
+
+    NeMo's scripts make configs of these settings with `fiddle.experimental.dataclasses`, which rejects a class with
+    that method.
+    """
     make = of.__init__
 
     @functools.wraps(make)
@@ -104,10 +108,12 @@ def _judged(of: _Class) -> _Class:
 @_judged
 @dataclasses.dataclass
 class TransformerLayerTPOverlapCfg:
-    """Settings per GEMM. None: its exchange isn't overlapped (`nemo2.overlap.tp_switches` says what can be off alone).
+    """Set the overlap method of each GEMM. None: the GEMM's exchange isn't overlapped. `nemo2.overlap.tp_switches` says
+    which GEMMs can be off individually.
 
     Raises:
-        ConfigError: a method that a GEMM can't take, sizes that are no positive numbers; all of them at once.
+        ConfigError: a method that a GEMM doesn't support, or sizes that aren't positive numbers. The message lists all
+            problems.
     """
 
     qkv_dgrad: _Settings = None
@@ -123,14 +129,16 @@ class TransformerLayerTPOverlapCfg:
 
 
 def userbuffer_settings(settings: Any, *, quantized: bool = True) -> Optional[dict[str, Any]]:
-    """Settings as Transformer Engine takes them: ``{"qkv_fprop": {"method": ..., "num_sm": ...}}`` without what is None.
+    """Settings in Transformer Engine's format, ``{"qkv_fprop": {"method": ..., "num_sm": ...}}``, without entries of
+    None.
 
     Args:
-        settings: A `TransformerLayerTPOverlapCfg`, a mapping of GEMMs to settings, or None for none.
-        quantized: Whether GEMMs run in fp8; without, ``atomic_gemm`` is refused.
+        settings: A `TransformerLayerTPOverlapCfg`, a mapping of GEMMs to settings, or None for no settings.
+        quantized: Whether GEMMs run in fp8. False: ``atomic_gemm`` is rejected.
 
     Raises:
-        ConfigError: an unknown GEMM, or settings Transformer Engine would refuse at start-up, all of them at once.
+        ConfigError: an unknown GEMM, or settings that Transformer Engine would reject when it starts. The message lists
+            all problems.
     """
     if settings is None:
         return None
@@ -148,10 +156,10 @@ def userbuffer_settings(settings: Any, *, quantized: bool = True) -> Optional[di
 
 
 def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
-    """`userbuffer_settings` for ``modes`` sets of buffers, the second of which is of layers in 16 bits.
+    """`userbuffer_settings` for ``modes`` sets of buffers. The second set is for layers in 16 bits.
 
-    ``initialize_ub`` moves a dgrad that isn't in bulk from one of its lists to another when it reads the method, and fails
-    where a second set says the method again.
+    ``initialize_ub`` moves a dgrad that isn't in bulk from one of its lists to another when it reads the method, and
+    fails if a second set repeats the method.
 
     Raises:
         ConfigError: ``atomic_gemm``, which is for 8 bits, and whose pairs are one list for all sets.
@@ -172,7 +180,8 @@ def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
 
 
 def given_settings(settings: Any) -> dict[str, Optional[dict[str, Any]]]:
-    """Settings by GEMM, None for those that are off; what a dict leaves out, and everything of None, is Transformer Engine's."""
+    """Settings by GEMM, with None for GEMMs that are off. GEMMs that a dict omits, and all GEMMs for None, use
+    Transformer Engine's settings."""
     given = {} if settings is None else _fields(settings) or {}
     return {gemm: None if value is None else _fields(value) or {} for gemm, value in given.items()}
 

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's switches of tensor-parallel overlap, which follow from the settings per GEMM.
 
-Transformer Engine makes a buffer for every GEMM, set or not; a layer uses it where a switch of the model's configuration says so.
-A switch turns several GEMMs:
+Transformer Engine makes a buffer for every GEMM, set or not. A layer uses the buffer if a switch of the model's
+configuration says so. Each switch controls several GEMMs:
 
 | switch of ``model.config`` | GEMMs |
 |---|---|
 | ``tp_comm_overlap_ag`` | all that wait for a gather: qkv_fprop, fc1_fprop, proj_dgrad, fc2_dgrad |
 | ``tp_comm_overlap_rs`` | proj_fprop, fc2_fprop, whose output is scattered |
-| ``tp_comm_bulk_dgrad`` | qkv_dgrad, fc1_dgrad: beside them the layer's input is gathered again |
-| ``tp_comm_bulk_wgrad`` | qkv_wgrad, fc1_wgrad: beside them the input's gradient is scattered |
+| ``tp_comm_bulk_dgrad`` | qkv_dgrad, fc1_dgrad: during them the layer's input is gathered again |
+| ``tp_comm_bulk_wgrad`` | qkv_wgrad, fc1_wgrad: during them the input's gradient is scattered |
 | ``tp_comm_overlap_rs_dgrad`` | qkv_dgrad, fc1_dgrad scatter their own output, in place of both bulk exchanges |
 | ``tp_comm_overlap_disable_qkv`` | neither qkv_fprop's gather nor a scatter of qkv_dgrad |
-| ``tp_comm_overlap_disable_fc1`` | the same of fc1 |
+| ``tp_comm_overlap_disable_fc1`` | the same for fc1 |
 
-Source: TELayerNormColumnParallelLinear and TELinear of megatron/core/extensions/transformer_engine.py, and what Transformer
-Engine makes of their arguments (tests/transformer_engine).
+Source: TELayerNormColumnParallelLinear and TELinear of megatron/core/extensions/transformer_engine.py, and Transformer
+Engine's handling of their arguments (tests/transformer_engine).
 """
 
 from collections.abc import Mapping
@@ -32,16 +32,17 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "tp_comm_overlap_disable_qkv": ("qkv_fprop", "qkv_dgrad"),
     "tp_comm_overlap_disable_fc1": ("fc1_fprop", "fc1_dgrad"),
 }
-"""The switches, and the GEMMs each turns."""
+"""The switches, and the GEMMs that each controls."""
 _COLUMN = ("qkv", "fc1")
 _CFG = "MegatronCommOverlapCallback.tp_comm_overlap_cfg"
 
 
 def switches_of(settings: Any) -> dict[str, bool]:
-    """The value that each switch needs for userbuffer settings; see `unswitchable` for those that no switches can bring about.
+    """The value that each switch needs for userbuffer settings. See `unswitchable` for settings that no switches can
+    produce.
 
-    ``settings`` as for `userbuffer_settings`: a GEMM that is None is off, one that a dict leaves out is as Transformer Engine
-    does it. None: all of them are.
+    ``settings`` as in `userbuffer_settings`: a GEMM of None is off, and a GEMM that a dict omits uses Transformer
+    Engine's settings. None: all GEMMs use them.
     """
     asked = _Asked(settings)
     in_bulk = [layer for layer in _COLUMN if layer not in asked.scattered]
@@ -53,7 +54,7 @@ def switches_of(settings: Any) -> dict[str, bool]:
         "tp_comm_bulk_wgrad": any(asked.on(f"{layer}_wgrad") for layer in in_bulk),
         "tp_comm_overlap_rs_dgrad": bool(asked.scattered),
         **{
-            # The second: of two dgrads one scatters, and this alone keeps the other in bulk.
+            # The second term: if only one of two dgrads scatters, this switch alone keeps the other in bulk.
             f"tp_comm_overlap_disable_{layer}": (gathered and not asked.on(f"{layer}_fprop"))
             or (layer in in_bulk and bool(asked.scattered))
             for layer in _COLUMN
@@ -62,7 +63,7 @@ def switches_of(settings: Any) -> dict[str, bool]:
 
 
 def unswitchable(settings: Any) -> list[str]:
-    """Settings that would need a switch of their own, a sentence each."""
+    """Settings that would need their own switch, one sentence each."""
     asked = _Asked(settings)
     in_bulk = [layer for layer in _COLUMN if layer not in asked.scattered]
     found = []
@@ -96,7 +97,8 @@ def unswitchable(settings: Any) -> list[str]:
 
 
 def left_out(settings: Any) -> list[str]:
-    """GEMMs that were set and are off all the same, for their layer has one switch for two and needs it off; a sentence each."""
+    """GEMMs with settings that are off all the same, because their layer has one switch for two GEMMs and needs it
+    off. One sentence each."""
     asked, switched = _Asked(settings), switches_of(settings)
     return [
         f"{_CFG}.{layer}_fprop is off: {other}_dgrad scatters and {layer}_dgrad doesn't, and what keeps {layer}_dgrad in bulk, "
@@ -109,9 +111,9 @@ def left_out(settings: Any) -> list[str]:
 
 
 def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
-    """Switches that make a layer use a buffer in another way than it was made for, a sentence each.
+    """Switches with which a layer would use a buffer in another way than the buffer was made for, one sentence each.
 
-    A switch that turns more off than the settings do is none of them.
+    A switch that turns off more than the settings do is no contradiction.
     """
     found = []
     for name, wanted in switches_of(settings).items():
@@ -128,7 +130,7 @@ def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
 
 
 class _Asked:
-    """Userbuffer settings, asked by GEMM."""
+    """Answers questions about userbuffer settings by GEMM."""
 
     def __init__(self, settings: Any) -> None:
         self._given = given_settings(settings)

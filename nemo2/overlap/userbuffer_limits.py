@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits of userbuffers: formats that a version of Transformer Engine doesn't exchange through them, tensors of another
-size than theirs, projections that have none.
+"""The limits of userbuffers: formats that a version of Transformer Engine can't exchange through them, tensors of
+another size, and projections without buffers.
 
-Source: ``fill_userbuffers_buffer_for_all_gather`` and the layers that call it, version by version (tests/transformer_engine), and
-the names of buffers that Megatron-Core's modules give their layers.
+Source: ``fill_userbuffers_buffer_for_all_gather`` and the layers that call it, for each version
+(tests/transformer_engine), and the names of buffers that Megatron-Core's modules give their layers.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ CARRIED_SINCE: dict[str, Optional[str]] = {
     "blockwise": None,
     "nvfp4": None,
 }
-"""By fp8 or fp4 recipe, the version from which on its tensors travel in userbuffers; None: they don't, up to the newest."""
+"""The first version that exchanges tensors of each fp8 or fp4 recipe through userbuffers. None: no version up to the
+newest."""
 _TWO_SETS_SINCE = "2.8"
 _DELAYS_WGRAD_SINCE = "2.3"
 _MXFP8_BLOCK = 128
@@ -26,10 +27,10 @@ _OFF = "or tp_comm_overlap=False (of MegatronCommOverlapCallback, or of model.co
 
 
 def without_buffers(config: Any) -> Optional[str]:
-    """The projections of a model that have no userbuffers, as a reason for doing without; None: all have.
+    """The projections of a model that have no userbuffers, as a reason. None: all projections have them.
 
-    At the first of them Megatron-Core turns ``tp_comm_overlap`` off in the whole configuration, or Transformer Engine fails as it
-    looks for the buffer.
+    At the first such projection Megatron-Core turns ``tp_comm_overlap`` off in the whole configuration, or Transformer
+    Engine fails when it looks up the buffer.
     """
     if getattr(config, "multi_latent_attention", False):
         return "Transformer Engine has no buffers for the projections of multi-latent attention"
@@ -42,12 +43,14 @@ def without_buffers(config: Any) -> Optional[str]:
 
 
 def uncarried(config: Any, *, version: str, tokens: Optional[int]) -> Iterator[tuple[str, str]]:
-    """The requests of a model with ``tp_comm_overlap`` that userbuffers can't meet: rule and sentence.
+    """The requirements of a model with ``tp_comm_overlap`` that userbuffers can't meet, each with its rule and a
+    sentence.
 
     Args:
         config: The model's ``TransformerConfig`` as it runs.
-        version: Transformer Engine's.
-        tokens: Tokens of a micro-batch on a tensor-parallel group, before sequence parallelism shards them; None: unknown.
+        version: Transformer Engine's version.
+        tokens: Tokens of a micro-batch on a tensor-parallel group, before sequence parallelism shards them. None:
+            unknown.
     """
     yield from (("userbuffers-carry-the-format", sentence) for sentence in _formats(config, Version(version), tokens))
     if getattr(config, "variable_seq_lengths", False):
@@ -103,8 +106,8 @@ def _formats(config: Any, version: Version, tokens: Optional[int]) -> Iterator[s
 
 
 def some_layers_in_16_bits(config: Any) -> bool:
-    """Whether layers of a model in 8 or 4 bits stay in 16."""
-    if getattr(config, "quant_recipe", None) is not None:  # each layer may have its own
+    """Whether some layers of a model in 8 or 4 bits stay in 16 bits."""
+    if getattr(config, "quant_recipe", None) is not None:  # each layer may have its own recipe
         return True
     return bool(getattr(config, "first_last_layers_bf16", False)) and (
         config.num_layers_at_start_in_bf16 + config.num_layers_at_end_in_bf16 > 0

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformer Engine's userbuffers: the memory that overlapped GEMMs of a tensor-parallel group exchange.
+"""Transformer Engine's userbuffers: the memory through which overlapped GEMMs of a tensor-parallel group exchange data.
 
-Transformer Engine keeps one set per process, in a module of its own. From 2.17 on its layers assert as they are built that the
-set is there; earlier versions look for it in the first forward pass. Both are served by a start between the process groups
-and the first layer, which is where `nemo2.strategy.MegatronStrategy.model_sharded_context` stands in every entry point.
+Transformer Engine keeps one set per process, in one of its modules. From 2.17 on its layers assert during construction
+that the set exists. Earlier versions look it up in the first forward. Starting the set after the process groups and
+before the first layer satisfies both. `nemo2.strategy.MegatronStrategy.model_sharded_context` does so in every entry
+point.
 """
 
 import inspect
@@ -21,23 +22,24 @@ from nemo2.overlap.userbuffer_limits import some_layers_in_16_bits, uncarried
 from nemo2.parallel.megatron_parallel import MegatronStep
 
 _running: Optional[dict[str, Any]] = None
-"""The arguments of the last `start_userbuffers`; None where no userbuffers run."""
+"""The arguments of the last `start_userbuffers`. None: no userbuffers run."""
 
 
 def start_userbuffers(config: Any, data_sampler: Any) -> None:
-    """Allocate what a model's configuration asks for; on every rank, with the process groups made and no layer built yet.
+    """Allocate the buffers for a model's configuration. Every rank calls this after the process groups exist and before
+    a layer is built.
 
-    Does nothing where ``config.tp_comm_overlap`` is off, where tensors or sequences aren't cut, and where the same buffers
-    run already; others are taken down first.
+    Does nothing if ``config.tp_comm_overlap`` is off, if tensors or sequences aren't sharded, or if the same buffers
+    already run. Other buffers are freed first.
 
     Args:
-        config: The model's ``TransformerConfig`` as it will be built. Its ``tp_comm_overlap_cfg`` are settings; None:
+        config: The model's ``TransformerConfig`` as it will be built. Its ``tp_comm_overlap_cfg`` holds settings. None:
             Transformer Engine's own for every GEMM.
-        data_sampler: Knows the sequence length and the micro-batch size.
+        data_sampler: The source of the sequence length and the micro-batch size.
 
     Raises:
-        ConfigError: nobody knows the size of a micro-batch; settings that Transformer Engine would refuse; what its buffers can't
-            carry.
+        ConfigError: the size of a micro-batch is unknown, or Transformer Engine would reject the settings, or its
+            buffers can't exchange the tensors.
     """
     global _running
     if not getattr(config, "tp_comm_overlap", False):
@@ -61,13 +63,13 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
     try:
         base.initialize_ub(**wanted)
     except BaseException:
-        base.destroy_ub()  # what a failed start leaves behind would refuse the next one
+        base.destroy_ub()  # the remains of a failed start would make the next one fail
         raise
     _running = wanted
 
 
 def stop_userbuffers() -> None:
-    """Free what `start_userbuffers` made; layers that overlap can't run before the next start."""
+    """Free the buffers of `start_userbuffers`. Layers that overlap can't run until the next start."""
     global _running
     if _running is None:
         return
@@ -78,9 +80,11 @@ def stop_userbuffers() -> None:
 
 
 class OneSize:
-    """Refuses a step over micro-batches of another size than the buffers', which Transformer Engine would copy past or short of.
+    """Reject a step over micro-batches of another size than the buffers'. Transformer Engine would copy beyond the
+    buffer or too little.
 
-    Listens to the steps of `nemo2.parallel.megatron_parallel.MegatronParallel`; a comparison per micro-batch that has ``tokens``.
+    The class listens to the steps of `nemo2.parallel.megatron_parallel.MegatronParallel`. It compares the size of each
+    micro-batch with ``tokens``.
     """
 
     def on_megatron_microbatches_start(self, step: MegatronStep) -> None:
@@ -101,7 +105,8 @@ class OneSize:
 
 @contextmanager
 def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
-    """Inside, the layers of ``model`` exchange before and after their GEMMs: for batches of another size than a micro-batch's."""
+    """Within this context the layers of ``model`` exchange before and after their GEMMs, for batches whose size
+    differs from a micro-batch's."""
     switched = [
         (layer, name)
         for layer in model.modules()
@@ -126,7 +131,7 @@ def _refuse_what_they_cannot_carry(config: Any, tokens: int) -> None:
 
 
 def _tokens(config: Any, data_sampler: Any) -> int:
-    """Tokens of a micro-batch on this rank, before sequence parallelism shards them."""
+    """The tokens of a micro-batch on this rank, before sequence parallelism shards them."""
     if data_sampler is None:
         raise ConfigError(
             "model.config.tp_comm_overlap=True allocates buffers of a micro-batch's size, and the data has no data_sampler that "
@@ -136,20 +141,20 @@ def _tokens(config: Any, data_sampler: Any) -> int:
 
 
 def _buffer_sets(config: Any) -> dict[str, Any]:
-    """The arguments that say which sets of buffers there are, in the installed version's words: for layers in 8 bits (or 4),
-    for those in 16, or for both."""
+    """The arguments that select the sets of buffers in the installed version: for layers in 8 bits (or 4), for
+    layers in 16, or for both."""
     from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
 
     quantized = config.fp8 is not None or getattr(config, "fp4", None) is not None
     asked = config.tp_comm_overlap_cfg
-    if isinstance(asked, str):  # set on the model, with no callback to look it up
+    if isinstance(asked, str):  # set on the model, without a callback that resolves it
         asked = None if asked == "default" else preset(asked)
     problems = contradictions(asked, {name: getattr(config, name) for name in SWITCHES})
     if problems:
         raise ConfigError("\n".join(problems))
     settings = userbuffer_settings(asked, quantized=quantized)
     both = quantized and some_layers_in_16_bits(config)
-    # Transformer Engine 2.8 replaced the flag by a list with one mode per set, and warns of the flag.
+    # Transformer Engine 2.8 replaced the flag by a list with one mode per set, and warns about the flag.
     if "quantization_modes" not in inspect.signature(base.initialize_ub).parameters:
         return {"use_fp8": quantized, "ub_cfgs": settings}
     modes = base.UserBufferQuantizationMode

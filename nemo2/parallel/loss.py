@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss that is differentiated and the loss that is reported, from a model's output.
+"""Computes the loss that is differentiated and the loss that is reported from a model's output.
 
-Megatron-Core's schedules call the loss function once per micro-batch, on the last pipeline stage. It returns
-``(loss, num_tokens, report)``: the schedule divides the loss by the tokens and by the number of micro-batches, or, with
-``calculate_per_token_loss``, by the tokens of the whole global batch once all gradients are in
-(Megatron-Core ``schedules.forward_step_calc_loss``, ``finalize_model_grads``).
+Megatron-Core's schedules call the loss function once per micro-batch, on the last pipeline stage. It returns ``(loss,
+num_tokens, report)``. The schedule divides the loss by the tokens and by the number of micro-batches. With
+``calculate_per_token_loss`` it instead divides by the tokens of the whole global batch, after all gradients are
+computed (Megatron-Core ``schedules.forward_step_calc_loss``, ``finalize_model_grads``).
 """
 
 from collections.abc import Sequence
@@ -15,49 +15,51 @@ from torch import Tensor, nn
 
 Report = dict[str, Tensor]
 DataT = TypeVar("DataT", bound=Any)
-"""NeMo's name for a batch, which own reductions annotate with."""
+"""NeMo's name for a batch, for annotations of your own reductions."""
 ReductionT = TypeVar("ReductionT", bound=Any)
-"""NeMo's name for what a reduction reports of a micro-batch."""
+"""NeMo's name for a reduction's report of a micro-batch."""
 
 
 class MegatronLossReduction(nn.Module):
-    """Subclass this to define a loss: ``forward`` per micro-batch, ``reduce`` once per step.
+    """Define a loss by subclassing this class: ``forward`` per micro-batch, ``reduce`` once per step.
 
-    Called without arguments, a reduction gives itself: ``model.training_loss_reduction`` and
-    ``model.training_loss_reduction()`` are the same object, whether a module defines a property or a method.
+    A call without arguments returns the reduction itself. ``model.training_loss_reduction`` and
+    ``model.training_loss_reduction()`` are therefore the same object, whether a module defines a property or a method.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs) if args or kwargs else self
 
     weight: Optional[Tensor] = None
-    """The count that the last value of `reduce` is a mean over: by it, validation weighs its global batches. None: all alike."""
+    """The count behind the last mean that `reduce` returned. Validation weights its global batches by it. None:
+    equal weights."""
 
     def setup(self, batch: Any) -> None:
-        """Called before ``forward`` with the same micro-batch; for state that both need. Default: nothing."""
+        """Called before ``forward`` with the same micro-batch, for state that both need. Does nothing by default."""
 
     def forward(self, batch: Any, forward_out: Tensor) -> tuple[Tensor, Tensor, Report]:
-        """Returns the summed loss (differentiable), the number of tokens it sums over (int), and what to report."""
+        """Return the summed loss (differentiable), the number of tokens in the sum (int), and the report."""
         raise TypeError(f"{type(self).__name__} must define forward(batch, forward_out)")
 
     def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Optional[Tensor]:
-        """One scalar for the step from the reports of its micro-batches, the same on all data- and context-parallel ranks."""
+        """One scalar for the step from the reports of its micro-batches, the same on all data- and context-parallel
+        ranks."""
         raise TypeError(f"{type(self).__name__} must define reduce(reports)")
 
 
 class MaskedTokenLossReduction(MegatronLossReduction):
-    """Mean cross-entropy over the tokens that the mask keeps.
+    """Compute the mean cross-entropy over the tokens that the mask keeps.
 
-    The reported loss is the mean over *all* kept tokens of the global batch: sums and counts are added over micro-batches
-    and over the data- and context-parallel ranks before they are divided.
+    The reported loss is the mean over *all* kept tokens of the global batch. Sums and counts are added over
+    micro-batches and over the data- and context-parallel ranks, and then divided.
 
-    What is differentiated is the same in every layout: the mean over the kept tokens of each micro-batch, or with
-    ``per_token`` of the whole global batch.
+    The differentiated loss is the same in every layout: the mean over the kept tokens of each micro-batch, or with
+    ``per_token`` over those of the whole global batch.
 
     Args:
-        validation_step: The reduction of a validation step; NeMo's signature has it, and steps are reduced alike.
-        val_drop_last: In validation and tests, leave out the samples after the last whole global batch. False: they count like
-            all others, in a batch that is filled with samples whose mask is empty.
+        validation_step: Accepted for NeMo's signature. Training and validation steps are reduced in the same way.
+        val_drop_last: In validation and tests, leave out the samples after the last whole global batch. False: those
+            samples count like all others, in a batch that is filled with samples whose mask is empty.
         per_token: The model's ``calculate_per_token_loss``: Megatron-Core divides once, at the end of the step.
     """
 
@@ -70,10 +72,11 @@ class MaskedTokenLossReduction(MegatronLossReduction):
         self.per_token = per_token
 
     def forward(self, batch: dict[str, Tensor], forward_out: Tensor) -> tuple[Tensor, Tensor, Report]:
-        """``forward_out`` [batch, sequence]: loss per token; ``batch["loss_mask"]`` the same shape, 1 keeps a token.
+        """Reduce one micro-batch.
 
-        With context parallelism both are this rank's share of the sequences, and ``batch["num_valid_tokens_in_ub"]`` is
-        the number of kept tokens in all of it.
+        ``forward_out`` [batch, sequence] is the loss per token. ``batch["loss_mask"]`` has the same shape, and 1 keeps
+        a token. With context parallelism both are this rank's shard of the sequences, and
+        ``batch["num_valid_tokens_in_ub"]`` is the number of kept tokens in the whole micro-batch.
         """
         loss_sum, num_tokens = masked_token_loss(forward_out, batch["loss_mask"])
         report = torch.stack([loss_sum.detach(), num_tokens.to(loss_sum.dtype)])
@@ -89,16 +92,20 @@ class MaskedTokenLossReduction(MegatronLossReduction):
 
 
 class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
-    """The `MaskedTokenLossReduction` of models that decide which tokens count: the forward step returns the loss per token
-    and the mask, which takes the place of the batch's. With ``val_drop_last=False`` samples whose mask is empty in the batch
-    stay left out, as those are that fill the last global batch."""
+    """Compute the loss of models that decide which tokens count.
+
+    The forward step returns the loss per token and a mask, which replaces the batch's mask. With
+    ``val_drop_last=False``, samples whose mask in the batch is empty still don't count, such as the samples that fill
+    the last global batch.
+    """
 
     def forward(
         self,
         batch: dict[str, Tensor],
         forward_out: tuple[Tensor, Tensor],  # pyright: ignore[reportIncompatibleMethodOverride]
     ) -> tuple[Tensor, Tensor, Report]:
-        """``forward_out``: loss per token and mask, both [batch, sequence], this context-parallel rank's share."""
+        """``forward_out``: the loss per token and the mask, both [batch, sequence], this context-parallel rank's
+        shard."""
         from megatron.core import parallel_state
 
         loss_per_token, loss_mask = forward_out
@@ -113,12 +120,12 @@ class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
 
 
 class ScalarLossReduction(MegatronLossReduction):
-    """The reduction for modules whose ``training_step`` returns a scalar loss, as Lightning modules do.
+    """Reduce the losses of modules whose ``training_step`` returns a scalar, as Lightning modules do.
 
     The step's loss is the mean over micro-batches and data-parallel ranks.
 
     Args:
-        optional: Steps may return no loss, as validation steps that only log do; `reduce` then gives None.
+        optional: Steps may return no loss, such as validation steps that only log. `reduce` then returns None.
     """
 
     REPORT = "loss"
@@ -137,7 +144,7 @@ class ScalarLossReduction(MegatronLossReduction):
                 f"`training_loss_reduction` on the module. It returned {type(forward_out).__name__}"
                 + (f" of shape {tuple(loss.shape)}." if isinstance(loss, Tensor) else ".")
             )
-        # A copy, because the schedule divides it in place and the user's own tensor may be logged later.
+        # A copy, because the schedule divides the loss in place, and the user may log their own tensor later.
         loss = loss.float().reshape(()).clone()
         return loss, torch.ones((), dtype=torch.int, device=loss.device), {self.REPORT: loss.detach().clone()}
 
@@ -151,7 +158,7 @@ class ScalarLossReduction(MegatronLossReduction):
 
 
 class OutputCollection(MegatronLossReduction):
-    """No loss at all: what a prediction's forward steps returned."""
+    """Collect the outputs of a prediction's forward steps, without a loss."""
 
     REPORT = "output"
 
@@ -159,7 +166,7 @@ class OutputCollection(MegatronLossReduction):
         return torch.zeros(()), torch.ones((), dtype=torch.int), {self.REPORT: forward_out}
 
     def reduce(self, losses_reduced_per_micro_batch: Sequence[Report]) -> Any:
-        """The one output, several tensors concatenated along the batch, or a list; None where there are none."""
+        """The single output; or several tensors concatenated along the batch; or a list. None: there are no outputs."""
         outputs = [report[self.REPORT] for report in losses_reduced_per_micro_batch]
         if len(outputs) <= 1:
             return outputs[0] if outputs else None
@@ -167,23 +174,28 @@ class OutputCollection(MegatronLossReduction):
 
 
 def masked_token_loss(loss_per_token: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of ``loss_per_token`` [any shape] where the mask is set, in fp32, and the number of tokens kept (int)."""
+    """The sum of ``loss_per_token`` [any shape] where the mask is set, in fp32, and the number of kept tokens (int)."""
     mask = loss_mask.reshape(-1).float()
     loss_sum = torch.sum(loss_per_token.reshape(-1).float() * mask)
     return loss_sum, mask.sum().detach().to(torch.int)
 
 
 def _weight_of_share(num_tokens: Tensor, of_whole: Tensor) -> Tensor:
-    """Megatron-Core divides a rank's loss by the rank's own tokens and averages over the context-parallel ranks. A mask
-    keeps more tokens in one rank's share than in another's: the share must then weigh by its tokens, or gradients are those
-    of another loss (single ones were off by 14 % with two ranks and a third of the tokens masked)."""
+    """The weight of a context-parallel rank's loss: its share of the kept tokens.
+
+    Megatron-Core divides a rank's loss by the rank's own tokens and averages over the context-parallel ranks. A mask
+    keeps more tokens on one rank than on another, so each rank's loss must be weighted by its tokens. Without the
+    weight the gradients are those of another loss: single gradients were off by 14 % with two ranks and a third of the
+    tokens masked.
+    """
     from megatron.core import parallel_state
 
     return num_tokens * parallel_state.get_context_parallel_world_size() / of_whole.clamp(min=1)
 
 
 def _of_the_dataset(loss_mask: Tensor) -> Tensor:
-    """[batch, 1]: 0 for samples of whose tokens the data keeps none, as of those that fill the last global batch."""
+    """[batch, 1]: 0 for samples without any kept token in the data, such as those that fill the last global batch;
+    otherwise 1."""
     from megatron.core import parallel_state
 
     kept = (loss_mask != 0).sum(dim=-1, keepdim=True)

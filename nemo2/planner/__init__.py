@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a job will be, what it needs and what it costs, before it is queued.
+"""Predicts the speed, the memory and the cost of a job before it is queued.
 
-Nothing here imports torch until a recipe is read.
+Imports torch only when a recipe is read.
 """
 
 from nemo2.gpus import GPU, gpu

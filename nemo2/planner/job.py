@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of a training step, its batch, layout and GPUs: the planner's input beside the model's shape."""
+"""The job of a training step: its batch, layout and GPUs. The planner's second input, beside the model's shape."""
 
 import dataclasses
 import math
@@ -13,11 +13,13 @@ class Adapters:
     """Pairs of matrices that are trained beside linear layers (LoRA, arXiv:2106.09685).
 
     Attributes:
-        rank: of each pair.
-        beside: names of linear layers (``"linear_qkv"``); of the layers of a name the share that has a pair, and how many first
-            matrices that pair has: canonical LoRA has one for each part of a fused layer.
-        lengths: rows of the sum of both weights keep a trained length (DoRA, arXiv:2402.09353), which reads the weight.
-        dropped: channels of the layer's input ("pre") or of the addition ("post") are dropped; masks are kept. None: nothing is.
+        rank: the rank of each pair.
+        beside: names of linear layers (``"linear_qkv"``). Each has the fraction of the layers of this name that have a
+            pair, and the number of first matrices in the pair. Canonical LoRA has one for each part of a fused layer.
+        lengths: the rows of the sum of both weights have a trained length (DoRA, arXiv:2402.09353), which reads the
+            weight.
+        dropped: where channels are dropped: in the layer's input ("pre") or in the addition ("post"). Masks are kept.
+            None: no dropout.
     """
 
     rank: int
@@ -26,54 +28,59 @@ class Adapters:
     dropped: Optional[Literal["pre", "post"]] = None
 
     def of(self, name: str) -> tuple[float, float]:
-        """Share and first matrices of the linear layer ``name``, whose last part counts."""
+        """The fraction and the number of first matrices for the linear layer ``name``, by the last part of its name."""
         last = name.rpartition(".")[2]
         return next(((share, firsts) for one, share, firsts in self.beside if one == last), (0.0, 0.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One way of training on one kind of GPU.
+    """One way to train on one kind of GPU.
 
     Attributes:
-        gpus: GPUs in all. `gpus == dp * tp * pp * cp`.
-        precision: of the linear layers: "fp32", "bf16" (and fp16), "fp8" or "fp4". Attention and the output layer run in 16
-            bits where these do in fewer.
-        seq: tokens of a sequence.
-        global_batch, micro_batch: sequences of a step, and of a forward pass.
-        vp: model chunks of a pipeline rank.
+        gpus: the total number of GPUs. `gpus == dp * tp * pp * cp`.
+        precision: the precision of the linear layers: "fp32", "bf16" (and fp16), "fp8" or "fp4". With fewer than 16
+            bits, attention and the output layer run in 16 bits.
+        seq: tokens per sequence.
+        global_batch, micro_batch: sequences per step, and per forward.
+        vp: model chunks per pipeline rank.
         sharding: "replicated" (DDP), "zero1" (distributed optimizer) or "fsdp" (ZeRO-3).
-        recompute: "none", "selective" (`recomputed` parts) or "full" (whole layers' forward once more).
-        recomputed: with "selective": Megatron-Core's names of what is computed again: "core_attn", "mlp", "moe", "moe_act",
-            "shared_experts", "layernorm", "mla_up_proj".
-        recompute_method, recompute_layers: with "full": "uniform" computes every layer again and keeps the input of each group
-            of so many; "block" computes the first so many layers of each chunk again, and keeps all of the others.
-        offloaded_layers: the first so many layers keep their activations on the host.
-        attention: "flash" (fused, nothing quadratic kept, by the GPU's best kernel: Transformer Engine's), "flash2" and "flash1"
-            (FlashAttention's second and first version), "softmax" (scores are kept, the
-            softmax is one kernel) or "eager" (scores are kept, kernel by kernel).
-        overlap_grad, overlap_param: data-parallel reduction and gathering run beside the computation.
-        overlap_tp: tensor-parallel collectives run beside the matrix products (userbuffers).
-        overlap_pp: sends between stages run beside the computation.
-        dispatch: how tokens travel to their experts: "alltoall", a copy for every expert they go to, or "once", one for every
-            rank and between machines one for every machine (DeepEP, HybridEP).
-        overlap_ep: tokens travel to their experts beside the computation of another micro-batch.
-        capacity: experts take a fixed number of tokens (others are dropped), which the host need not wait to know.
-        fused_experts: activations and casts of routed experts run within their grouped products' kernels, of all experts at once.
-        grad_bytes: bytes of a gradient element in the buffers and in the data-parallel reduction.
-        state_bytes: bytes per weight of the optimizer: fp32 weights and two fp32 moments make 12.
-        network: bytes per second and direction of a GPU's network adapter, None for the GPU's usual one.
-        cuda_graphs: kernels are replayed, not launched one by one, but for those of routed experts.
-        graphed_experts: those of routed experts too: graphs of a whole step, or fixed capacity.
+        recompute: "none", "selective" (the parts in `recomputed`) or "full" (the whole forward of layers).
+        recomputed: with "selective", Megatron-Core's names of the recomputed parts: "core_attn", "mlp", "moe",
+            "moe_act", "shared_experts", "layernorm", "mla_up_proj".
+        recompute_method, recompute_layers: with "full". "uniform" recomputes every layer and keeps the input of each
+            group of that many layers. "block" recomputes the first that many layers of each chunk, and keeps all
+            activations of the other layers.
+        offloaded_layers: the number of first layers that keep their activations on the host.
+        attention: "flash" (fused, keeps nothing quadratic, with the GPU's best kernel: Transformer Engine's), "flash2"
+            and "flash1" (the second and first version of FlashAttention), "softmax" (scores are kept, the softmax is
+            one kernel) or "eager" (scores are kept, kernel by kernel).
+        overlap_grad, overlap_param: the data-parallel reduction and the gather overlap with computation.
+        overlap_tp: tensor-parallel collectives overlap with matrix products (userbuffers).
+        overlap_pp: sends between stages overlap with computation.
+        dispatch: how tokens travel to their experts. "alltoall": one copy for each expert. "once": one copy for each
+            rank, and between machines one for each machine (DeepEP, HybridEP).
+        overlap_ep: the dispatch of tokens overlaps with the computation of another micro-batch.
+        capacity: experts take a fixed number of tokens and drop others, so the host need not wait for the counts.
+        fused_experts: activations and casts of all routed experts run within the kernels of their grouped products.
+        grad_bytes: bytes per gradient element in the buffers and in the data-parallel reduction.
+        state_bytes: the optimizer's bytes per weight: fp32 weights and two fp32 moments make 12.
+        network: bytes per second and direction of a GPU's network adapter. None: the GPU's usual adapter.
+        cuda_graphs: kernels are replayed rather than launched one by one, except those of routed experts.
+        graphed_experts: kernels of routed experts are replayed too, with graphs of a whole step or a fixed capacity.
         low_attention: attention runs in 8 bits.
         compiled: elementwise kernels are fused by a compiler or by hand (Transformer Engine, torch.compile, XLA).
-        gate_kept: the activated gate of a feed-forward block is a tensor of its own, kept for the product with the other half.
-        torch_loss: every tensor-parallel rank has all logits and torch's cross entropy, not its slice and Megatron-Core's.
+        gate_kept: the activated gate of a feed-forward block is a separate tensor, kept for the product with the other
+            half.
+        torch_loss: every tensor-parallel rank holds all logits and uses torch's cross entropy, rather than its slice
+            and Megatron-Core's.
         dropout: dropout is applied, and its masks are kept.
-        document: tokens of the documents that sequences are packed of, which don't attend to each other. None: one document.
-        scattered_sends: between stages each tensor-parallel rank sends its share of an activation, sequence parallel or not.
-        lora: the base weights are frozen: no weight gradients, no reduction of them.
-        adapters: what is trained beside them. None: so little that it isn't counted.
+        document: tokens per document in packed sequences, whose documents don't attend to each other. None: one
+            document.
+        scattered_sends: between stages each tensor-parallel rank sends its shard of an activation, with or without
+            sequence parallelism.
+        lora: the base weights are frozen, so they have no weight gradients and no reduction.
+        adapters: the trained adapters. None: so small that they aren't counted.
     """
 
     gpu: GPU
@@ -125,27 +132,27 @@ class Job:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step on each data-parallel replica."""
+        """The micro-batches per step on each data-parallel replica."""
         return max(1, round(self.global_batch / (self.dp * self.micro_batch)))
 
     @property
     def tokens(self) -> float:
-        """Tokens of one micro-batch on one rank, before tensor parallelism."""
+        """The tokens of one micro-batch on one rank, before tensor parallelism."""
         return self.micro_batch * self.seq / self.cp
 
     @property
     def attended(self) -> int:
-        """Tokens that attend to each other: of a packed document, or of the sequence."""
+        """The number of tokens that attend to each other: those of a packed document, or of the sequence."""
         return min(self.seq, self.document or self.seq)
 
     @property
     def sequence_ranks(self) -> int:
-        """Ranks over which the tokens between two blocks are split."""
+        """The ranks over which the tokens between two blocks are sharded."""
         return self.tp if self.sp else 1
 
     @property
     def loss_ranks(self) -> int:
-        """Ranks over which the logits are split when the loss is computed."""
+        """The ranks over which the logits are sharded when the loss is computed."""
         return 1 if self.torch_loss else self.tp
 
     @property
@@ -154,26 +161,26 @@ class Job:
 
     @property
     def low_precision(self) -> bool:
-        """Whether linear layers run in fewer than 16 bits: where the GPU has no such rate, they run in 16."""
+        """Whether linear layers run in fewer than 16 bits. On a GPU without such a rate they run in 16."""
         return self.precision in ("fp8", "fp4") and self.precision in self.gpu.flops
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether attention writes its score matrix out."""
+        """Whether attention writes its score matrix to memory."""
         return self.attention in ("eager", "softmax")
 
     def recomputes(self, part: str) -> bool:
-        """Whether ``part``, one of Megatron-Core's names, is computed again on the way back by itself."""
+        """Whether the backward recomputes ``part``, one of Megatron-Core's names, by itself."""
         return self.recompute == "selective" and part in self.recomputed
 
     def computed_again(self, layers: int) -> range:
-        """The layers of a chunk that the backward pass recomputes whole."""
+        """The layers of a chunk that the backward recomputes whole."""
         if self.recompute != "full":
             return range(0)
         return range(layers if self.recompute_method == "uniform" else min(self.recompute_layers, layers))
 
     def kept_inputs(self, layers: float) -> float:
-        """Inputs of layers, or of groups of them, that a chunk of so many keeps to compute them again."""
+        """The inputs of layers, or of groups of layers, that a chunk of this many layers keeps for recomputation."""
         if self.recompute != "full":
             return 0.0
         if self.recompute_method == "block":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of a training step on a GPU, by part, by formula.
+"""Predicts the peak memory of a training step on a GPU, by part, with formulas.
 
-For a search over many layouts, and for jobs that a rehearsal cannot run; where it can, `nemo2.rehearse` counts the same to
+For a search over many layouts, and for jobs that can't be rehearsed. For other jobs `nemo2.rehearse` counts the same to
 the byte.
 """
 
@@ -20,20 +20,21 @@ GB = 1e9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConstants:
-    """Estimates without a formula, guessed from how torch works; ``python -m bench.planner --memory`` scores them."""
+    """Estimates without a formula, guessed from how torch works. ``python -m bench.planner --memory`` scores them."""
 
     eager: float = 1.8
-    """Factor of activations where elementwise kernels keep their inputs one by one: a norm in plain torch keeps 12 bytes an
-    element where a fused one keeps 4, a gated activation 8 instead of 6, rotation its inputs."""
+    """The factor of activations if elementwise kernels keep their inputs one by one: a norm in plain torch keeps 12
+    bytes per element where a fused norm keeps 4, a gated activation 8 instead of 6, and the rotation its inputs."""
     logits: float = 8.0
-    """Bytes of each logit alive at once with Megatron-Core's loss, which works in place: 16-bit output, fp32 copy, 16-bit
-    gradient."""
+    """Bytes per logit that are allocated at once with Megatron-Core's loss, which works in place: 16-bit output,
+    fp32 copy, 16-bit gradient."""
     torch_logits: float = 18.0
-    """With torch's: 16-bit output, and in fp32 its copy, the logarithms of the softmax, and a gradient of each."""
+    """The same with torch's loss: the 16-bit output, and in fp32 its copy, the logarithms of the softmax, and a
+    gradient of each."""
     context: float = 2.0
-    """GB that CUDA's context, NCCL and libraries take beside torch's allocator."""
+    """GB of CUDA's context, NCCL and libraries outside torch's allocator."""
     fragmentation: float = 0.08
-    """Share of the allocated memory that the allocator holds in blocks too small for any tensor at the fullest moment."""
+    """The fraction of the allocated memory that, at the peak, is in blocks too small for any tensor."""
 
 
 GUESSED = MemoryConstants()
@@ -41,7 +42,7 @@ GUESSED = MemoryConstants()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank of a pipeline stage; `parts` add up to `allocated`."""
+    """Bytes on one rank of a pipeline stage. `parts` add up to `allocated`."""
 
     parts: dict[str, float]
     stage: int
@@ -49,12 +50,12 @@ class MemoryEstimate:
 
     @property
     def allocated(self) -> float:
-        """The peak of what torch's allocator hands out."""
+        """The peak of torch's allocated memory."""
         return sum(self.parts.values())
 
     @property
     def used(self) -> float:
-        """Memory as `nvidia-smi` shows it: with the memory outside of torch and the allocator's holes."""
+        """The memory that `nvidia-smi` shows, which includes memory outside torch and the allocator's fragmentation."""
         return self.allocated + self.beside
 
 
@@ -66,8 +67,11 @@ def predict_memory(
     stage: Optional[int] = None,
     teacher: Optional[ModelShape] = None,
 ) -> MemoryEstimate:
-    """A rank of ``stage``, with ``teacher`` beside it. None: the fullest; the first holds most micro-batches, the last the
-    logits."""
+    """Predict the memory of a rank of ``stage``, with ``teacher`` beside the model.
+
+    A ``stage`` of None: the stage with the most memory. The first stage holds the most micro-batches, and the last the
+    logits.
+    """
     stages = sorted({0, job.pp - 1}) if stage is None else [stage]
     return max((_stage(shape, job, c, one, teacher) for one in stages), key=lambda memory: memory.allocated)
 
@@ -82,7 +86,8 @@ def _stage(
         logits = waiting * job.tokens * teacher.vocab / job.tp if stage == job.pp - 1 else 0.0
         state["teacher"] = (4 if job.precision == "fp32" else 2) * (dense + routed + logits)
     passing = _activations(shape, job, c, stage)
-    # The output layer's tensors are gone when its gradients reach the layers below: one of the two is at its fullest.
+    # The output layer's tensors are freed before its gradients reach the layers below, so only one of the two is at its
+    # peak.
     logits, working = passing.pop("logits", 0.0), passing.pop("working")
     parts = {**state, **passing, "logits": logits, "working": max(0.0, working - logits)}
     allocated = sum(parts.values())
@@ -94,7 +99,7 @@ def _stage(
 
 
 def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
-    """Weights, gradients and the optimizer's part, of dense layers and experts, each shared by as many ranks as hold it."""
+    """Weights, gradients and optimizer state of dense layers and experts, each sharded over the ranks that hold it."""
     layers = _layers(shape, job)
     dense, routed = _weights(shape, job, stage)
     ranks = job.dp * job.cp
@@ -112,25 +117,25 @@ def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
         parts["gradients"] += job.grad_bytes * gets_gradients / shard
         parts["optimizer"] += job.state_bytes * gets_gradients / owned
     if job.sharding == "fsdp":
-        # Two layers are whole at a time, one in use and the next on its way, with the gradients of one.
+        # Two layers are gathered at a time, the current and the next, with the gradients of one.
         parts["gathered weights"] = (2 * weight + job.grad_bytes) * (dense + routed) / max(1, layers)
     return parts
 
 
 def _weights(shape: ModelShape, job: Job, stage: int) -> tuple[float, float]:
-    """Of dense layers, embeddings and norms, and of routed experts."""
+    """The weights of dense layers, embeddings and norms, and those of routed experts."""
     share = _layers(shape, job) / len(shape.layers)
     dense = shape.dense_parameters * share / job.tp + _outside(shape, job, stage)
     return dense, shape.routed_parameters * share / (job.ep * job.etp)
 
 
 def _layers(shape: ModelShape, job: Job) -> float:
-    """Layers of a stage; stages of unequal numbers are taken for equal."""
+    """The layers of a stage. Stages with different numbers of layers count as equal."""
     return len(shape.layers) / job.pp
 
 
 def _outside(shape: ModelShape, job: Job, stage: int) -> float:
-    """Weights of a stage that belong to no layer: the embeddings, the final norm."""
+    """The weights of a stage outside layers: the embeddings, the final norm."""
     first, last = stage == 0, stage == job.pp - 1
     matrices = int(first) + int(last and not (shape.tied and job.pp == 1))
     return (
@@ -141,9 +146,10 @@ def _outside(shape: ModelShape, job: Job, stage: int) -> float:
 
 
 def in_flight(job: Job, stage: int) -> float:
-    """Micro-batches of which a stage keeps the activations of all its layers at the fullest moment of Megatron-Core's schedules.
+    """The number of micro-batches whose activations a stage keeps, for all its layers, at the peak of Megatron-Core's
+    schedules.
 
-    1F1B: as many as stages from here on. Interleaved: 2 (pp - stage - 1) + (vp - 1) pp + 1 chunks.
+    1F1B: the number of stages from this one on. Interleaved: 2 (pp - stage - 1) + (vp - 1) pp + 1 chunks.
     """
     if job.pp == 1:
         return 1.0
@@ -159,11 +165,11 @@ def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) ->
     inputs = job.vp * job.kept_inputs(layers / job.vp) * block_input
     parts = {"activations": (kept + inputs) * alive, "working": _working(shape, job)}
     if job.recompute == "full":
-        # The layers that are computed again together are whole while their gradients are taken.
+        # Layers that are recomputed together keep all activations while their gradients are computed.
         group = job.recompute_layers if job.recompute_method == "uniform" else 1
         parts["activations"] += min(group, layers / job.vp) * layer_activations(shape, job, c)
     elif job.offloaded_layers:
-        # One layer is on its way to the host while the next is computed.
+        # One layer is copied to the host while the next is computed.
         parts["activations"] += layer_activations(shape, job, c)
     if stage == 0:
         parts["activations"] += block_input * alive * (1.5 if job.dropout else 1.0)
@@ -175,7 +181,7 @@ def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) ->
 
 
 def _kept_whole(shape: ModelShape, job: Job) -> Mapping[Part, int]:
-    """The parts of all layers that keep what their backward pass needs, on the GPU."""
+    """The parts of all layers whose activations for the backward stay on the GPU."""
     if job.recompute == "full":
         gone = again(shape, job)
     elif job.offloaded_layers:
@@ -186,13 +192,13 @@ def _kept_whole(shape: ModelShape, job: Job) -> Mapping[Part, int]:
 
 
 def _working(shape: ModelShape, job: Job) -> float:
-    """Gradients on their way through one block: of its widest tensor, of its output, and what a gather makes whole."""
+    """The gradients of one block: of its widest tensor, of its output, and of a gathered tensor."""
     widest = max((_inner(part, job) for part in shape.parts), default=0.0)
     return 2 * job.tokens * (2 * widest + 3 * shape.hidden)
 
 
 def _inner(part: Part, job: Job) -> float:
-    """Channels of a token between the products of a block on one rank."""
+    """The channels of a token between the products of a block on one rank."""
     if isinstance(part, Experts):
         return part.topk * (part.outer + part.inner / job.etp) * job.etp / job.tp
     if isinstance(part, MLP):
@@ -201,18 +207,18 @@ def _inner(part: Part, job: Job) -> float:
 
 
 def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED) -> float:
-    """Bytes that a mean layer keeps of one micro-batch for its backward pass, where it is not computed again whole.
+    """The bytes that a mean layer keeps of one micro-batch for its backward, if the layer is not recomputed whole.
 
-    Korthikanti et al. (arXiv 2205.05198), section 4: inputs and outputs of norms, query, key and value, the attention's output,
-    the feed-forward layer's inner tensors; a mask of a byte per element where there is dropout. Scores are added where attention
-    keeps them: two of 16 bits and a mask. A layer of experts keeps its tokens' copies.
+    Korthikanti et al. (arXiv 2205.05198), section 4: inputs and outputs of norms, query, key and value, the attention's
+    output, the feed-forward layer's inner tensors, and with dropout a mask of a byte per element. If attention keeps
+    its scores, they are added: two of 16 bits and a mask. A layer of experts keeps its tokens' copies.
     """
     kept = sum(count * part_activations(part, job, c) for part, count in shape.parts.items())
     return kept / len(shape.layers)
 
 
 def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> float:
-    """Bytes that one part keeps of one micro-batch."""
+    """The bytes that one part keeps of one micro-batch."""
     per_token = _norm_bytes(part, job) + _inside(part, job) + _between_factors(part, job)
     if not job.compiled:
         per_token *= c.eager
@@ -223,13 +229,13 @@ def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> floa
 
 
 def _norm_bytes(part: Part, job: Job) -> float:
-    """Input and output of the norm before a block, and the mask behind it."""
+    """The input and output of the norm before a block, and the mask after the block."""
     output = 0 if job.recomputes("layernorm") or not _needs_input(part.linears[0], job) else 2
     return (2 + output + (1 if job.dropout else 0)) * part.hidden / job.sequence_ranks
 
 
 def _inside(part: Part, job: Job) -> float:
-    """Bytes that a part keeps of a token behind its norm."""
+    """The bytes per token that a part keeps after its norm."""
     if isinstance(part, Attention | LatentAttention):
         return _attention_bytes(part, job)
     if isinstance(part, MLP):
@@ -240,13 +246,13 @@ def _inside(part: Part, job: Job) -> float:
 
 
 def _needs_input(linear: Linear, job: Job) -> bool:
-    """Whether a linear layer's input is kept for gradients: of its weight, or of an addition beside it."""
+    """Whether a linear layer's input is kept for gradients, of its weight or of an adapter."""
     return not job.lora or job.adapters is None or job.adapters.of(linear.name)[0] > 0
 
 
 def _between_factors(part: Part, job: Job) -> float:
-    """Bytes that additions keep of a token: what is between the factors; of DoRA the sum that the lengths scale, too; of dropout
-    a mask of a byte per element, and dropped inputs."""
+    """The bytes per token that adapters keep: the tensor between the factors; for DoRA also the sum that the lengths
+    scale; for dropout a mask of a byte per element, and dropped inputs."""
     if job.adapters is None:
         return 0.0
     kept = 0.0
@@ -258,7 +264,7 @@ def _between_factors(part: Part, job: Job) -> float:
         met = linear.met * job.etp / job.tp if routed else 1
         inputs = linear.inputs / (job.etp if routed else job.tp if linear.split == "row" else job.sequence_ranks)
         masked = {"pre": firsts * inputs, "post": linear.outputs / ranks, None: 0.0}[job.adapters.dropped]
-        # The dropped input takes the place of the input, which attention keeps as its output all the same.
+        # The dropped input replaces the input, which attention keeps as its output all the same.
         attended = isinstance(part, Attention | LatentAttention) and linear.split == "row"
         again = max(0.0, firsts - (0 if attended else 1)) * inputs if job.adapters.dropped == "pre" else 0.0
         kept += share * met * (2 * (job.adapters.rank * firsts + scaled + again) + masked)
@@ -283,7 +289,7 @@ def _expert_bytes(part: Experts, job: Job) -> float:
     activated = part.width if keeps else 0
     gate = part.width if job.gate_kept and not job.recomputes("moe_act") else 0
     inner = 2 * (part.inner + activated + gate) / job.etp
-    # Sorted for their expert, and back; of frozen experts only what an addition beside the first product needs.
+    # Sorted by expert, and back. Frozen experts keep only what an adapter of the first product needs.
     copies = 2 if not job.lora or job.adapters is None else int(_needs_input(part.routed[0], job))
     routed = part.topk * (2 * copies * part.outer + inner) * job.etp / job.tp
     if part.shared is None or job.recomputes("shared_experts"):
@@ -292,6 +298,7 @@ def _expert_bytes(part: Experts, job: Job) -> float:
 
 
 def _mixer_bytes(part: Mixer, job: Job) -> float:
-    """Its projection's output before and after the convolution, the scan's output, and a state per chunk of 256 tokens."""
+    """The output of the projection before and after the convolution, the scan's output, and a state per chunk of 256
+    tokens."""
     projected = part.linears[0].outputs
     return (2 * (2 * projected + 2 * part.inner) + 4 * part.inner * part.states / 256) / job.tp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a training step takes: its layers, the pipeline's bubble, and the collectives that stay uncovered."""
+"""Predicts the time of a training step: its layers, the pipeline's bubble, and the collectives that don't overlap."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from nemo2.planner.links import bandwidth, gathered_fraction
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of a step. ``parts`` name where they go and add up to ``total``."""
+    """The seconds of a step. ``parts`` add up to ``total``."""
 
     parts: dict[str, float]
     tokens: int
@@ -31,7 +31,10 @@ class StepTime:
 
 
 def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepTime:
-    """The time of one step of ``job``, from its work and the constants of kernels and links (None: the calibrated ones)."""
+    """Predict the time of one step of ``job`` from its work and the constants of kernels and links.
+
+    Constants of None: the calibrated constants.
+    """
     c = c or calibrated()
     p, v, m = job.pp, job.vp, job.micro_batches
     stage = layers_time(shape, job, c)
@@ -50,7 +53,7 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
         "pipeline": _pipeline_sends(shape, job, c),
         "data parallel": _data_parallel(shape, job, c, micro),
         "optimizer": _optimizer(shape, job, c),
-        # Each doubling of machines makes the slowest of them slower.
+        # With each doubling of the machines, the slowest machine is slower.
         "waiting": c.scale * math.log2(max(1.0, job.gpus / 8)) * m * micro,
     }
     return StepTime(
@@ -61,24 +64,26 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
 
 
 def teaching_time(teacher: ModelShape, job: Job, c: Optional[Constants] = None) -> float:
-    """Seconds of a step that a teacher's forward pass takes: a third of both passes, of every micro-batch; the pipeline fills
-    once."""
+    """The seconds per step of a teacher's forward: a third of forward and backward, for every micro-batch, with one
+    pipeline fill."""
     c, alone = c or calibrated(), dataclasses.replace(job, recompute="none", lora=False, adapters=None)
     micro = sum(layers_time(teacher, alone, c).values()) + Kernels(teacher, alone, c).output_layer()
     return (job.micro_batches + job.pp - 1) * micro / 3
 
 
 def _around(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], kernels: float) -> tuple[float, float]:
-    """Seconds that the launch of kernels, and then ZeRO-3's collectives, add to a stage's kernels."""
+    """The seconds that kernel launches, and then ZeRO-3's collectives, add to a stage's kernels."""
     launching = _launching(shape, job, c, stage, kernels)
     return launching, _sharded_weights(shape, job, c, kernels + launching)
 
 
 def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> float:
-    """Seconds of the stage that the others wait for: a full one, or the last, which has the output layer and further predictions.
+    """The seconds of the slowest stage: a full stage, or the last stage with the output layer and additional
+    predictions.
 
-    Where chunks don't divide the layers, some have one fewer: those of the last stage, as many as what it has beside them asks
-    for, as NeMo's and Megatron's recipes lay them out."""
+    If the number of chunks doesn't divide the layers, some stages have one layer fewer. As in NeMo's and Megatron's
+    recipes, these are the last stages, as many as the extra work of the last stage requires.
+    """
     if job.pp == 1:
         return body + head
     layers, further = len(shape.layers), len(shape.further)
@@ -91,16 +96,16 @@ def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> flo
 
 
 def _beyond(gpu: float, host: float) -> float:
-    """Seconds that ``host`` seconds of launching add to ``gpu`` seconds of kernels: all of what it is slower, a
-    little where the two are alike."""
+    """The seconds that ``host`` seconds of launching add to ``gpu`` seconds of kernels: the full difference if
+    launching is slower, and a little if both are similar."""
     return (gpu**4 + host**4) ** 0.25 - gpu
 
 
 def _launching(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float], gpu: float) -> float:
-    """Seconds that the host adds to ``gpu`` seconds of a stage's kernels.
+    """The seconds that the host adds to ``gpu`` seconds of a stage's kernels.
 
-    It runs ahead of the GPU, but before it can launch routed experts it waits to be told how many tokens each gets, and what it
-    was ahead is lost: their kernels are held against their own launching.
+    The host runs ahead of the GPU. Before it can launch routed experts, however, it waits for the number of tokens of
+    each expert, and loses its lead. The kernels of experts are therefore compared with their own launching time.
     """
     share = sum(again(shape, job).values()) / sum(shape.parts.values()) if job.recompute == "full" else 0.0
     launched = 1 + share / 3
@@ -117,7 +122,8 @@ def _launching(shape: ModelShape, job: Job, c: Constants, stage: dict[str, float
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Weights that a rank holds, and how many ranks hold the same: dense ones, and routed experts."""
+    """The weights that a rank holds, and the number of ranks with the same weights: for dense weights, and for
+    routed experts."""
 
     dense: float
     dense_copies: int
@@ -126,7 +132,7 @@ class Held:
 
 
 def held_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
-    """Weights on a rank of a stage with a mean share of the layers and ``embeddings`` embedding matrices."""
+    """The weights on a rank of a stage with an average share of the layers and ``embeddings`` embedding matrices."""
     return Held(
         dense=shape.dense_parameters / (job.tp * job.pp) + embeddings * shape.embedding_parameters / job.tp,
         dense_copies=job.dp * job.cp,
@@ -136,7 +142,7 @@ def held_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
 
 
 def trained_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
-    """Those of `held_weights` that are trained: all, or the additions beside frozen ones."""
+    """The trainable part of `held_weights`: all weights, or the adapters beside frozen weights."""
     if not job.lora:
         return held_weights(shape, job, embeddings=embeddings)
     counted = [(linear, count) for part, count in shape.parts.items() for linear in part.linears]
@@ -149,7 +155,7 @@ def trained_weights(shape: ModelShape, job: Job, *, embeddings: float) -> Held:
 
 
 def _low_rank(linear: Linear, job: Job) -> float:
-    """Weights of the additions beside a linear layer on one tensor-parallel rank, of all of its copies."""
+    """The adapter weights of all copies of a linear layer on one tensor-parallel rank."""
     if job.adapters is None:
         return 0.0
     share, firsts = job.adapters.of(linear.name)
@@ -161,7 +167,7 @@ def _low_rank(linear: Linear, job: Job) -> float:
 
 
 def _ring(job: Job, c: Constants, held: Held) -> float:
-    """Seconds per byte and weight to bring every rank's weights round its copies once."""
+    """The seconds per byte and weight to pass every rank's weights once around its copies."""
     dense = held.dense * gathered_fraction(held.dense_copies) / bandwidth(job, held.dense_copies, job.tp, c)
     stride = job.ep * job.etp
     routed = held.routed * gathered_fraction(held.routed_copies) / bandwidth(job, held.routed_copies, stride, c)
@@ -169,7 +175,8 @@ def _ring(job: Job, c: Constants, held: Held) -> float:
 
 
 def _sharded_weights(shape: ModelShape, job: Job, c: Constants, compute: float) -> float:
-    """Seconds that ZeRO-3 adds to a micro-batch: weights gathered for both passes, gradients scattered, six bytes a weight."""
+    """The seconds that ZeRO-3 adds to a micro-batch: weights gathered for forward and backward, gradients scattered,
+    six bytes a weight."""
     if job.sharding != "fsdp":
         return 0.0
     seconds = (2 + 2 + (0 if job.lora else 2)) * _ring(
@@ -183,12 +190,14 @@ def _embeddings(shape: ModelShape) -> int:
 
 
 def _fullest(shape: ModelShape, job: Job) -> Held:
-    """The trained weights of the first or the last stage, which have an embedding matrix more than those between."""
+    """The trained weights of the first or the last stage, which have one embedding matrix more than the stages
+    between."""
     return trained_weights(shape, job, embeddings=1 if job.pp > 1 else _embeddings(shape))
 
 
 def _pipeline_sends(shape: ModelShape, job: Job, c: Constants) -> float:
-    """Activations and gradients between stages. Neighbours stand a whole replica of a stage apart."""
+    """The sends of activations and gradients between stages. Neighboring stages are a whole replica of a stage
+    apart."""
     if job.pp == 1:
         return 0.0
     rate = bandwidth(job, 2, job.gpus // job.pp, c)
@@ -201,7 +210,8 @@ def _pipeline_sends(shape: ModelShape, job: Job, c: Constants) -> float:
 
 
 def _data_parallel(shape: ModelShape, job: Job, c: Constants, micro: float) -> float:
-    """Reducing gradients and gathering weights once a step, less what the last backward and first forward cover."""
+    """The reduction of gradients and the gather of weights, once a step, minus the part that overlaps with the last
+    backward and first forward."""
     if job.sharding == "fsdp":
         return 0.0
     ring = _ring(job, c, _fullest(shape, job))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job on any number of GPUs, rehearsed in one process on a laptop with the code that will run it."""
+"""Rehearses a job on any number of GPUs in one process on a laptop, with the code that will run it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ __all__ = ["CollectiveCount", "Event", "FlopCount", "MemoryCount", "RankRehearsa
 
 
 def __getattr__(name: str) -> Any:
-    # The counts are plain data; rehearsing needs torch.
+    # The counts are plain data, but rehearsing needs torch.
     if name == "rehearse":
         from nemo2.rehearse.job import rehearse
 

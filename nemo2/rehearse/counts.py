@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a rehearsal as plain data: bytes, messages, arithmetic and the order of work, per kind of rank.
 
-Everything is per optimizer step of the recipe and per rank unless it says otherwise, in bytes and floating-point operations (a
-multiply-add counts as two). Needs no torch; `to_dict` gives what `--json` prints.
+Unless stated otherwise, all values are per optimizer step of the recipe and per rank, in bytes and floating-point
+operations (a multiply-add counts as two). Needs no torch. `to_dict` returns the output of `--json`.
 """
 
 import dataclasses
@@ -13,29 +13,29 @@ from typing import Any, Optional
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCount:
-    """Bytes alive on the fullest moment of a step that is not the first."""
+    """Allocated bytes at the peak of a step after the first."""
 
     parameters: int
-    """In the model's dtype, with the padding of Megatron-Core's parameter buffers."""
+    """Parameters in the model's dtype, with the padding of Megatron-Core's parameter buffers."""
     gradients: int
     """Megatron-Core's gradient buffers."""
     main_parameters: int
-    """The optimizer's own copies, as far as they are not the model's parameters."""
+    """The optimizer's copies of the parameters, except those that are the model's parameters."""
     optimizer_states: int
     buffers: int
     """Module buffers, the micro-batches of the step, and 8-bit copies of weights."""
     activations: Mapping[str, int]
-    """Bytes that autograd keeps for the backward pass, by the part of the model that made them."""
+    """Bytes that autograd keeps for the backward, by the part of the model that made them."""
     logits: int
-    """Output layer and loss, saved or not."""
+    """Tensors of the output layer and the loss, saved or not."""
     messages: int
     """Buffers of collectives that nothing else holds."""
     working: int
-    """Everything else alive at that moment: results on their way, gradients of activations."""
+    """All other tensors at the peak: intermediate results, gradients of activations."""
     saved_peak: int
-    """The most that autograd kept at any moment, logits included; not part of the sum."""
+    """The most that autograd kept at any moment, including logits. Not part of the sum."""
     teacher: int = 0
-    """Parameters and buffers of the teacher of a distillation."""
+    """Parameters and buffers of a distillation's teacher."""
 
     @property
     def state(self) -> int:
@@ -47,7 +47,7 @@ class MemoryCount:
         return self.state + sum(self.activations.values()) + self.logits + self.messages + self.working
 
     def terms(self) -> dict[str, int]:
-        """The summands of `total` by name, largest first; activations are one of them."""
+        """The summands of `total` by name, largest first, with activations as one of them."""
         terms = {
             "parameters": self.parameters,
             "gradients": self.gradients,
@@ -68,33 +68,35 @@ class CollectiveCount:
     """All collectives of one kind over one kind of group."""
 
     kind: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, or send_receive (a step of a ring)."""
+    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, or send_receive (a step of a
+    ring)."""
     group: str
-    """tensor, data, context, pipeline, expert, expert_tensor, expert_data, embedding, model, world or Megatron-Core's name."""
+    """tensor, data, context, pipeline, expert, expert_tensor, expert_data, embedding, model, world or
+    Megatron-Core's name."""
     ranks: int
-    """Size of the group."""
+    """The size of the group."""
     calls: float
     bytes: float
-    """Sum over the calls of the whole buffer: the output of a gather, the input of a scatter or an all-to-all, the message of a
-    send. A ring moves (ranks - 1) / ranks of it per rank, an all-reduce twice that."""
+    """The sum over the calls of the whole buffer: the output of a gather, the input of a scatter or an all-to-all,
+    the message of a send. A ring moves (ranks - 1) / ranks of it per rank, and an all-reduce twice that."""
     per: str
-    """"microbatch": grows with their number. "step": does not."""
+    """"microbatch": the count grows with the number of micro-batches. "step": it doesn't."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlopCount:
-    """Arithmetic of one kind of kernel."""
+    """The arithmetic of one kind of kernel."""
 
     kind: str
     """gemm, grouped_gemm (experts), batched_gemm, attention, scan (Mamba)."""
     phase: str
-    """"forward" or "backward"; what is recomputed counts as backward, for that is when it happens."""
+    """"forward" or "backward". Recomputation counts as backward, because it runs during the backward."""
     flops: float
 
 
 @dataclass(frozen=True)
 class Event:
-    """The forward or backward pass of one micro-batch through one chunk."""
+    """The forward or backward of one micro-batch through one chunk."""
 
     kind: str
     chunk: int
@@ -103,52 +105,53 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRehearsal:
-    """One rank, standing for all of its kind."""
+    """One rank, which represents all ranks of its kind."""
 
     kind: str
     """"only stage", "first stage", "middle stage" or "last stage"."""
     rank: int
     stage: int
     layers: tuple[int, ...]
-    """Decoder layers of each chunk."""
+    """The decoder layers of each chunk."""
     memory: MemoryCount
     collectives: tuple[CollectiveCount, ...]
     flops: tuple[FlopCount, ...]
     traffic_bytes: Mapping[str, float]
-    """Read and written by all other kernels, by phase ("forward", "backward", "optimizer")."""
+    """Bytes read and written by all other kernels, by phase ("forward", "backward", "optimizer")."""
     timeline: tuple[Event, ...]
-    """In the order Megatron-Core's schedule did them, for `num_microbatches_rehearsed`."""
+    """The events in the order of Megatron-Core's schedule, for `num_microbatches_rehearsed`."""
     num_microbatches: int
     num_microbatches_rehearsed: int
     seconds: float
-    """How long the rehearsal of this rank took."""
+    """The duration of this rank's rehearsal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether the fullest rank fits its GPU."""
+    """Whether the rank with the most memory fits its GPU."""
 
     fits: bool
     gpu: str
     capacity: int
-    """Bytes that torch sees on the GPU."""
+    """The bytes that torch sees on the GPU."""
     outside_torch: int
-    """Taken by the CUDA context and NCCL."""
+    """The bytes of the CUDA context and NCCL."""
     headroom: int
-    """Asked to be left free, for fragmentation and what is not modelled."""
+    """The bytes to leave free, for fragmentation and effects that are not modelled."""
     needed: int
-    """The fullest rank's `MemoryCount.total` with what is outside of torch."""
+    """The largest `MemoryCount.total` of a rank, plus the bytes outside torch."""
     fullest: str
     """The kind of that rank."""
     largest_term: str
     change: Optional[tuple[str, ...]] = None
-    """The smallest change found that makes it fit, as overrides; None where it fits, or none was found or looked for."""
+    """The smallest change that makes the job fit, as overrides. None: it already fits, or no change was found or
+    searched for."""
     change_needs: Optional[int] = None
     """`needed` after the change."""
 
     @property
     def free(self) -> int:
-        """Bytes left on the GPU; negative where there are not enough."""
+        """The bytes left on the GPU. Negative if the job does not fit."""
         return self.capacity - self.needed
 
 
@@ -160,14 +163,14 @@ class Rehearsal:
     gpu: str
     num_gpus: int
     layout: str
-    """In words."""
+    """The layout in words."""
     sizes: Mapping[str, Optional[int]]
-    """tp, pp, vp, cp, ep, etp, dp."""
+    """The sizes tp, pp, vp, cp, ep, etp, dp."""
     seq_length: int
     micro_batch_size: int
     global_batch_size: int
     kernels: str
-    """"te": as on a GPU with Transformer Engine. "plain": as the plain PyTorch layers of this machine."""
+    """"te": as on a GPU with Transformer Engine. "plain": as with this machine's plain PyTorch layers."""
     precision: str
     ranks: tuple[RankRehearsal, ...]
     verdict: Verdict
@@ -176,10 +179,10 @@ class Rehearsal:
     """The assumptions of the rehearsal."""
 
     def rank(self, kind: str) -> RankRehearsal:
-        """The rank that stands for ``kind``.
+        """The rank that represents ``kind``.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such kind.
         """
         found = [rank for rank in self.ranks if rank.kind == kind]
         if not found:
@@ -187,7 +190,7 @@ class Rehearsal:
         return found[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; sums that are properties are in it too."""
+        """Plain data for JSON, including the sums that are properties."""
         result = dataclasses.asdict(self)
         for rank, entry in zip(self.ranks, result["ranks"], strict=True):
             entry["memory"]["total"] = rank.memory.total

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rehearse`: a recipe on any number of GPUs, run in this process, one rank of each kind after the other."""
+"""`rehearse`: runs a recipe for any number of GPUs in this process, one rank of each kind after the other."""
 
 import gc
 import logging
@@ -31,22 +31,22 @@ def rehearse(
     advice: bool = True,
     check: bool = True,
 ) -> Rehearsal:
-    """Build, wrap and run one rank of every kind, on meta tensors, and count.
+    """Build, wrap and run one rank of every kind on meta tensors, and count its memory, messages and arithmetic.
 
     Args:
         recipe: A configured call of ``llm.pretrain`` with a `MegatronStrategy`. It is not changed.
-        name: What to call it.
-        gpus: ``"H100x1152"``; without a number the recipe's nodes and devices. Nodes have 8, or the recipe's devices where
-            those divide the number.
-        headroom: Share of the GPU that must be left free for the verdict "fits".
-        kernels: ``"te"``: memory and arithmetic as with Transformer Engine's kernels. ``"plain"``: as with the plain PyTorch
-            layers.
-        all_stages: One rank of every pipeline stage, instead of the first, the second and the last.
-        advice: Where it does not fit, look for the smallest change that makes it.
-        check: Refuse what `nemo2 check` refuses first.
+        name: The name of the job.
+        gpus: ``"H100x1152"``. Without a number: the recipe's nodes and devices. Nodes have 8 GPUs, or the recipe's
+            devices if that number divides the GPUs.
+        headroom: The fraction of the GPU that must stay free for the verdict "fits".
+        kernels: ``"te"``: memory and arithmetic as with Transformer Engine's kernels. ``"plain"``: as with plain
+            PyTorch layers.
+        all_stages: Rehearse one rank of every pipeline stage rather than the first, the second and the last.
+        advice: If the job does not fit, search for the smallest change that makes it fit.
+        check: First reject recipes that `nemo2 check` rejects.
 
     Raises:
-        ConfigError: the recipe breaks a rule, or its strategy is not one that can be rehearsed.
+        ConfigError: the recipe breaks a rule, or its strategy can't be rehearsed.
         RuntimeFault: this process sees a GPU.
     """
     started = time.perf_counter()
@@ -89,7 +89,7 @@ def rehearse(
 
 
 def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:
-    """The fullest of ``ranks`` against ``gpu``."""
+    """Compare the rank with the most memory among ``ranks`` with ``gpu``."""
     fullest = max(ranks, key=lambda rank: rank.memory.total)
     needed = fullest.memory.total + OUTSIDE_TORCH
     reserve = round(gpu.memory * headroom)
@@ -106,7 +106,7 @@ def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> V
 
 
 def on_gpus(recipe: Any, machine: Machine) -> Any:
-    """A copy of ``recipe`` for the GPUs of ``machine``, which builds on a machine without any.
+    """A copy of ``recipe`` for the GPUs of ``machine``, which can be built on a machine without GPUs.
 
     Raises:
         ConfigError: the strategy is not a configured `MegatronStrategy`.
@@ -122,7 +122,7 @@ def on_gpus(recipe: Any, machine: Machine) -> Any:
             f"trainer.strategy is {getattr(made, '__name__', type(trainer.strategy).__name__)}"
             f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''}."
         )
-    # The rank is made here, wherever the job will run; nothing is written.
+    # The rank is built on this machine, wherever the job will run, and nothing is written.
     trainer.accelerator = "cpu"
     trainer.logger = None
     return recipe
@@ -155,7 +155,8 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Messages about this machine say nothing of the one that the job is for; imports are not searched for garbage."""
+    """Suppress messages about this machine, which don't apply to the job's machine, and garbage collection during
+    imports."""
     names = ("nemo2.models", "nemo2.callbacks", "nemo2.strategies", "lightning.pytorch", "lightning.fabric", "megatron")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one answer to what a recipe will be on a machine: its world, its settings as a run has them, its refusals."""
+"""Works out a recipe's form on a machine: its world, its settings as a run has them, its refusals."""
 
 from nemo2.lazy import front_door
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that a question about a recipe is asked for: this one, or one with so many GPUs of a kind."""
+"""The machine that a question about a recipe refers to: this machine, or a number of GPUs of a kind."""
 
 import platform
 from collections.abc import Mapping
@@ -16,20 +16,22 @@ HERE = "this machine"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine of a run: with the recipe, all that its settings follow from.
+    """The machine of a run. The recipe and the machine together determine all settings of the run.
 
     Attributes:
-        accelerator: "cuda" or "cpu", as the backends are called.
-        gpu: the kind of GPU; None on CPUs, and where it isn't known.
-        model: "h100", "b200" ...: the name under which settings were tuned for it; None as for ``gpu``.
-        capability: compute capability of its GPUs; None as for ``gpu``.
-        per_node: processes that a node has room for, one per GPU: what ``trainer.devices="auto"`` means.
-        count: GPUs in all; None: as many as the recipe asks for.
-        transformer_engine: the version of Transformer Engine; None: there is none, or no GPU for its kernels.
-        te_missing: why; None where there is one.
-        apex: whether Apex's kernel is there, which adds a weight's gradient to its buffer.
-        local: it is this one.
-        overrides: fields of the model's configuration that can't keep any value here: the value that works, and why.
+        accelerator: "cuda" or "cpu", the name of the backend.
+        gpu: the kind of GPU. None: CPUs, or unknown.
+        model: "h100", "b200" ...: the name under which settings were tuned for the GPU. None as for ``gpu``.
+        capability: the compute capability of the GPUs. None as for ``gpu``.
+        per_node: the processes per node, one per GPU: the meaning of ``trainer.devices="auto"``.
+        count: the total number of GPUs. None: as many as the recipe asks for.
+        transformer_engine: the version of Transformer Engine. None: it isn't installed, or there is no GPU for its
+            kernels.
+        te_missing: the reason why Transformer Engine is missing. None: it isn't missing.
+        apex: whether Apex's kernel is available, which adds a weight's gradient to its buffer.
+        local: whether this is the local machine.
+        overrides: fields of the model's configuration that this machine restricts, with the required value and the
+            reason.
         python, megatron_core: versions, as installed here.
     """
 
@@ -49,7 +51,8 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """This machine. Its GPUs are those that torch sees; without any, processes run on its CPUs, one unless asked for more."""
+        """This machine. Its GPUs are those that torch sees. Without GPUs, processes run on its CPUs, one unless the
+        recipe asks for more."""
         import torch
 
         from nemo2.backend import get_backend
@@ -72,12 +75,13 @@ class Machine:
 
     @classmethod
     def named(cls, name: str = DEFAULT, *, option: str = "--gpus") -> "Machine":
-        """ "H100x64", "H100" or "this machine". GPUs by name have Transformer Engine, and 8 of them make a node.
+        """A machine by name: "H100x64", "H100" or "this machine". Named GPUs have Transformer Engine, and a node has 8
+        of them.
 
-        ``option`` is what an error says is wrong. For GPUs whose kind isn't known, there is ``Machine()``.
+        ``option`` is the option that errors name. For unknown GPUs use ``Machine()``.
 
         Raises:
-            ConfigError: an unknown GPU, or a number that is none.
+            ConfigError: an unknown GPU, or an invalid number.
         """
         if name == HERE:
             return cls.here()
@@ -86,13 +90,15 @@ class Machine:
 
     @property
     def output_layer_can_fuse(self) -> bool:
-        """Whether Megatron-Core's own linear layers, of which the output layer is one in every model, may be asked to add a
-        weight's gradient to its buffer: beside Transformer Engine they do so with Apex only
-        (`nemo2.models.fused_gradients`)."""
+        """Whether Megatron-Core's own linear layers may add a weight's gradient to its buffer.
+
+        Every model has such a layer, the output layer. Beside Transformer Engine's layers it needs Apex
+        (`nemo2.models.fused_gradients`).
+        """
         return self.apex or self.transformer_engine is None
 
     def describe(self) -> str:
-        """In a line that says which machine an answer is for: "H100", or "this machine's CPUs"."""
+        """The machine's name for messages: "H100", or "this machine's CPUs"."""
         if self.accelerator == "cpu":
             return "this machine's CPUs"
         kind = self.gpu.name if self.gpu else (self.model or "").upper()
@@ -101,7 +107,7 @@ class Machine:
 
 
 def _model(gpu: GPU) -> str:
-    """Settings are tuned by model: an A100 of 40 GB takes those of the A100."""
+    """The name under which settings are tuned: an A100 of 40 GB uses those of the A100."""
     return gpu.name.partition("-")[0].lower()
 
 

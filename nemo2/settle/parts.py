@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a recipe that are nothing but settings, built: what they derive, and what their constructors refuse.
+"""Builds the parts of a recipe that are only settings, with their derived values and their constructors' errors.
 
-A model's configuration, the strategy, the precision, the optimizer's configuration, the schedule, the checkpoint callback and
-the data module with its tokenizer left out: none of them opens a file or a connection, or makes a process group.
+These parts are a model's configuration, the strategy, the precision, the optimizer's configuration, the schedule, the
+checkpoint callback, and the data module without its tokenizer. None of them opens a file or a connection, or creates a
+process group.
 """
 
 import copy
@@ -31,11 +32,11 @@ RULE_OF = {
     "data": "data-module-accepts-its-arguments",
     "peft": "peft-settings-are-in-range",
 }
-"""Where in a recipe they are, and the rule that tells what the constructor refuses, where that says no other."""
+"""The paths of the parts in a recipe, and the rule of a constructor's error that names no other rule."""
 
 
 class Refusal(NamedTuple):
-    """A refusal by the run: the id of its rule (`nemo2.checks`), the message, and the part of the recipe that it is about."""
+    """A refusal by the run: the id of its rule (`nemo2.checks`), the message, and the part of the recipe."""
 
     rule: str
     message: str
@@ -44,7 +45,7 @@ class Refusal(NamedTuple):
 
     @property
     def told(self) -> str:
-        """The message, with the part that it is about where it names none itself."""
+        """The message, preceded by the part if the message names none."""
         if self.path == "model.config":
             return f"model.config: Megatron-Core refuses it: {self.message}"
         words = self.path, f"{self.path.rpartition('.')[2]}.", f"{self.path.partition('.')[0]}."
@@ -52,7 +53,8 @@ class Refusal(NamedTuple):
 
 
 def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
-    """The refusals in an error, under its own rule or else under ``rule``: a `ConfigError` has a paragraph for each."""
+    """The refusals in an error, under the error's own rule or else under ``rule``. A `ConfigError` has a paragraph
+    for each."""
     cause = _cause(error)
     text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
     paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
@@ -62,20 +64,20 @@ def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
 
 @dataclass(frozen=True)
 class Parts:
-    """The built parts of a recipe by their paths, and the refusals of the parts that could not be built."""
+    """The built parts of a recipe by path, and the refusals of the parts that failed."""
 
     objects: dict[str, Any] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     precision_at: str = "trainer.plugins"
-    """Where among the plugins the precision is."""
+    """The path of the precision among the plugins."""
 
     def get(self, path: str) -> Any:
-        """The built part; None where it could not be built, or isn't there."""
+        """The built part. None: it failed, or it doesn't exist."""
         return self.objects.get(path)
 
 
 def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE_OF)) -> Parts:
-    """Build each part by itself, so that a part that is refused does not hide the next. The recipe is not changed."""
+    """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
     precision_at, precision = _precision(getattr(getattr(recipe, "trainer", None), "plugins", None))
@@ -94,7 +96,7 @@ def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Nothing is warned of: these objects are looked at, not run."""
+    """Suppress warnings, because these objects are only inspected, not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -107,10 +109,10 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _build(node: Any, path: str, machine: Machine) -> Any:
-    """The object of a config; a copy of a live one, so that settling it does not reach the recipe."""
+    """The object of a config, or a copy of a live object, so that settling does not change the recipe."""
     if not isinstance(node, fdl.Config):
         return copy.deepcopy(node) if path.startswith(("trainer.", "model.", "optim.config")) else copy.copy(node)
-    # Megatron-Core looks for the package that computes with these, whose absence here says nothing of another machine.
+    # Megatron-Core looks for the package that computes with these. Its absence here says nothing about another machine.
     missing = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
     kept = {name: node.__arguments__[name] for name in _LOW_PRECISION_STATES if missing and name in node.__arguments__}
     if kept:
@@ -135,7 +137,7 @@ _LOW_PRECISION_STATES = (
 
 
 def _precision(plugins: Any) -> tuple[str, Any]:
-    """The precision among a trainer's plugins, one or a list of them, configured or live, and its path."""
+    """The precision among a trainer's plugins (one or a list, configs or live objects), and its path."""
     from nemo2.precision import MegatronMixedPrecision
 
     if not isinstance(plugins, list | tuple):
@@ -155,7 +157,7 @@ def _at(recipe: Any, path: str) -> Optional[Any]:
 
 
 def _without_tokenizer(data: Any) -> Any:
-    """Tokenizers read files; nothing else of a data module does before it is set up."""
+    """The data module without its tokenizer. Only tokenizers read files before a data module is set up."""
     if not isinstance(data, fdl.Config):
         return data
     data = copy.copy(data)

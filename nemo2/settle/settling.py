@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`settle`: what a recipe's settings are on a machine, as its run has them, without running it.
+"""`settle`: works out a recipe's settings on a machine, as its run has them, without running it.
 
-`settle_run` is what a strategy does with live configurations when it is connected to a model; `settle` builds those of a recipe
-first, and asks the overlap callback's rules too, so that what is told beforehand is what ``effective_config.yaml`` says at the
-first step. Neither changes what it is given: they answer with settled copies, with a note on each field that changed
-(`nemo2.config.adjust`), and with what the run would refuse.
+A strategy calls `settle_run` on live configurations when it is connected to a model. `settle` first builds the
+configurations of a recipe and also applies the overlap callback's rules. Its result therefore equals
+``effective_config.yaml`` at the first step. Neither function changes its arguments. Both return settled copies with a
+note on each changed field (`nemo2.config.adjust`), and the run's refusals.
 """
 
 import copy
@@ -50,8 +50,8 @@ from nemo2.settle.world import World, world_of
 class RunSettings:
     """The objects of a run whose settings depend on each other.
 
-    ``optimizer_config``, ``model_config`` and ``precision`` may be others than Megatron-Core's and ours, or None; these are
-    left alone. ``explicit_ddp`` are the fields of ``ddp_config`` that the user set.
+    ``optimizer_config``, ``model_config`` and ``precision`` may be None or of classes that are neither Megatron-Core's
+    nor nemo2's. Such objects are left unchanged. ``explicit_ddp`` are the fields of ``ddp_config`` that the user set.
     """
 
     parallelism: ParallelismConfig
@@ -77,7 +77,7 @@ class RunSettings:
         )
 
     def objects(self) -> dict[str, Any]:
-        """The configurations by their path in a recipe, but for what isn't one."""
+        """The configurations by their path in a recipe."""
         found = {
             "trainer.strategy": self.parallelism,
             "trainer.strategy.ddp": self.ddp_config,
@@ -97,11 +97,11 @@ class Settled:
     """The settled form of a recipe on a machine.
 
     Attributes:
-        objects: the settled configurations by their path in the recipe; what could not be settled is missing, and
-            ``refusals`` say why.
-        decisions: the overlap callback's; empty where the recipe has none.
-        machine_decides: fields of the model that the machine can't honour: the value that is used, and why.
-        world: None where the trainer asks for no number of devices.
+        objects: the settled configurations by their path in the recipe. Those that failed are missing, and ``refusals``
+            say why.
+        decisions: the overlap callback's decisions. Empty without the callback.
+        machine_decides: fields of the model that the machine restricts, with the value in use and the reason.
+        world: the world. None: the trainer asks for no number of devices.
     """
 
     machine: Machine
@@ -114,11 +114,11 @@ class Settled:
 
     @property
     def messages(self) -> list[str]:
-        """The refusals in words, each once."""
+        """The messages of the refusals, each once."""
         return list(dict.fromkeys(refusal.told for refusal in self.refusals))
 
     def refused(self, rule: str) -> list[str]:
-        """The refusals of the rule called ``rule``, in words."""
+        """The messages of the refusals of the rule called ``rule``."""
         return list(dict.fromkeys(refusal.told for refusal in self.refusals if refusal.rule == rule))
 
     def value(self, path: str, name: str) -> tuple[bool, Any]:
@@ -131,7 +131,7 @@ class Settled:
         return adjustments(self.objects.get(path)).get(name, ())
 
     def apply(self, run: RunSettings) -> None:
-        """Make the live configurations of ``run`` what was settled, in place, for others hold them.
+        """Write the settled values into the live configurations of ``run``, in place, because other objects hold them.
 
         Raises:
             ConfigError: the run is refused.
@@ -144,13 +144,13 @@ class Settled:
 
 
 def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layout: Optional[Layout] = None) -> Settled:
-    """The settings of ``recipe``, which is not changed, as its run has them on ``machine``.
+    """Work out the settings of ``recipe`` on ``machine``, as its run has them. The recipe is not changed.
 
     Args:
-        recipe: A configured call of ``llm.pretrain`` or its like.
-        machine: Where it runs.
-        parts: Its parts, where they were built before.
-        layout: In place of the strategy's own.
+        recipe: A configured call of ``llm.pretrain`` or a similar function.
+        machine: The machine of the run.
+        parts: The recipe's parts, if they are already built.
+        layout: Replaces the strategy's own layout.
     """
     parts = parts or build_parts(recipe, machine)
     strategy: Any = parts.get("trainer.strategy")
@@ -194,7 +194,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
 
 
 def settle_run(run: RunSettings, machine: Machine) -> Settled:
-    """Settle the configurations of a run, on copies: the steps below in order, as a strategy applies them when it connects."""
+    """Settle copies of the configurations of a run, in the steps that a strategy applies when it connects."""
     done, again = _Attempts(), run.copied()
     run = run.copied()
     model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
@@ -216,7 +216,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
             ),
         )
     elif model is not None:
-        # Megatron-Core has something to say of the model all the same.
+        # Megatron-Core's errors about the model are wanted all the same.
         adjust_to(again.model_config, machine.overrides)
         model = _Attempts().attempt("one-precision", lambda: _in_precision(again.model_config, again.precision))
     if model is not None:
@@ -232,13 +232,14 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
 
 
 class _Attempts:
-    """Steps that may be refused, each by itself."""
+    """Run steps that may fail, each separately."""
 
     def __init__(self) -> None:
         self.refusals: list[Refusal] = []
 
     def attempt(self, rule: str, step: Callable[[], Any]) -> Any:
-        """The result of ``step``; None where it is refused. The refusal is kept under the error's rule, or else ``rule``."""
+        """The result of ``step``, or None if it fails. The refusal is recorded under the error's rule, or else under
+        ``rule``."""
         try:
             return step()
         except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
@@ -262,19 +263,19 @@ def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -
 
 
 def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> None:
-    """Sizes, what Megatron-Core derives from them, and what it says of the layers of every chunk."""
+    """Set the sizes, apply Megatron-Core's derived values, and collect its errors about the layers of every chunk."""
     send_what_stages_hold(model, run.parallelism)
     write_parallelism(model, run.parallelism, run.layout, machine)
     keep_gradients_in_fp32(model)
     if run.ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model):
-        # Possible from Transformer Engine 2.10 on; Megatron-LM asks its users to verify it.
+        # Possible from Transformer Engine 2.10 on. Megatron-LM asks its users to verify it.
         add_gradients_apart(model, why="Megatron-FSDP keeps gradients in pieces")
     refuse_an_older_transformer_engine(model, run.ddp_config, machine.transformer_engine)
     _count_layers(model)
 
 
 def _count_layers(config: Any) -> None:
-    """Megatron-Core's own count of the layers of every chunk, which asserts what the configuration does not."""
+    """Run Megatron-Core's own count of the layers of every chunk, whose assertions go beyond the configuration's."""
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     if config.pipeline_model_parallel_layout is not None or hasattr(config, "mamba_stack_spec"):
@@ -288,7 +289,7 @@ def _count_layers(config: Any) -> None:
 def _decide(
     recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, done: _Attempts
 ) -> dict[str, Decision]:
-    """The overlap callback's decisions at set-up, and Megatron-Core's when it makes the buffers."""
+    """Apply the overlap callback's decisions at setup, and Megatron-Core's when it makes the buffers."""
     ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
     asking = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
@@ -320,7 +321,7 @@ def _decide(
 
 
 def _uncarried(model: Any, data: Any, machine: Machine) -> Iterator[Refusal]:
-    """The refusals of the start of userbuffers, where these are asked for."""
+    """The errors with which userbuffers would fail to start, if the run uses them."""
     overlapped = getattr(model, "tp_comm_overlap", False) and model.sequence_parallel and machine.transformer_engine
     if not overlapped or model.tensor_model_parallel_size < 2:
         return
@@ -332,7 +333,7 @@ def _uncarried(model: Any, data: Any, machine: Machine) -> Iterator[Refusal]:
 
 
 def _resized(parallelism: ParallelismConfig, layout: Layout) -> ParallelismConfig:
-    """A copy with other sizes, which still knows what its user set."""
+    """A copy with other sizes, which keeps the record of explicit fields."""
     parallelism = copy.copy(parallelism)
     vars(parallelism).update(layout.fields())
     return parallelism

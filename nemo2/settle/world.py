@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many processes a run has, from every spelling of ``trainer.devices`` that Lightning knows."""
+"""Determines the number of processes of a run from every value of ``trainer.devices`` that Lightning accepts."""
 
 import copy
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
 
 MOST_DEVICES, MOST_NODES = 1024, 131_072
-"""More than any machine has: a number of so many is a slip, and counting through its layouts would not end."""
+"""Upper limits for devices per node and for nodes. A larger number is a typing error, and enumerating its layouts
+would not end."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,13 @@ class World:
 
 
 def world_of(recipe: Any, machine: Machine) -> World:
-    """The world of a recipe with a trainer, or of its trainer, on ``machine``.
+    """The world of a recipe with a trainer, or of a trainer, on ``machine``.
 
-    ``"auto"`` and -1 are all devices of a node. A machine of so many GPUs has nodes of as many as the trainer asks for, where
-    these divide the number, and else of 8.
+    ``"auto"`` and -1 mean all devices of a node. A machine with a fixed number of GPUs has nodes of the size that the
+    trainer asks for, if that size divides the number, and otherwise nodes of 8.
 
     Raises:
-        ConfigError: `devices_problem`, `nodes_problem`, or GPUs that are no whole nodes.
+        ConfigError: `devices_problem`, `nodes_problem`, or a number of GPUs that is no whole number of nodes.
     """
     trainer = getattr(recipe, "trainer", recipe)
     devices, nodes = getattr(trainer, "devices", "auto"), getattr(trainer, "num_nodes", 1)
@@ -50,10 +51,10 @@ def world_of(recipe: Any, machine: Machine) -> World:
 
 
 def on(recipe: Any, machine: Machine) -> Any:
-    """A copy of ``recipe`` whose trainer asks for the nodes and devices that it has on ``machine``, as numbers.
+    """A copy of ``recipe`` whose trainer has the nodes and devices on ``machine`` as numbers.
 
     Raises:
-        ConfigError: as `world_of`.
+        ConfigError: as in `world_of`.
     """
     world, recipe = world_of(recipe, machine), copy.deepcopy(recipe)
     trainer = recipe.trainer
@@ -64,7 +65,7 @@ def on(recipe: Any, machine: Machine) -> Any:
 
 
 def devices_of(devices: Any, machine: Machine) -> int:
-    """How many devices of a node a value of ``trainer.devices`` is.
+    """The number of devices of a node for a value of ``trainer.devices``.
 
     Raises:
         ConfigError: `devices_problem`.
@@ -76,9 +77,9 @@ def devices_of(devices: Any, machine: Machine) -> int:
 
 
 def devices_problem(devices: Any) -> Optional[str]:
-    """Why ``trainer.devices`` is no number of devices; None where it is one.
+    """Why ``trainer.devices`` is invalid. None: it is valid.
 
-    None, "auto" and -1 are all of a node, 2 and "2" are two, [0, 1] and "0,1" are two by their indices.
+    None, "auto" and -1 mean all devices of a node; 2 and "2" mean two; [0, 1] and "0,1" mean two by their indices.
     """
     try:
         named = _indices(devices)
@@ -93,17 +94,18 @@ def devices_problem(devices: Any) -> Optional[str]:
 
 
 def nodes_problem(nodes: Any) -> Optional[str]:
-    """Why ``trainer.num_nodes`` is no number of nodes; None where it is one, or where it is None, which is 1."""
+    """Why ``trainer.num_nodes`` is invalid. None: it is valid, or it is None, which means 1."""
     if nodes is None or (isinstance(nodes, int) and not isinstance(nodes, bool) and 1 <= nodes <= MOST_NODES):
         return None
     return f"trainer.num_nodes={nodes!r}: must be at least 1 and at most {MOST_NODES:,}."
 
 
 def _indices(devices: Any) -> Optional[range | list[int]]:
-    """The devices of a node by their indices; None for all of them.
+    """The devices of a node by index. None: all of them.
 
     Raises:
-        TypeError, ValueError: it is nothing of the kind.
+        TypeError: the value has another form.
+        ValueError: the value has another form.
     """
     if isinstance(devices, str):
         text = devices.strip()
