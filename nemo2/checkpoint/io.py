@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's distributed checkpoints behind Lightning's CheckpointIO.
 
-Megatron-Core decides what is written where and how it is split anew on loading; this decides under which name, when the
-result counts, and what goes with it.
+Megatron-Core decides which rank writes which part and how parts are resharded on load. This module decides the name of
+a checkpoint, when it counts as saved, and which files accompany it.
 """
 
 import copy
@@ -75,26 +75,28 @@ _WORDS = 400
 _Read = TypeVar("_Read")
 _REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
-"""Path of a file that Megatron-Core or torch named after the rank that wrote it."""
+"""The path of a file that Megatron-Core or torch named after the rank that wrote it."""
 
 
 @configurable
 class MegatronCheckpointIO(CheckpointIO):
-    """Saves and loads ``weights/`` in Megatron-Core's ``torch_dist`` format, which any layout can read.
+    """Save and load ``weights/`` in Megatron-Core's ``torch_dist`` format, which any layout can read.
 
     Args:
         save_ckpt_format: "torch_dist".
-        load_directly_on_device: Kept for NeMo's signature; Megatron-Core reads into the tensors it is given.
-        async_save: Write in the background; training goes on after the copy. The checkpoint exists once
-            `maybe_finalize_save_checkpoint` has found the writing done on every rank.
-        torch_dist_multiproc: Files per rank, written side by side. None: Megatron-Core's choice (2; from 0.19 on 1).
-        assume_constant_structure: Names and shapes in a state never change: once two saves in a row were planned alike, the next
-            ones are written by the same plan. Saves without the optimizer have a plan of their own.
-        parallel_save: Replicas share the writing, each a part.
-        parallel_save_within_dp: Share it within a data-parallel group only.
-        parallel_load: Replicas share the reading and send each other what they read.
-        verify: Compare every file's SHA-256 with the manifest while loading, a share of the files per rank.
-        save_timeout_seconds: A process that takes longer over a background save is replaced, and then helped out. None: never.
+        load_directly_on_device: Accepted for NeMo's signature, without effect. Megatron-Core reads into existing
+            tensors.
+        async_save: Write in the background. Training continues after each rank has copied its state. The checkpoint
+            exists once `maybe_finalize_save_checkpoint` finds that every rank has finished writing.
+        torch_dist_multiproc: Files per rank, written in parallel. None: Megatron-Core's choice (2; from 0.19 on 1).
+        assume_constant_structure: Names and shapes in a state never change. After two consecutive saves with the same
+            plan, later saves reuse it. Saves without the optimizer have a separate plan.
+        parallel_save: Distribute the writing over replicas.
+        parallel_save_within_dp: Distribute the writing within a data-parallel group only.
+        parallel_load: Distribute the reading over replicas, which then exchange the tensors.
+        verify: While loading, compare every file's SHA-256 with the manifest. Each rank hashes some of the files.
+        save_timeout_seconds: A writer process that takes longer for a background save is replaced; if the replacement
+            fails too, the rank itself writes the files. None: no timeout.
     """
 
     def __init__(
@@ -131,32 +133,34 @@ class MegatronCheckpointIO(CheckpointIO):
         self.verify = verify
         self.save_timeout_seconds = save_timeout_seconds
         self.fall_back = False
-        """Whether `read_whole` may take an older checkpoint for a damaged one; `AutoResume` decides."""
+        """Whether `read_whole` may use an older checkpoint in place of a damaged one. `AutoResume` decides."""
         self._verified: set[Path] = set()
         self._comparing: dict[Path, Callable[[], list[str]]] = {}
         self._saves = Saves()
         self._validated = False
         self._planned: dict[frozenset[str], Any] = {}
-        """By the names in a state, with and without an optimizer's, the strategy of the last such save, with its plans, where
-        they are to be used again."""
+        """By the names in a state, with and without the optimizer's: the strategy of the last such save with its
+        plans, if they are to be reused."""
 
     # ------------------------------------------------------------------------------------------------------ saving
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: os.PathLike | str, storage_options: Optional[StorageOptions] = None
     ) -> None:
-        """Write ``checkpoint`` (sharded tensors and plain data) as the checkpoint directory ``path``. Every rank calls it.
+        """Write ``checkpoint`` (sharded tensors and plain data) as the checkpoint directory ``path``. Every rank must
+        call it.
 
         Args:
-            checkpoint: What Megatron-Core saves: sharded tensors and objects, and plain data equal on all ranks.
-            path: The directory that exists once the save is done.
-            storage_options: ``manifest`` (`Manifest`, required); ``content_metadata`` for Megatron-Core; ``write_context``, a
-                function of a directory that rank 0 calls before the checkpoint is published; ``published``, a function that
-                every rank calls after it.
+            checkpoint: The state for Megatron-Core: sharded tensors and objects, and plain data that is equal on all
+                ranks.
+            path: The directory, which exists once the save is done.
+            storage_options: ``manifest`` (`Manifest`, required); ``content_metadata`` for Megatron-Core;
+                ``write_context``, a function of a directory that rank 0 calls before the checkpoint is published;
+                ``published``, a function that every rank calls afterwards.
 
         Raises:
-            CheckpointError: the writing failed on some rank. What was written under the temporary name is deleted, and
-                earlier checkpoints are untouched.
+            CheckpointError: the write failed on some rank. The files under the temporary name are deleted, and earlier
+                checkpoints are unchanged.
         """
         options = storage_options or {}
         self._publish_some(self._saves.make_room)
@@ -184,7 +188,7 @@ class MegatronCheckpointIO(CheckpointIO):
         self._saves.add(write, [*request.finalize_fns, finish])
 
     def _prepare(self, temporary: Path, target: Path) -> None:
-        """Make the temporary directory on rank 0; a failure there is an error everywhere."""
+        """Create the temporary directory on rank 0. A failure raises on every rank."""
         problem = None
         if _is_rank_zero():
             try:
@@ -200,26 +204,26 @@ class MegatronCheckpointIO(CheckpointIO):
     def _plan(
         self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]
     ) -> tuple[Any, WatchedSaveStrategy]:
-        """Megatron-Core's request for the writing, which is then done here or in the background."""
+        """Megatron-Core's request for the write, which runs here or in the background."""
         arguments: dict[str, Any] = {
             "validate_access_integrity": not self._validated,
             "async_sharded_save": True,
             "content_metadata": content_metadata,
         }
         if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
-            arguments["async_strategy"] = "mcore"  # the other choice needs nvidia-resiliency-ext
-        names = frozenset(checkpoint)  # of which Megatron-Core takes some out
+            arguments["async_strategy"] = "mcore"  # the other value needs nvidia-resiliency-ext
+        names = frozenset(checkpoint)  # Megatron-Core removes some of them
         strategy, writing = self._writing(self._planned.get(names))
         with planning():
             request = dist_checkpointing.save(checkpoint, str(weights), strategy, **arguments)
-        self._validated = True  # the same structure every time
+        self._validated = True  # the structure stays the same
         if self.assume_constant_structure:
             self._planned[names] = strategy
         return request, writing
 
     def _writing(self, planned: Any) -> tuple[Any, WatchedSaveStrategy]:
-        """Megatron-Core's strategy for a save, with the plans of the one before, and the writer in it, which holds what becomes
-        of this save alone."""
+        """Megatron-Core's strategy for a save, with the plans of the previous save, and its writer, which holds the
+        results of this save only."""
         if planned is not None:
             strategy = copy.copy(planned)
             if not isinstance(strategy, FullyParallelSaveStrategyWrapper):
@@ -257,7 +261,7 @@ class MegatronCheckpointIO(CheckpointIO):
                     )
                 except CheckpointError as error:
                     problem = str(error)
-                except Exception as error:  # whatever it is: the other ranks wait for the verdict
+                except Exception as error:  # any error: the other ranks wait for the result
                     reason = error.strerror if isinstance(error, OSError) else None
                     problem = f"Publishing {target} failed: {reason or error!r}."
             problem = _agree(problem)
@@ -269,7 +273,7 @@ class MegatronCheckpointIO(CheckpointIO):
         return finish
 
     def maybe_finalize_save_checkpoint(self, blocking: bool = False) -> bool:
-        """Publish background saves that have been written on every rank. Every rank calls it, at the same steps.
+        """Publish background saves that every rank has written. Every rank must call it, at the same steps.
 
         Args:
             blocking: Wait for all of them.
@@ -292,7 +296,7 @@ class MegatronCheckpointIO(CheckpointIO):
             ) from error
 
     def abandon(self) -> None:
-        """Give background saves up that aren't published; no other rank is asked."""
+        """Discard unpublished background saves, without communication."""
         self._saves.kill()
 
     def teardown(self) -> None:
@@ -308,18 +312,19 @@ class MegatronCheckpointIO(CheckpointIO):
         sharded_state_dict: Optional[dict[str, Any]] = None,
         strict: Optional[str] = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint into the cut that ``sharded_state_dict`` describes. Every rank calls it.
+        """Read a checkpoint into the shards that ``sharded_state_dict`` describes. Every rank must call it.
 
         Args:
             path: The checkpoint directory.
-            map_location, weights_only: Kept for Lightning's signature; pickles are read as data, see `untrusted`.
-            sharded_state_dict: What to load, as ``sharded_state_dict()`` of model and optimizer describe it. None: only the
-                plain data.
-            strict: Megatron-Core's ``StrictHandling`` ("assume_ok_unexpected", "raise_all", "log_all" ...). None: the first.
+            map_location, weights_only: Accepted for Lightning's signature. Pickles are read as data, see `untrusted`.
+            sharded_state_dict: The state to load, as ``sharded_state_dict()`` of model and optimizer describe it. None:
+                only the plain data.
+            strict: Megatron-Core's ``StrictHandling`` ("assume_ok_unexpected", "raise_all", "log_all" ...). None: the
+                first.
 
         Raises:
-            CheckpointError: it isn't there, isn't whole, or doesn't fit the model.
-            SecurityError: reading it would run code.
+            CheckpointError: the checkpoint is missing or incomplete, or doesn't fit the model.
+            SecurityError: reading the checkpoint would run code.
         """
         checkpoint = Path(path)
         self.check(checkpoint)
@@ -338,12 +343,14 @@ class MegatronCheckpointIO(CheckpointIO):
         return loaded[0] if isinstance(loaded, tuple) else loaded
 
     def check(self, checkpoint: Path) -> None:
-        """Look at a checkpoint, on all ranks, before anything of it is read: at names, sizes and, of all files but those with
-        the tensors, hashes. Of these files each rank begins to hash its share, for `_compare` to wait for.
+        """Check a checkpoint on all ranks before it is read: the names and sizes of all files, and the hashes of files
+        without tensors.
+
+        Each rank also starts to hash its share of the files with tensors. `_compare` waits for these hashes.
 
         Raises:
-            DamagedCheckpointError: it isn't there or isn't whole; the same on every rank.
-            SecurityError: something in it leads out of its folder.
+            DamagedCheckpointError: the checkpoint is missing or incomplete. The same on every rank.
+            SecurityError: an entry leads out of the checkpoint's folder.
         """
         begins = self.verify and checkpoint not in self._verified and checkpoint not in self._comparing
         problem = _agree(_unreadable(checkpoint, hashes=begins) if _is_rank_zero() else None)
@@ -355,10 +362,10 @@ class MegatronCheckpointIO(CheckpointIO):
             self._comparing[checkpoint] = comparing(checkpoint, manifest, share)
 
     def _compare(self, checkpoint: Path) -> None:
-        """Wait for the hashes that `check` began to compare. Every rank calls it, before any uses what it has read.
+        """Wait for the hashes that `check` started to compare. Every rank must call it before any rank uses the data.
 
         Raises:
-            DamagedCheckpointError: on every rank, where a file of any rank's share differs.
+            DamagedCheckpointError: on every rank, if a file of any rank's share differs.
         """
         differing = self._comparing.pop(checkpoint, None)
         if differing is None:
@@ -369,7 +376,7 @@ class MegatronCheckpointIO(CheckpointIO):
         self._verified.add(checkpoint)
 
     def _refuse_code(self, checkpoint: Path, loaded: Any) -> None:
-        """Raise, on every rank, where the model would unpickle what some rank has read, and that is more than data."""
+        """Raise an error on every rank if some rank read more than data that the model would unpickle."""
         refused: Optional[SecurityError] = None
         try:
             refuse_code_in_extra_states(loaded)
@@ -383,10 +390,11 @@ class MegatronCheckpointIO(CheckpointIO):
             raise SecurityError(str(error)) from refused
 
     def _all_have_read(self, checkpoint: Path, error: Optional[BaseException]) -> None:
-        """Every rank calls it once it has read, with its error if it couldn't, so that none waits for one that has failed.
+        """Called by every rank after it has read, with its error if it failed, so that no rank waits for one that
+        failed.
 
         Raises:
-            DamagedCheckpointError: on every rank, if one failed and some file isn't what was written.
+            DamagedCheckpointError: on every rank, if one failed and some file differs from what was written.
             CheckpointError: on every rank, if one failed.
         """
         told = _all_gathered(None if error is None else reason_of(error))
@@ -397,7 +405,8 @@ class MegatronCheckpointIO(CheckpointIO):
 
     @contextmanager
     def _told_in_our_words(self, checkpoint: Path) -> Iterator[Agree]:
-        """Around what reads pickles and tensors of a checkpoint; gives what readers call when they have read."""
+        """A context for code that reads pickles and tensors of a checkpoint. It yields the function to call after
+        reading."""
         refused: list[SecurityError] = []
         try:
             with data_only() as refused:
@@ -415,9 +424,9 @@ class MegatronCheckpointIO(CheckpointIO):
             ) from error
 
     def _plain(self, checkpoint: Path) -> dict[str, Any]:
-        """State that is not sharded over ranks."""
+        """The state that is not sharded over ranks."""
         weights = weights_dir(checkpoint)
-        # Megatron-Core keeps it in a shard from 0.19 on, whose hash needs as long as the shard is large.
+        # From 0.19 on Megatron-Core stores it in a shard, and hashing a large shard takes long.
         if not (weights / COMMON).is_file() and not all(_all_gathered(intact(weights, COMMON_OBJECT))):
             self._compare(checkpoint)
         found, failure = {}, None
@@ -429,12 +438,14 @@ class MegatronCheckpointIO(CheckpointIO):
         return found
 
     def read_whole(self, checkpoint: Path, read: Callable[[Path], _Read]) -> tuple[Path, _Read]:
-        """The result of ``read`` for ``checkpoint``, or, where that is damaged and `fall_back` allows it, for the newest whole
-        one before it, which then replaces all that was read; with the one that was read. Every rank calls it. A damaged one in a
-        directory that this run may write to is set aside, so that neither the next run nor retention takes it for a good one.
+        """Return ``checkpoint`` and the result of ``read`` for it. Every rank must call it.
+
+        If the checkpoint is damaged and `fall_back` allows it, the newest complete checkpoint before it is read
+        instead, and replaces everything that was read. A damaged checkpoint in a directory that this run may write to
+        is set aside, so that neither the next run nor retention mistakes it for a good one.
 
         Raises:
-            CheckpointError: it isn't whole, and there is no other.
+            CheckpointError: the checkpoint is incomplete, and there is no other.
         """
         checkpoint = _agree(checkpoint)
         while True:
@@ -466,17 +477,19 @@ class MegatronCheckpointIO(CheckpointIO):
         return FullyParallelLoadStrategyWrapper(strategy, None) if self.parallel_load else strategy
 
     def load_content_metadata(self, path: os.PathLike | str) -> dict[str, Any]:
-        """How the optimizer's state was cut when it was saved; {} for a checkpoint that doesn't say."""
+        """How the optimizer's state was sharded when it was saved. {}: unknown."""
         return dist_checkpointing.load_content_metadata(preloaded_state_dict=self.load_checkpoint(path)) or {}
 
     def remove_checkpoint(self, path: os.PathLike | str) -> None:
-        """Delete a checkpoint directory. One rank calls it."""
+        """Delete a checkpoint directory. Only one rank calls it."""
         remove(Path(path))
 
 
 def _without_absent_extra_states(state: dict[str, Any], stored: Collection[str]) -> None:
-    """Have the extra state of a layer empty that the checkpoint has none of, in place: which layers have one depends on who
-    implements them, and without FP8 there is nothing in it."""
+    """Empty the extra state of layers for which the checkpoint has none, in place.
+
+    The implementation of a layer decides whether it has an extra state. Without FP8 the state is empty.
+    """
     for name, leaf in state.items():
         if isinstance(leaf, dict):
             _without_absent_extra_states(leaf, stored)
@@ -485,8 +498,11 @@ def _without_absent_extra_states(state: dict[str, Any], stored: Collection[str])
 
 
 def shares(manifest: Manifest, world_size: int) -> list[list[str]]:
-    """The tensors' files that each rank hashes at a load: those that its predecessor wrote, which it is the likeliest to
-    read as well and then shares the page cache with; the others in turns, the largest first."""
+    """The files with tensors that each rank hashes during a load.
+
+    A rank hashes the files that its predecessor wrote, because it probably reads the same files and shares the page
+    cache. The other files are distributed in turn, largest first.
+    """
     found: list[list[str]] = [[] for _ in range(world_size)]
     others = []
     for name in filter(_holds_tensors, manifest.hashes):
@@ -505,7 +521,8 @@ def _holds_tensors(name: str) -> bool:
 
 
 def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
-    """Why it can't be read, as far as names and sizes tell, and with ``hashes`` the contents of the small files."""
+    """Why the checkpoint can't be read, judging by names and sizes, and with ``hashes`` by the contents of small
+    files."""
     if not checkpoint.is_dir():
         return DamagedCheckpointError(f"{checkpoint} is not a checkpoint directory.")
     try:
@@ -529,7 +546,7 @@ def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
 
 
 def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:
-    """The error that `_compare` raised, also where torch has made its own of it."""
+    """The error that `_compare` raised, even if torch has wrapped it."""
     if isinstance(error, CheckpointException):
         failures = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
         return next((failure for failure in failures if isinstance(failure, DamagedCheckpointError)), None)
@@ -542,7 +559,7 @@ def _damaged(checkpoint: Path, found: list[str]) -> str:
 
 
 def _before(checkpoint: Path) -> Optional[Path]:
-    """The newest other finished checkpoint of the same run beside this one that can be resumed."""
+    """The newest other finished checkpoint of the same run, beside this one, that can be resumed."""
     steps = dict(own_finished(checkpoint.parent))
     others = [path for path, manifest in steps.items() if path != checkpoint and not manifest.weights_only]
     own = steps[checkpoint].step if checkpoint in steps else None
@@ -551,13 +568,13 @@ def _before(checkpoint: Path) -> Optional[Path]:
 
 
 def weights_dir(checkpoint: Path) -> Path:
-    """The folder with Megatron-Core's files: ``weights`` inside, or the directory itself."""
+    """The folder with Megatron-Core's files: ``weights`` inside the checkpoint, or the directory itself."""
     inside = checkpoint / WEIGHTS_PATH
     return inside if inside.is_dir() else checkpoint
 
 
 def reason_of(error: BaseException) -> str:
-    """One line; of what several ranks report, the first rank's."""
+    """The error in one line. If several ranks report an error, that of the first rank."""
     if isinstance(error, CheckpointException):
         if not error.failures:
             return "on another rank, which says why"
@@ -569,7 +586,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def _room(target: Path) -> str:
-    """What is free on ``target``'s disk, where that is little: torch's writer of archives doesn't say that a disk is full."""
+    """The free space on ``target``'s disk if it is low, because torch's writer of archives doesn't report a full
+    disk."""
     try:
         free = shutil.disk_usage(target.parent).free
     except OSError:
@@ -607,16 +625,16 @@ def _all_gathered(value: Any) -> list[Any]:
 
 
 def _written(temporary: Path, hashes: dict[str, str]) -> dict[str, tuple[Optional[int], str]]:
-    """Size, as this rank sees it, and SHA-256 of each file that it wrote, by its path inside the checkpoint."""
+    """The size, as this rank sees it, and the SHA-256 of each file that it wrote, by its path in the checkpoint."""
     names = {f"{WEIGHTS_PATH}/{name}": digest for name, digest in hashes.items()}
     return {name: (_size(temporary / name), digest) for name, digest in names.items()}
 
 
 def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]]) -> None:
-    """Prove that this rank sees what every rank wrote, before it becomes a checkpoint.
+    """Check that this rank sees the files of every rank before they become a checkpoint.
 
     Raises:
-        CheckpointError: it doesn't.
+        CheckpointError: a file is missing or differs in size.
     """
     for rank, part in enumerate(written):
         for name, (size, _) in part.items():
@@ -631,17 +649,18 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another process is gone. gloo and NCCL say so in a RuntimeError's words alone."""
+    """Whether a collective failed because another process is gone. gloo and NCCL report this only in the text of a
+    RuntimeError."""
     return isinstance(error, RuntimeError) and any(
         words in str(error) for words in ("Connection closed by peer", "Connection reset", "remote process exited")
     )
 
 
 def _refuse_missing_shards(weights: Path) -> None:
-    """Whoever wrote them, and whatever was reported: a shard that the index of tensors names has to be there.
+    """Check that every shard in the index of tensors exists, whatever was reported by its writer.
 
     Raises:
-        CheckpointError: some aren't, or are empty.
+        CheckpointError: shards are missing or empty.
     """
     named = {str(stored.relative_path) for stored in (read_metadata(weights).storage_data or {}).values()}
     if missing := sorted(name for name in named if not _size(weights / name)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules that a recipe must keep, judged before anything runs: every broken rule at once, with its arithmetic.
+"""Checks a recipe against all rules before anything runs, and reports every broken rule at once, with its arithmetic.
 
-`check_recipe` raises, `find_problems` lists; `RULES` is the table that both go through, and the documentation with them. No
-process group is made, and no file is opened but to see that it is there.
+`check_recipe` raises, `find_problems` lists. `RULES` is the table that both use, and the documentation too. No process
+group is created. Files are not opened, except to see that they exist.
 """
 
 from nemo2.checks.find import check_recipe, find, find_problems

@@ -21,31 +21,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A recipe, where it would run, and the objects that its settings make.
+    """A recipe, its machine, and the objects that its settings make.
 
-    None stands for what the recipe doesn't say, or what could not be built: rules about it stay silent.
+    None stands for a value that the recipe doesn't set or an object that could not be built. Rules about it find
+    nothing.
     """
 
     recipe: Any
     layout: Layout
-    """Layout of the strategy; that of one rank where `sizes` are no numbers."""
+    """The strategy's layout, or that of one rank if `sizes` are not numbers."""
     sizes: Mapping[str, Any]
-    """The parallel sizes as written, by their short names; empty where the strategy isn't Megatron's."""
+    """The parallel sizes as written, by their short names. Empty: the strategy isn't Megatron's."""
     nodes: int
     devices: Optional[int]
-    """Processes per node; None where the trainer asks for something that is no number of them."""
+    """Processes per node. None: the trainer's value is not a number of devices."""
     world_size: int
     launched: tuple[Optional[int], Optional[int]] = (None, None)
     """Devices per node and nodes that the executor starts."""
     machine: Machine = field(default_factory=Machine)
-    """It will run on this one."""
+    """The machine of the run."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its processes will see, as far as they are known."""
+    """The known variables of its processes."""
     parts: Parts = field(default_factory=Parts)
 
     @property
     def here(self) -> bool:
-        """Whether it will run on this machine."""
+        """Whether the run is on this machine."""
         return self.machine.local
 
     @property
@@ -67,7 +68,7 @@ class Facts:
 
     @property
     def config(self) -> Optional[Any]:
-        """The model's configuration with derived values, as it was asked for; parallel sizes are not written yet."""
+        """The model's configuration with derived values, as requested. Parallel sizes are not written yet."""
         return self.parts.get("model.config")
 
     @cached_property
@@ -90,7 +91,7 @@ class Facts:
         return getattr(self.parts.get("trainer.strategy"), "ddp_config", None)
 
     def of_model(self, name: str, default: Any = None) -> Any:
-        """A field of the model's configuration, derived values included; `default` where there is none."""
+        """A field of the model's configuration, including derived values. `default`: there is no such field."""
         source = self.config if self.config is not None else self.model
         value = getattr(source, name, None) if source is not None else None
         if value is None and self.config is None and self.model is not None:
@@ -98,11 +99,12 @@ class Facts:
         return default if value is None else value
 
     def set_on_model(self, name: str) -> bool:
-        """Whether somebody gave the model's configuration this field: a recipe, a user, or its class."""
+        """Whether a recipe, a user or the class sets this field of the model's configuration."""
         return name in getattr(self.model, "__arguments__", {})
 
     def of_optimizer(self, name: str, default: Any = None) -> Any:
-        """A field of the optimizer's configuration, read off the recipe: it may refuse to be built on this machine."""
+        """A field of the optimizer's configuration, read from the recipe, because the configuration may fail to
+        build on this machine."""
         value = getattr(getattr(getattr(self.recipe, "optim", None), "config", None), name, None)
         return default if value is None else value
 
@@ -111,7 +113,7 @@ class Facts:
 
     @property
     def asks_for_overlap(self) -> bool:
-        """Whether a callback decides which communication is overlapped."""
+        """Whether a callback decides which communication overlaps."""
         return bool(overlap_callbacks(getattr(self.trainer, "callbacks", None)))
 
     @property
@@ -128,14 +130,14 @@ class Facts:
 
     @property
     def data_parallel_size(self) -> Optional[int]:
-        """Replicas of the model; None where the layout can't be laid over the world."""
+        """Replicas of the model. None: the layout doesn't fit the world."""
         if self.layout.world_problem(self.world_size):
             return None
         return self.world_size // self.layout.model_parallel_size
 
     @property
     def num_microbatches(self) -> Optional[int]:
-        """Micro-batches of a replica per step; None where the batch can't be split."""
+        """Micro-batches of a replica per step. None: the batch can't be split."""
         gbs, mbs, dp = self.global_batch_size, self.micro_batch_size, self.data_parallel_size
         if not (is_count(gbs) and is_count(mbs) and dp):
             return None
@@ -164,8 +166,10 @@ def read_facts(
     machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> Facts:
-    """The facts of a recipe that has a trainer, on ``machine`` (None: GPUs of any kind). ``devices`` and ``nodes`` are what an
-    executor starts, if it is known."""
+    """The facts of a recipe with a trainer, on ``machine`` (None: GPUs of any kind).
+
+    ``devices`` and ``nodes`` are the numbers that an executor starts, if it is known.
+    """
     machine = machine or Machine()
     trainer = recipe.trainer
     strategy: Any = getattr(trainer, "strategy", None)
@@ -177,7 +181,7 @@ def read_facts(
     try:
         world = world_of(trainer, machine)
         asked_nodes, asked_devices = world.nodes, world.devices
-    except ConfigError:  # told by a rule
+    except ConfigError:  # a rule reports it
         asked_nodes, asked_devices = max(1, number(trainer, "num_nodes") or 1), None
     world_nodes, world_devices = nodes or asked_nodes, devices or asked_devices
     return Facts(
@@ -195,7 +199,7 @@ def read_facts(
 
 
 def number(node: Any, name: str) -> Optional[int]:
-    """A whole number of a node; None where it is anything else."""
+    """An integer field of a node. None: the field has another value."""
     value = getattr(node, name, None)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -206,7 +210,7 @@ def with_layout(facts: Facts, layout: Layout) -> Facts:
 
 
 def _derived(model: Any, name: str) -> Any:
-    """The value that Megatron-Core would derive, for a configuration that it refuses to build."""
+    """The value that Megatron-Core would derive, for a configuration that it rejects."""
     heads, hidden = getattr(model, "num_attention_heads", None), getattr(model, "hidden_size", None)
     if name == "num_query_groups":
         return heads

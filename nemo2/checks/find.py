@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking for broken rules: all of them at once, before anything runs."""
+"""Finds all broken rules of a recipe before anything runs."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -25,19 +25,21 @@ def check_recipe(
     machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> None:
-    """Refuse a recipe that can't run, before it is launched.
+    """Reject a recipe that can't run, before it is launched.
 
     Args:
-        recipe: A configured call of ``llm.pretrain`` or its like.
+        recipe: A configured call of ``llm.pretrain`` or a similar function.
         devices: Processes per node that will be launched. None: the trainer's.
         nodes: Nodes that will be launched. None: the trainer's.
-        local: It will run on this machine: its files, devices, packages and variables are looked at too.
-        chosen: Somebody asked for ``devices`` on this machine. False: they are the recipe's, laid out for another one.
-        machine: What it will run on. None: this machine where it is local, else GPUs of any kind.
-        environment: Variables of its processes. None: this process' where it is local, else unknown.
+        local: The recipe will run on this machine, so its files, devices, packages and variables are checked too.
+        chosen: The user asked for ``devices`` on this machine. False: they are the recipe's, which was laid out for
+            another machine.
+        machine: The machine of the run. None: this machine with ``local``, otherwise GPUs of any kind.
+        environment: The variables of its processes. None: this process's with ``local``, otherwise unknown.
 
     Raises:
-        ConfigError: with all broken rules, one paragraph each, and the nearest legal layouts where another one would do.
+        ConfigError: with all broken rules, one paragraph each, and the nearest legal layouts if another layout would
+            fix them.
     """
     problems = find(
         recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, machine=machine, environment=environment
@@ -50,7 +52,7 @@ def check_recipe(
 
 
 def find_problems(recipe: Any, **where: Any) -> list[str]:
-    """All broken rules as sentences, empty if there are none; arguments as `check_recipe`."""
+    """All broken rules as sentences. Empty: no rule is broken. The arguments are those of `check_recipe`."""
     return [problem.message for problem in find(recipe, **where)]
 
 
@@ -64,7 +66,7 @@ def find(
     machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> list[Problem]:
-    """All broken rules, empty if there are none; arguments as `check_recipe`."""
+    """All broken rules. Empty: no rule is broken. The arguments are those of `check_recipe`."""
     from nemo2.config.checks import problems as unserialisable
 
     found = [Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)]
@@ -86,7 +88,7 @@ def find(
 
 
 def _of_a_teacher(recipe: Any, told: Collection[str], where: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with the teacher of a distillation in the layout of the recipe, beyond what is wrong with the student too."""
+    """The problems of a distillation's teacher in the recipe's layout, without those that the student has too."""
     from nemo2.strategies.teaching import no_virtual_stages, teachers_recipe
 
     topic = "The teacher"
@@ -112,7 +114,7 @@ def layout_hint(
     nodes: Optional[int] = None,
     machine: Optional[Machine] = None,
 ) -> Optional[str]:
-    """A last line with the nearest legal layouts; None where another layout is not what is needed, or there is none."""
+    """A last line with the nearest legal layouts. None: another layout doesn't help, or there is none."""
     if not any(problem.topic in LAYOUT_TOPICS for problem in problems):
         return None
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)

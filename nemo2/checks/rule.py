@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a rule: a sentence, the arithmetic that finds it broken, a recipe that breaks it and the nearest that does not.
+"""The form of a rule: a sentence, the arithmetic that detects a violation, a recipe that breaks the rule and the
+nearest that keeps it.
 
-The two recipes are part of the rule, so that the documentation shows them and a test runs them: the first must be
-refused by this rule, the second by none.
+The two recipes are part of the rule, so that the documentation shows them and a test runs them. This rule must reject
+the first recipe, and no rule the second.
 """
 
 import shlex
@@ -18,24 +19,24 @@ Finder = Callable[["Facts"], Iterator[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A recipe with changes, and where it would run; what `nemo2 check` is called with."""
+    """A recipe with changes, and its machine: the arguments of `nemo2 check`."""
 
     recipe: str
     changes: tuple[str, ...] = ()
     """Changes in the command line's form: ``trainer.max_steps=100``."""
     assigned: Mapping[str, Any] = field(default_factory=dict)
-    """Values that the command line would refuse by their type, by their path."""
+    """Values by path that the command line would reject because of their type."""
     corpus: Optional[Mapping[str, Any]] = None
-    """Arguments of a `PreTrainingDataModule` in place of the recipe's data; None: that stays."""
+    """Arguments of a `PreTrainingDataModule` that replaces the recipe's data. None: the recipe's data."""
     devices: Optional[int] = None
-    """Processes per node that the executor starts; None: what the trainer says."""
+    """Processes per node that the executor starts. None: the trainer's number."""
     here: bool = False
-    """It would run on this machine."""
+    """Whether the recipe would run on this machine."""
     gpu: Optional[str] = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """How a user would ask for it: the command, or the lines of Python that it takes beside it."""
+        """The form in which a user would request it: the command, or the lines of Python around it."""
         if self.corpus is None and not self.assigned:
             return [self._command()]
         lines = [f"recipe = llm.{self.recipe}.pretrain_recipe()"]
@@ -58,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A broken rule: its name, and what a user is told."""
+    """A broken rule: its name, and the message for the user."""
 
     rule: str
     topic: str
@@ -67,32 +68,32 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that a run needs."""
+    """A requirement of a run."""
 
     name: str
     topic: str
     says: str
     """The rule, as a sentence."""
     otherwise: str
-    """The fate of a run that breaks the rule."""
+    """What happens to a run that breaks the rule."""
     find: Finder
-    """Yields a paragraph for each way the facts break it."""
+    """Yields a paragraph for each violation of the rule."""
     broken: Case
     mended: Case
     megatron_refuses: bool
-    """Whether Megatron-Core itself raises when such a model is built; it may do so late, on the ranks."""
+    """Whether Megatron-Core itself raises when such a model is built, possibly late and on the ranks."""
     needs_sizes: bool
     in_force: Callable[[], bool] = lambda: True
-    """Whether the installed versions need it; where they don't, it finds nothing."""
+    """Whether the installed versions need the rule. If they don't, the rule finds nothing."""
 
 
 class Topic:
-    """Rules that belong together, in the order they are told.
+    """Related rules, in the order in which they are reported.
 
     Args:
-        title: Heading of the documentation.
-        needs_sizes: The rules look at the parallel sizes, and have nothing to say where these are not numbers.
-        recipe: What the examples change, where they don't name another one.
+        title: The heading in the documentation.
+        needs_sizes: The rules read the parallel sizes, and find nothing if these are not numbers.
+        recipe: The recipe that the examples change, unless they name another.
     """
 
     def __init__(self, title: str, *, needs_sizes: bool = True, recipe: str = "llama3_8b") -> None:
@@ -120,11 +121,12 @@ class Topic:
         corpus: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None),
         assigned: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
     ) -> Callable[[Finder], Finder]:
-        """Adds a rule that the decorated function finds broken.
+        """Add a rule with the decorated function, which detects violations.
 
-        ``in_force`` says whether the installed versions need the rule; where they don't, it finds nothing.
-        ``broken`` and ``mended`` are changes to ``recipe`` as one types them, separated by blanks; of ``launched`` (devices
-        per node), ``gpu``, ``corpus`` and ``assigned`` the first is the broken case's, the second the mended one's.
+        ``in_force`` tells whether the installed versions need the rule. If they don't, it finds nothing. ``broken`` and
+        ``mended`` are changes to ``recipe`` as on a command line, separated by spaces. In ``launched`` (devices per
+        node), ``gpu``, ``corpus`` and ``assigned`` the first value belongs to the broken case, the second to the mended
+        one.
         """
 
         def add(find: Finder) -> Finder:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe tree: configs that can be edited, printed, compared, sent to another machine and built.
 
-`configurable` costs nothing to import; the names that need fiddle and nemo-run are loaded when first used.
+Importing `configurable` is cheap. Names that need fiddle and nemo-run are imported on first use.
 """
 
 from nemo2.lazy import front_door

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Second spellings of parameters: who has which, and what they stand for.
+"""Aliases of parameters: their owners and the parameters that they stand for.
 
-An alias belongs to a class or function and stands for one of its parameters (`ddp_config` for `ddp`) or, in a recipe,
-for a path that starts at one (`strategy` of `pretrain` for `trainer.strategy`). The table is keyed by
+An alias belongs to a class or function. It stands for a parameter (`ddp_config` for `ddp`) or, in a recipe, for a path
+that starts at a parameter (`strategy` of `pretrain` for `trainer.strategy`). The key of the table is
 `"module:qualname"`, so that classes of other packages can have aliases without being imported here.
 """
 
@@ -22,8 +22,8 @@ _table: dict[str, dict[str, str]] = {
 
 
 class Elsewhere(NamedTuple):
-    """Where the value of an unset field is decided: the path of that part from the recipe's root, and its reading of the part
-    there. ``read`` gives `NOT_HERE` where the class's default holds after all."""
+    """The part of a recipe that decides an unset field: the part's path from the root, and a function that reads the
+    value from it. ``read`` returns `NOT_HERE` if the class's default applies."""
 
     path: str
     read: Callable[[Any], Any]
@@ -31,21 +31,21 @@ class Elsewhere(NamedTuple):
 
 NOT_HERE = object()
 DECIDED_ELSEWHERE: dict[tuple[str, str], Elsewhere] = {}
-"""By class and field; see `register_elsewhere`."""
+"""The deciding part by class and field; see `register_elsewhere`."""
 
 _GONE: dict[str, dict[str, str]] = {}
-"""Why a class or function, by its key, has no parameter of a name that NeMo 2.0's scripts give it."""
+"""For each class or function, names from NeMo 2.0's scripts that it lacks, with the reason."""
 
 _resolved: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
 
 
 def register_aliases(target: Callable[..., Any] | str, /, **aliases: str) -> None:
-    """Add `alias="parameter"` spellings to a class or function, or to a `"module:qualname"` that needs no import.
+    """Add `alias="parameter"` names to a class or function, or to a `"module:qualname"`, which is not imported.
 
-    Subclasses inherit them. Registering an alias again replaces what it stood for.
+    Subclasses inherit the aliases. Registering an alias again replaces its meaning.
 
     Raises:
-        TypeError: the target is loaded and an alias is the name of a parameter, or stands for none.
+        TypeError: the target is loaded, and an alias is the name of a parameter or stands for none.
     """
     if not isinstance(target, str):
         names = parameter_names(target)
@@ -59,7 +59,7 @@ def register_aliases(target: Callable[..., Any] | str, /, **aliases: str) -> Non
 
 
 def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
-    """Alias to parameter (or dotted path) for a class or function, with those inherited from base classes.
+    """The aliases of a class or function, with those of base classes, and the parameter or dotted path of each.
 
     An inherited alias that the signature no longer supports is left out.
     """
@@ -73,38 +73,44 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     if found:
         names = parameter_names(target)
         found = {alias: real for alias, real in found.items() if alias not in names and real.split(".")[0] in names}
-    with contextlib.suppress(TypeError):  # not weakly referable: computed each time
+    with contextlib.suppress(TypeError):  # not weakly referable, so computed each time
         _resolved[target] = found
     return dict(found)
 
 
 def register_gone(target: Callable[..., Any] | str, /, **reasons: str) -> None:
-    """Names that NeMo 2.0 takes or swallows and this class or function (or ``"module:qualname"``) doesn't have, each with a
-    sentence on what does its work. The error for such a name says it, in place of names that look alike."""
+    """Register names that NeMo 2.0 accepts and this class or function (or ``"module:qualname"``) lacks.
+
+    Each has a sentence that names its replacement. The error for such a name contains the sentence instead of similar
+    names.
+    """
     _GONE.setdefault(target if isinstance(target, str) else _key(target), {}).update(reasons)
 
 
 def gone(target: Any, name: str) -> str | None:
-    """The sentence of `register_gone`, of a base class too; None: nothing is known of this name."""
+    """The sentence of `register_gone`, also of a base class. None: the name isn't registered."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
     return next((told for owner in owners if (told := _GONE.get(_key(owner), {}).get(name))), None)
 
 
 def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:
-    """Fields of ``owner`` (``"module:qualname"``, which needs no import) and its subclasses that the part at ``path`` of a recipe
-    decides where they aren't set, each with the reading of that part."""
+    """Register fields of ``owner`` (``"module:qualname"``, which is not imported) and its subclasses that another part
+    of a recipe decides if they are unset.
+
+    ``path`` is that part's path. Each field has a function that reads its value from the part.
+    """
     DECIDED_ELSEWHERE.update({(owner, name): Elsewhere(path, read) for name, read in readings.items()})
 
 
 def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
-    """The decider of a field that isn't set; None: its class's default holds."""
+    """The part that decides a field that isn't set. None: the class's default applies."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
     found = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
     return found if found is not None and name in parameter_names(target) else None
 
 
 def parameter_names(target: Callable[..., Any]) -> list[str]:
-    """The parameters of a class or function that can be given by keyword, in order; empty where it has no signature."""
+    """The parameters of a class or function that can be passed by keyword, in order. Empty without a signature."""
     return list(_parameter_names(target))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`@configurable`: closed signatures, second spellings, and live objects that know how they were made.
+"""`@configurable`: closed signatures, aliases of parameters, and live objects that record their arguments.
 
-A user writes `recipe.trainer.callbacks.append(MyCallback(every=10))`. The callback is a live object, yet the recipe
-must be able to travel to another machine as text. So a configurable class keeps the arguments each instance was made
-with, and the recipe tree turns the instance back into a config when it has to. Nothing here imports torch, fiddle or
-nemo-run.
+A user writes `recipe.trainer.callbacks.append(MyCallback(every=10))`. The callback is a live object, but the recipe
+must be able to travel to another machine as text. A configurable class therefore records the arguments of each
+instance, and the recipe tree turns the instance back into a config when needed. This module imports neither torch nor
+fiddle nor nemo-run.
 """
 
 import dataclasses
@@ -45,17 +45,17 @@ def configurable(target: _T, /) -> _T: ...
 @overload
 def configurable(**aliases: str) -> Callable[[_T], _T]: ...
 def configurable(target: Any = None, /, **aliases: str) -> Any:
-    """Make a class or function fit for recipes; use bare or as `@configurable(second_spelling="parameter")`.
+    """Make a class or function usable in recipes. Use it without arguments or as `@configurable(alias="parameter")`.
 
-    The signature stays what it is. Calls accept the aliases too, a keyword that does not exist is answered with the
-    nearest names, and instances of a class remember their arguments (`captured_arguments`). Subclasses are configurable
-    as well; decorate them only to add aliases or to have their signature checked. Put it above `@dataclass`.
+    The signature does not change. Calls accept the aliases too. An unknown keyword raises an error with the nearest
+    names. Instances of a class record their arguments (`captured_arguments`). Subclasses are configurable as well;
+    decorate them only to add aliases or to have their signature checked. Put the decorator above `@dataclass`.
 
     A dotted alias (`strategy="trainer.strategy"`) exists in recipes only, where the path leads through sub-configs.
 
     Raises:
-        TypeError: the signature has `*args` or `**kwargs`, which would swallow typing errors, or an alias stands for
-            nothing.
+        TypeError: the signature has `*args` or `**kwargs`, which would hide typing errors, or an alias stands for no
+            parameter.
     """
     if target is None:
         return lambda decorated: configurable(decorated) if not aliases else _decorate(decorated, aliases)
@@ -63,16 +63,16 @@ def configurable(target: Any = None, /, **aliases: str) -> Any:
 
 
 def is_configurable(target: object) -> bool:
-    """Whether a class (or one it derives from) or a function was decorated with `@configurable`."""
+    """Whether a class (or a base class of it) or a function was decorated with `@configurable`."""
     if isinstance(target, type):
         return any(getattr(base.__dict__.get("__init__"), _WRAPPED, False) for base in target.__mro__)
     return bool(getattr(target, _WRAPPED, False))
 
 
 def captured_arguments(obj: object) -> dict[str, Any] | None:
-    """The keyword arguments that rebuild `obj`, or None for an object of a class that isn't configurable.
+    """The keyword arguments that rebuild `obj`. None: the object's class isn't configurable.
 
-    Only arguments that were passed, under their real names; the values are those passed, not copies.
+    Only arguments that were passed, under their real names. The values are the passed objects, not copies.
     """
     record = getattr(obj, "__dict__", {}).get(_RECORD)
     if record is None or record.arguments is None:
@@ -81,7 +81,7 @@ def captured_arguments(obj: object) -> dict[str, Any] | None:
 
 
 def is_being_made(obj: object) -> bool:
-    """Whether the constructor of a configurable object is still running, those of subclasses included."""
+    """Whether the constructor of a configurable object, or of a subclass, is still running."""
     record = getattr(obj, "__dict__", {}).get(_RECORD)
     return record is not None and record.arguments is None
 
@@ -92,7 +92,7 @@ def _is_made(obj: object) -> bool:
 
 
 def recapture(obj: object, name: str, value: Any) -> None:
-    """Take an argument that the class lets be set after construction for one that the object was made with."""
+    """Record a new value of an argument that the class allows to be set after construction."""
     record = obj.__dict__.get(_RECORD)
     if record is not None and record.arguments is not None:
         obj.__dict__[_RECORD] = changed = _Record(record.made_at)
@@ -100,18 +100,19 @@ def recapture(obj: object, name: str, value: Any) -> None:
 
 
 def made_at(obj: object) -> tuple[str, int] | None:
-    """File and line that constructed a captured object, or None for any other."""
+    """The file and line that constructed a captured object. None for any other object."""
     record = getattr(obj, "__dict__", {}).get(_RECORD)
     return None if record is None else record.made_at
 
 
 def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) -> list[str]:
-    """Public attributes of an object that its arguments don't explain; empty where they all follow from them.
+    """The public attributes of an object that its arguments don't explain. Empty: all attributes follow from the
+    arguments.
 
-    Looks at attributes that are plain data. With `arguments`, the object is compared with a twin made from those.
-    Without, it is compared with itself right after construction and only then with a twin made from the captured
-    arguments, because a list that was passed in may have grown together with the attribute that holds it. An object
-    that isn't a captured one is not compared without `arguments`.
+    Only attributes with plain data are compared. With `arguments`, the object is compared with a twin made from them.
+    Without, it is first compared with its own state right after construction, and then with a twin made from the
+    captured arguments, because a list that was passed may have grown together with the attribute that holds it. An
+    object that isn't captured is not compared without `arguments`.
     """
     now = _plain_attributes(obj)
     if arguments is None or arguments == captured_arguments(obj):
@@ -126,7 +127,7 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
         suspects, made_with = [], dict(arguments)
     try:
         twin = type(obj)(**made_with)
-    except Exception:  # the constructor is the user's and may raise anything; without a twin the suspicion stands
+    except Exception:  # a user's constructor may raise anything; without a twin the difference stands
         return suspects
     return _differences(obj, _plain_attributes(twin), now)
 
@@ -147,7 +148,7 @@ def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
 
 
 def remembers_arguments(cls: type) -> bool:
-    """Whether instances of ``cls`` keep what they were made with."""
+    """Whether instances of ``cls`` record their arguments."""
     return getattr(cls.__init__, _WRAPPED, False)
 
 
@@ -171,7 +172,7 @@ def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_init(cls: type) -> None:
-    """Replace the `__init__` that `cls` itself defines (or inherits unwrapped) with one that keeps the arguments."""
+    """Replace the `__init__` that `cls` defines (or inherits unwrapped) with one that records the arguments."""
     init: Any = cls.__init__
     if getattr(init, _WRAPPED, False):
         return
@@ -183,11 +184,11 @@ def _wrap_init(cls: type) -> None:
         kwargs = {name: read_dtype(cls, name, value) for name, value in _real_names(cls, kwargs).items()}
         record = self.__dict__.get(_RECORD)
         if record is not None and record.arguments is None:
-            init(self, *args, **kwargs)  # called by a subclass whose own arguments are being kept
+            init(self, *args, **kwargs)  # called by a subclass, whose arguments are recorded
             return
-        caller = sys._getframe(1)  # constructors are called from C, so this is the line that made the object
+        caller = sys._getframe(1)  # constructors are called from C, so this line made the object
         record = _Record((caller.f_code.co_filename, caller.f_lineno))
-        object.__setattr__(self, _RECORD, record)  # past nn.Module's and frozen dataclasses' own __setattr__
+        object.__setattr__(self, _RECORD, record)  # bypasses the __setattr__ of nn.Module and frozen dataclasses
         init(self, *args, **kwargs)
         arguments = _bind(signature, self, args, kwargs)
         record.close(self, arguments)
@@ -198,7 +199,7 @@ def _wrap_init(cls: type) -> None:
 
 
 def _follow_subclasses(cls: type) -> None:
-    """Wrap the `__init__` of subclasses as they are defined, so that undecorated ones keep their own arguments."""
+    """Wrap the `__init__` of each new subclass, so that undecorated subclasses record their own arguments."""
     own = cls.__dict__.get("__init_subclass__")
     if getattr(getattr(own, "__func__", None), _WRAPPED, False):
         return
@@ -219,7 +220,7 @@ def _real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """`kwargs` under their real names.
 
     Raises:
-        ConfigError: a parameter is given under two spellings.
+        ConfigError: a parameter is given under two names.
         UnknownNameError: a keyword is neither a parameter nor an alias.
     """
     known, open_ended = _parameters(target)
@@ -247,7 +248,7 @@ def _parameters(target: Any) -> tuple[frozenset[str], bool]:
 
 
 def unknown_name(target: Any, name: str) -> UnknownNameError:
-    """The error for a name that `target` doesn't have, with what does its work, or the nearest of its parameters and aliases."""
+    """The error for a name that `target` lacks, with the replacement, or the nearest of its parameters and aliases."""
     shown = getattr(target, "__qualname__", str(target))
     return UnknownNameError(f"{shown} has no parameter {name!r}", hint=functools.partial(_hint, target, name))
 
@@ -259,13 +260,13 @@ def _hint(target: Any, name: str) -> str:
 
 
 def two_spellings(target: Any, first: str, second: str) -> ConfigError:
-    """The error for one parameter given under two names."""
+    """The error for a parameter that is given under two names."""
     shown = getattr(target, "__qualname__", str(target))
     return ConfigError(f"{shown} got both {first!r} and {second!r}, two spellings of one parameter: give one of them.")
 
 
 def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments by name, or None where positional extras have no name to be kept under."""
+    """The arguments by name. None: positional extras have no names."""
     bound = signature.bind(obj, *args, **kwargs)
     arguments: dict[str, Any] = {}
     for index, (name, value) in enumerate(bound.arguments.items()):
@@ -282,7 +283,8 @@ def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str,
 
 
 class _Record:
-    """The call that made an instance. `arguments` is None while its constructor runs, or where they have no names."""
+    """The call that made an instance. `arguments` is None while its constructor runs, or if the arguments have no
+    names."""
 
     def __init__(self, made_at: tuple[str, int] | None = None) -> None:
         self.made_at = made_at
@@ -297,14 +299,14 @@ class _Record:
         return self  # never changed after close; the arguments may be large
 
     def __reduce__(self) -> tuple:
-        return (_Record, ())  # an object sent to a data loader's worker must not take its arguments along
+        return (_Record, ())  # an object that is sent to a loader's worker leaves its arguments behind
 
 
 _NOT_PLAIN = object()
 
 
 def _plain_attributes(obj: object) -> dict[str, Any]:
-    """Public attributes to frozen copies of their values; `_NOT_PLAIN` for a value that isn't plain data."""
+    """Frozen copies of the values of public attributes. `_NOT_PLAIN` for a value that isn't plain data."""
     attributes = getattr(obj, "__dict__", {})
     return {name: _freeze(value) for name, value in attributes.items() if not name.startswith("_")}
 
@@ -316,7 +318,7 @@ def _differences(obj: object, before: dict[str, Any], now: dict[str, Any]) -> li
         old, new = before.get(name, _NOT_PLAIN), now.get(name, _NOT_PLAIN)
         if old is _NOT_PLAIN and new is _NOT_PLAIN:
             continue
-        # None becoming an object is how frameworks attach themselves; only a parameter's own attribute is the user's.
+        # Frameworks attach themselves by replacing None with an object. Only a parameter's own attribute is the user's.
         if (old is _NOT_PLAIN or new is _NOT_PLAIN) and name not in parameters:
             continue
         if old is _NOT_PLAIN or new is _NOT_PLAIN or old != new:
@@ -325,7 +327,8 @@ def _differences(obj: object, before: dict[str, Any], now: dict[str, Any]) -> li
 
 
 def _freeze(value: Any) -> Any:
-    """A copy of plain data that later changes can't reach, comparable with `==`; `_NOT_PLAIN` for anything else."""
+    """A copy of plain data that is independent of later changes and comparable with `==`. `_NOT_PLAIN` for anything
+    else."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | enum.Enum):
         return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)  # nan equals itself
     references = isinstance(value, type) or inspect.isroutine(value) or type(value).__name__ == "dtype"

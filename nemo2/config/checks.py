@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a recipe can travel: every value that can't be written as text, with who set it and what to do instead."""
+"""Checks that a recipe can be serialized. Errors list every value without a textual form, who set it, and the fix."""
 
 import math
 import types
@@ -14,11 +14,11 @@ from nemo2.config.walk import children, who_set
 from nemo2.errors import ConfigError
 
 _PLAIN = frozenset((bool, int, str, type(None)))
-"""Types whose values are all written as they are."""
+"""Types whose values are always written unchanged."""
 
 
 def check_serialisable(recipe: Any) -> None:
-    """Refuse a recipe that could not be sent to another process, naming everything that stands in the way at once.
+    """Reject a recipe that can't be sent to another process, with all its problems at once.
 
     Raises:
         ConfigError: a line for each value: its path, the value, who set it and the fix.
@@ -30,7 +30,7 @@ def check_serialisable(recipe: Any) -> None:
 
 
 def problems(recipe: Any) -> list[str]:
-    """One line for each value that can't be serialised; empty where all can."""
+    """One line for each value that can't be serialized. Empty: all values can."""
     found: list[str] = []
     seen: set[int] = set()
 
@@ -90,7 +90,7 @@ _FIXES = {
 def _can_be_written(value: Any) -> bool:
     try:
         serialization.Serialization(value)
-    except Exception:  # fiddle raises its own, AttributeError, ImportError ...: all say that there is no text for it
+    except Exception:  # fiddle, AttributeError, ImportError ...: the value has no text
         return False
     return True
 

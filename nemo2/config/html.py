@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe in a notebook: a tree that folds, in HTML that needs no script, no Graphviz and nothing from a network.
+"""Shows a recipe in a notebook as a collapsible tree, in HTML without scripts, Graphviz or network access.
 
-`nemo2.config` hands out `Config` and `Partial` from here, so that whoever has one can look at it.
+`nemo2.config` exports `Config` and `Partial` from this module, so that every config has this view.
 """
 
 from html import escape
@@ -14,7 +14,7 @@ from nemo2.config.tree import Config, Partial
 from nemo2.config.walk import who_set
 
 _OPEN = 2
-"""Levels that are unfolded at first."""
+"""Levels that are expanded at first."""
 _LONGEST = 160
 _STYLE = (
     "<style>.nemo2-tree{font:13px/1.5 ui-monospace,monospace}.nemo2-tree details,.nemo2-tree div{margin-left:1.2em}"
@@ -24,10 +24,10 @@ _STYLE = (
 
 
 def html_tree(node: Any) -> str:
-    """What is set in a config and below it, as an element with its style.
+    """The set values of a config and its children, as an HTML element with its style.
 
-    The line that set a value shows under the pointer. A config that stands in two places is shown at the first, and the second
-    names that.
+    A tooltip shows the line that set each value. A config that is used in two places is shown at the first, and the
+    second refers to it.
     """
     return f'{_STYLE}<div class="nemo2-tree">{_Tree().shown("", node, "", 0, "")}</div>'
 
@@ -67,7 +67,7 @@ def _label(step: str) -> str:
 
 
 def _who(node: Any, step: str) -> str:
-    """``file:line`` that set a field last; "" for an item of a list."""
+    """The ``file:line`` that set a field last. "": an item of a list."""
     if not isinstance(node, fdl.Buildable) or not step.startswith("."):
         return ""
     setters = who_set(node, step[1:])
@@ -75,7 +75,7 @@ def _who(node: Any, step: str) -> str:
 
 
 def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-    """IPython's text goes by ``__class__``, which is the target's, and never finds the `__repr__` of a config."""
+    """The text for IPython, which looks at ``__class__``, the target's, and never finds the `__repr__` of a config."""
     return {"text/plain": render(node), "text/html": html_tree(node)}
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trainer.max_steps=100`: settings typed on a command line, applied to a recipe.
+"""Applies settings from a command line, such as `trainer.max_steps=100`, to a recipe.
 
-A path leads through parameters and their aliases, list indices and dict keys. A value is read as Python would read it
-and must fit the annotation of the parameter it sets; `+= -= *= /=` change the value that is there. Where an object belongs,
-a factory's name makes it: `log=default_log`, `optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)`.
+A path leads through parameters and their aliases, list indices and dict keys. A value is parsed like a Python value and
+must fit the annotation of its parameter. `+= -= *= /=` change the current value. Where an object is required, a
+factory's name creates it: `log=default_log`, `optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)`.
 """
 
 import operator
@@ -27,18 +27,18 @@ from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError, UnknownNameError
 
 COMMAND_LINE = "command line"
-"""The file that a field's history names where an override set it; the line is the override's number."""
+"""The file in a field's history for a value from an override. The line is the override's number."""
 
 _OVERRIDE = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+|\[[^\]]*\])*)\s*(\+=|-=|\*=|/=|=)(.*)", re.DOTALL)
 _STEP = re.compile(r"\.?(\w+)|\[([^\]]*)\]")
 _OPERATIONS = {"+=": operator.add, "-=": operator.sub, "*=": operator.mul, "/=": operator.truediv}
 _MISSING = object()
 _PLAIN_WORD = re.compile(r"[A-Za-z_./][\w./:@+-]*")
-"""Text that means itself, without quotes, wherever text can stand."""
+"""Text that needs no quotes wherever text is allowed."""
 
 
 class _Place(NamedTuple):
-    """Where a value lives: a field of a config, an item of a list or an entry of a dict."""
+    """The location of a value: a field of a config, an item of a list or an entry of a dict."""
 
     owner: Any
     key: Any
@@ -60,27 +60,27 @@ class _Place(NamedTuple):
             self.owner[self.key] = value
 
     def hint(self) -> Any:
-        """The annotation of what lives here; `Any` where there is none that can be resolved."""
+        """The annotation of this location. `Any` if no annotation can be resolved."""
         return hint_of(self.owner, self.key) if isinstance(self.owner, fdl.Buildable) else Any
 
 
 def hint_of(node: fdl.Buildable, name: str) -> Any:
-    """The annotation of a config's field; `Any` where there is none that can be resolved."""
+    """The annotation of a config's field. `Any` if no annotation can be resolved."""
     target = node.__fn_or_cls__
     annotation = signatures.get_type_hints(target).get(name, Any)
     parameter = signatures.get_signature(target).parameters.get(name)
-    # `x: str = None` is common in other people's signatures.
+    # `x: str = None` is common in other packages' signatures.
     return annotation if parameter is None or parameter.default is not None else Optional[annotation]
 
 
 def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
-    """Set what each `path=value` says, in order, and return the recipe, which is changed in place.
+    """Apply each `path=value` in order, and return the recipe, which is changed in place.
 
-    A sub-config that isn't set is made where the annotation or the default names its class. History names
-    `COMMAND_LINE` and the number of the override.
+    An unset sub-config is created if the annotation or the default names its class. The history names `COMMAND_LINE`
+    and the number of the override.
 
     Raises:
-        ConfigError: one or more overrides can't be applied. All of them are named, and the recipe is as it was.
+        ConfigError: overrides can't be applied. The message lists all of them, and the recipe is unchanged.
     """
     undo: list[tuple[_Place, Any]] = []
     failures: list[str] = []
@@ -99,14 +99,14 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
 
 
 def apply_values(recipe: Any, values: Iterable[tuple[str, Any, int]], *, source: str) -> Any:
-    """Set what the lines of a file say, in order, and return the recipe, which is changed in place.
+    """Apply the lines of a file in order, and return the recipe, which is changed in place.
 
     Args:
-        values: Path, value and line. A value without configs is set as the override that says it.
+        values: Path, value and line of each change. A value without configs is applied like the corresponding override.
         source: The file's name, for errors and for the history.
 
     Raises:
-        ConfigError: as `apply_overrides`, with the line of each change.
+        ConfigError: as in `apply_overrides`, with the line of each change.
     """
     undo: list[tuple[_Place, Any]] = []
     failures: list[str] = []
@@ -128,7 +128,8 @@ def apply_values(recipe: Any, values: Iterable[tuple[str, Any, int]], *, source:
 
 
 def takes_fields(recipe: Any, path: str) -> bool:
-    """Whether a mapping at this path sets fields of a config: one that is there, or one that the field's type names."""
+    """Whether a mapping at this path sets fields of a config: an existing config, or one that the field's type
+    names."""
     undo: list[tuple[_Place, Any]] = []
     try:
         place = _find(recipe, path, undo)
@@ -137,14 +138,14 @@ def takes_fields(recipe: Any, path: str) -> bool:
             value in (None, _MISSING) and config_class(place.hint()) is not None
         )
     except ConfigError:
-        return True  # what is wrong with the path is told for each field below it
+        return True  # the errors of each field below report a wrong path
     finally:
         _take_back(undo)
 
 
 def carry_over(old: Any, new: Any) -> None:
-    """Give ``new``, the config that takes the place of ``old``, the fields that ``old``'s class lists as ``carried_over`` where
-    ``new`` doesn't set them."""
+    """Copy the fields that ``old``'s class lists as ``carried_over`` to ``new``, its replacement, unless ``new``
+    sets them."""
     if not (isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable)):
         return
     known = new.__signature_info__.valid_param_names
@@ -161,17 +162,17 @@ def as_override(path: str, value: Any) -> str:
 
 
 def in_shell(overrides: Iterable[str]) -> str:
-    """Overrides as they are typed into bash or zsh."""
+    """Overrides as text for bash or zsh."""
     return shlex.join(overrides)
 
 
 def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
-    """The error; of an unknown name, with what to write where a field of this name lies elsewhere in the recipe."""
+    """The error. For an unknown name, it also names a field of this name elsewhere in the recipe."""
     if not isinstance(error, UnknownNameError):
         return str(error)
     path, operation, value = split_override(override)
     *parents, name = path.split(".")
-    if repr(name) not in str(error):  # it is a name within the value that is unknown
+    if repr(name) not in str(error):  # the unknown name is inside the value
         return str(error)
     found = [
         f"{place}.{name}".removeprefix(".")
@@ -186,10 +187,10 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
 
 
 def split_override(override: str) -> tuple[str, str, str]:
-    """Path, operator and value text of an override.
+    """The path, operator and value text of an override.
 
     Raises:
-        ConfigError: it isn't of the form `path=value`.
+        ConfigError: the override isn't of the form `path=value`.
     """
     match = _OVERRIDE.fullmatch(override)
     if match is None:
@@ -209,7 +210,7 @@ def _apply(recipe: Any, override: str, undo: list[tuple[_Place, Any]]) -> None:
 
 def _set(recipe: Any, path: str, text: Text, undo: list[tuple[_Place, Any]]) -> None:
     value = _fit(_find(recipe, path, undo), path, text.literal, text.raw)
-    # The result of a factory may be changes of the whole recipe instead of a config.
+    # A factory may return changes of the whole recipe instead of a config.
     for where, new in value.changes(recipe) if hasattr(type(value), "changes") else [(path, value)]:
         _put(recipe, where, new, undo)
 
@@ -222,10 +223,10 @@ def _put(recipe: Any, path: str, value: Any, undo: list[tuple[_Place, Any]]) -> 
 
 
 def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
-    """The overrides with their numbers; `optim.name=f optim.lr=1` as the call `optim=f(lr=1)` that it means.
+    """The overrides with their numbers, with `optim.name=f optim.lr=1` rewritten to the call `optim=f(lr=1)`.
 
-    NeMo's documents write a part by the name of its factory and that one's arguments beside it, and the optimizer below the
-    model. That is meant where the part itself has no field `name`.
+    NeMo's documents write the name of a part's factory and its arguments as separate overrides, with the optimizer
+    below the model. They are rewritten only if the part has no field `name`.
     """
     calls: dict[str, tuple[int, str, list[str]]] = {}
     numbered = list(enumerate(overrides, start=1))
@@ -249,7 +250,7 @@ def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
 
 
 def _is_factorys(recipe: Any, path: str) -> bool:
-    """Whether the last name of a path is no field of what it leads to, and a factory could make that."""
+    """Whether the last name of a path is no field of its config, and a factory could create the config."""
     undo: list[tuple[_Place, Any]] = []
     part, _, name = path.rpartition(".")
     try:
@@ -263,7 +264,7 @@ def _is_factorys(recipe: Any, path: str) -> bool:
 
 
 def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
-    """The place that a path leads to, with the configs on the way to it made where they are missing."""
+    """The location at the end of a path. Missing configs along the path are created."""
     steps = _steps(path)
     container = recipe
     place = _Place(recipe, None)
@@ -296,7 +297,7 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _key(container: Any, step: str | int, walked: str) -> Any:
-    """The key of `step` in its container, if it can be one."""
+    """The key of `step` in its container, if it is a valid key."""
     where = walked or "the recipe"
     if isinstance(container, fdl.Buildable):
         if isinstance(container, Config | Partial):
@@ -317,10 +318,10 @@ def _key(container: Any, step: str | int, walked: str) -> Any:
 
 
 def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
-    """The config at a step of the path; a new config where there is none."""
+    """The config at a step of the path. Created if there is none."""
     value = place.read()
     if value is not _MISSING and value is not None:
-        if _stored(place) is _MISSING:  # a default: what is changed inside it has to be an argument
+        if _stored(place) is _MISSING:  # a default, which must become an argument to keep changes
             undo.append((place, _MISSING))
             place.write(value)
         return value
@@ -344,7 +345,7 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
         raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None
     current = place.read() if hint is Any else None
     if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):
-        return float(fitted)  # nothing but the value that is there says that it is a float
+        return float(fitted)  # only the current value tells that it is a float
     return fitted
 
 
@@ -367,7 +368,7 @@ def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
 
 
 def _stored(place: _Place) -> Any:
-    """The stored value at a place, without defaults."""
+    """The stored value at a location, without defaults."""
     if isinstance(place.owner, fdl.Buildable):
         return place.owner.__arguments__.get(place.key, _MISSING)
     return place.owner.get(place.key, _MISSING) if isinstance(place.owner, dict) else place.owner[place.key]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as JSON that can be read back without trusting it.
+"""Writes a recipe as JSON, and reads JSON from untrusted sources.
 
-What a file may name, and what of it may be called, is `nemo2.config.policy`. nemo-run's own transport between a launcher and
-its workers doesn't pass through here: there both ends are the user's.
+`nemo2.config.policy` lists what a file may name and call. nemo-run's own transport between a launcher and its workers
+doesn't use this module, because the user controls both ends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,30 +17,30 @@ from nemo2.files import parse_json
 
 _METADATA = {"type": "pyref", "module": "fiddle._src.config", "name": "BuildableTraverserMetadata"}
 _MOST_VALUES = 10_000_000
-"""With everything that is shared counted as often as it is met; a large recipe has some thousands."""
+"""The largest number of values, with shared values counted at each place. A large recipe has some thousands."""
 
 
 def to_json(recipe: Any, *, indent: int | None = None) -> str:
-    """The recipe as JSON: everything but its history, with configs that are shared still shared.
+    """Write the recipe as JSON: everything except its history, with shared configs still shared.
 
     Raises:
-        ConfigError: a value has no textual form; all such values are named.
+        ConfigError: values have no textual form. The message lists all of them.
     """
     check_serialisable(recipe)
     return serialization.dump_json(recipe, indent=indent)
 
 
 def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
-    """The recipe that `to_json` wrote, as an independent tree without history. Nothing is built or called.
+    """Read a recipe that `to_json` wrote, as an independent tree without history. Builds and calls nothing.
 
     Args:
-        text: What `to_json` returned, from wherever; it isn't trusted.
+        text: The JSON, from any source. It isn't trusted.
         allowed_modules: Module prefixes (`"my_project"`) or single names (`"my_project.models:MyModel"`) to allow
-            besides `nemo2.config.policy.DEFAULT_ALLOWED`. Whatever they name is taken as made for recipes.
+            besides `nemo2.config.policy.DEFAULT_ALLOWED`. All their names count as made for recipes.
 
     Raises:
-        SecurityError: it names something that isn't allowed; nothing was imported for it.
-        ConfigError: it is not a recipe in JSON.
+        SecurityError: the file names something that isn't allowed. Nothing was imported for it.
+        ConfigError: the text is not a recipe in JSON.
     """
     policy = RecipePolicy(allowed_modules)
     try:
@@ -65,7 +65,8 @@ def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
 
 
 def _references(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every reference to a Python name in fiddle's JSON, wherever it hides, and no structure that could call one."""
+    """Every reference to a Python name in fiddle's JSON, wherever it occurs, and every structure that could call a
+    name."""
     pending = [tree]
     while pending:
         value = pending.pop()
@@ -83,9 +84,9 @@ def _references(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_structure(kind: dict[str, Any], metadata: Any) -> None:
-    """Refuse objects that aren't part of a recipe's structure, and metadata that names something else to call.
+    """Reject objects that aren't part of a recipe's structure, and metadata that names something else to call.
 
-    fiddle rebuilds a named tuple by calling whatever its metadata names, which here must be the tuple's own class.
+    fiddle rebuilds a named tuple by calling the class in its metadata, which must be the tuple's own class.
     """
     module, name = kind.get("module"), kind.get("name")
     is_structure = isinstance(module, str) and name in STRUCTURE.get(module, set()) | VALUES.get(module, set())
@@ -97,7 +98,7 @@ def _check_structure(kind: dict[str, Any], metadata: Any) -> None:
 
 
 def _refuse_bombs(tree: Any) -> None:
-    """Refuse objects that hold each other so often that what walks the recipe would never come to an end."""
+    """Reject objects that contain each other so often that walking the recipe would never end."""
     objects = tree.get("objects") if isinstance(tree, dict) else None
     if not isinstance(objects, dict):
         return
@@ -112,7 +113,7 @@ def _refuse_bombs(tree: Any) -> None:
             return 1 + sum(map(size, value.values()))
         key = str(value.get("key"))
         if key not in sizes:
-            sizes[key] = _MOST_VALUES  # as long as it isn't known: what holds itself is too large
+            sizes[key] = _MOST_VALUES  # until it is known: an object that contains itself is too large
             sizes[key] = size(objects.get(key))
         return sizes[key]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as text: flat, as an indented tree, as plain data for YAML, and as the difference between two."""
+"""Shows a recipe as text: flat, as an indented tree, as plain data for YAML, and as the difference between two
+recipes."""
 
 import dataclasses
 import enum
@@ -15,7 +16,7 @@ from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.walk import children, who_set
 
 TARGET = "_target_"
-"""The key under which a config's class or function is shown, as in YAML."""
+"""The key of a config's class or function, as in YAML."""
 
 
 class _NotSet:
@@ -24,12 +25,12 @@ class _NotSet:
 
 
 NOT_SET = _NotSet()
-"""Stands for a required parameter without a value, and for a path that one of two recipes doesn't have."""
+"""Stands for a required parameter without a value, and for a path that only the other recipe has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """One path at which two recipes differ. `str` gives the line to show."""
+    """A path at which two recipes differ. `str` returns the line to show."""
 
     path: str
     old: Any
@@ -40,10 +41,10 @@ class Change:
 
 
 def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
-    """Every value of the recipe by its dotted path; `trainer.callbacks[0]._target_` names a config's class.
+    """Return every value of the recipe by its dotted path. `trainer.callbacks[0]._target_` holds a config's class.
 
-    With `defaults`, parameters that nobody set are there too, and required ones that lack a value as `NOT_SET`. A
-    config that is used in two places is listed at both. Nothing is copied: the values are the recipe's own.
+    With `defaults`, unset parameters are included, and required parameters without a value are `NOT_SET`. A config that
+    is used in two places is listed at both. The values are the recipe's own, not copies.
     """
     flat: dict[str, Any] = {}
 
@@ -61,10 +62,11 @@ def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
 
 
 def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
-    """The recipe as an indented tree, one line per value.
+    """Return the recipe as an indented tree, one line per value.
 
-    With `defaults`, unset parameters are shown with their defaults in brackets; with `who`, each value that was set is
-    followed by the file and line that set it last. A config used in two places is written once, then referred to.
+    With `defaults`, unset parameters are shown with their defaults in brackets. With `who`, each set value is followed
+    by the file and line that set it last. A config that is used in two places is written once, and the second place
+    refers to it.
     """
     lines: list[str] = []
     first_paths: dict[int, str] = {}
@@ -98,9 +100,10 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
 
 
 def diff(old: Any, new: Any) -> list[Change]:
-    """Where the effective values of two recipes differ, by path; a default and the same value set are no difference.
+    """Return the paths at which the effective values of two recipes differ. A default equals the same value set
+    explicitly.
 
-    Lists are compared by index. Where the class of a config differs, so do only the values set on either side.
+    Lists are compared by index. If the class of a config differs, only its explicit values are compared.
     """
     before, after = flatten(old, defaults=True), flatten(new, defaults=True)
     explicit = dict.fromkeys([*flatten(old), *flatten(new)])
@@ -113,9 +116,9 @@ def diff(old: Any, new: Any) -> list[Change]:
 
 
 def plain(value: Any, defaults: bool = False) -> Any:
-    """`value` as data that any YAML or JSON writer takes: configs as mappings with `_target_`, the rest as text.
+    """`value` as data for any YAML or JSON writer: configs as mappings with `_target_`, other values as text.
 
-    For reading, not for loading back: sharing and types are lost.
+    For reading only: sharing and types are lost.
     """
     if isinstance(value, fdl.Buildable):
         shown: dict[str, Any] = {TARGET: qualified_name(value.__fn_or_cls__)}
@@ -135,7 +138,7 @@ def plain(value: Any, defaults: bool = False) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """One value as a user would write it: `torch.bfloat16`, `torch.nn.functional.gelu`, `'text'`, `1e-05`."""
+    """A value as a user would write it: `torch.bfloat16`, `torch.nn.functional.gelu`, `'text'`, `1e-05`."""
     if name := wire.constant_name(value):
         return name
     if isinstance(value, enum.Enum):
@@ -155,7 +158,7 @@ def format_value(value: Any) -> str:
 
 
 def qualified_name(target: Any) -> str:
-    """`module.qualname` of a class or function, or its text where it has none."""
+    """The `module.qualname` of a class or function, or its text if it has none."""
     name = wire.constant_name(target) or getattr(target, "__qualname__", None)
     module = getattr(target, "__module__", None)
     if name is None:
@@ -164,7 +167,7 @@ def qualified_name(target: Any) -> str:
 
 
 def effective_children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
-    """`children`, and with `defaults` those of a config that nobody has set, `NOT_SET` where there is no default."""
+    """`children`. With `defaults` also the unset children of a config, as `NOT_SET` if they have no default."""
     if not defaults or not isinstance(value, fdl.Buildable):
         return children(value)
     if isinstance(value, Config | Partial):
@@ -181,7 +184,7 @@ def effective_children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
 
 
 def _default(node: Any, name: str, fallback: Any) -> Any:
-    """The default as the tree would hand it out; plain fiddle configs refuse to say what a default factory makes."""
+    """The default as the tree would return it. Plain fiddle configs don't reveal the result of a default factory."""
     try:
         return getattr(node, name)
     except (AttributeError, ValueError):
@@ -189,12 +192,12 @@ def _default(node: Any, name: str, fallback: Any) -> Any:
 
 
 def _fits_on_a_line(value: Any) -> bool:
-    """A sequence of plain values is easier to read on one line."""
+    """Whether a sequence has only plain values, which are easier to read on one line."""
     return not holds_configs(value) and len(format_value(value)) <= 100
 
 
 def holds_configs(value: Any) -> bool:
-    """Whether it is a config, or a container with one in it."""
+    """Whether the value is a config, or a container with a config in it."""
     return isinstance(value, fdl.Buildable) or any(holds_configs(child) for _, child in children(value))
 
 

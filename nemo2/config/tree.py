@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Config` and `Partial`: nemo-run's config nodes, with second spellings, answers to typing errors and live objects.
+"""`Config` and `Partial`: nemo-run's config nodes with aliases, helpful errors and live objects.
 
-They are subclasses of `nemo_run.Config` and `nemo_run.Partial` (and so of fiddle's), and everything that takes those
-takes these. What they add:
+They subclass `nemo_run.Config` and `nemo_run.Partial`, and so fiddle's classes, and work wherever those do. They add:
 
-- an alias reads and sets the parameter it stands for, wherever that is in the tree (`recipe.strategy`);
-- an unknown name is refused where it is written, with the nearest names;
-- `isinstance(config, Target)` is True for a Config of `Target`, so that one expression filters configs and objects;
-- an unset parameter reads as its effective default, which another part of the recipe may decide
-  (`nemo2.config.aliases.DECIDED_ELSEWHERE`), and editing a mutable default counts as setting it;
-- live objects become configs when the tree is traversed, and build to themselves as long as nothing was edited;
-- what fiddle can't write as JSON (paths, time spans, dtypes, torch's built-in functions) is written all the same.
+- An alias reads and sets the parameter that it stands for, anywhere in the tree (`recipe.strategy`).
+- An unknown name raises an error at the line that uses it, with the nearest names.
+- `isinstance(config, Target)` is True for a Config of `Target`, so one expression filters configs and objects.
+- An unset parameter reads as its effective default, which another part of the recipe may decide
+  (`nemo2.config.aliases.DECIDED_ELSEWHERE`). Editing a mutable default counts as setting it.
+- Live objects become configs when the tree is traversed. They build to themselves unless they were edited.
+- Values that fiddle can't write as JSON (paths, time spans, dtypes, torch's built-in functions) are written too.
 """
 
 import contextlib
@@ -41,16 +40,17 @@ from nemo2.errors import ConfigError, UnknownNameError
 T = TypeVar("T")
 
 _MACHINERY = re.compile(r"[/\\](fiddle|nemo_run)[/\\]")
-"""Files whose lines say nothing about who set a value: they copy trees and read them from JSON."""
+"""Files that are not the origin of a value: they copy trees or read them from JSON."""
 
 _OUR_FILES = ("tree.py", "aliases.py", "live.py", "wire.py", "walk.py", "overrides.py")
 for _file in ("nemo_run/config.py", *(f"nemo2/config/{name}" for name in _OUR_FILES)):
-    # A field's history names the line that set it: the recipe's or the user's, not the machinery in between.
+    # A field's history names the line of the recipe or the user that set it, not the machinery in between.
     history.add_exclude_location(os.path.normpath(_file))
 
 
 class _Default(NamedTuple):
-    """A mutable default that was handed out: it becomes an argument once it differs from what was handed out."""
+    """A mutable default that was returned to a reader. It becomes an argument once it differs from what was
+    returned."""
 
     value: Any
     as_handed_out: Any
@@ -58,7 +58,8 @@ class _Default(NamedTuple):
 
 
 class _Origin:
-    """The live object a node was made from. Copies of the node forget it: two recipes don't share one object."""
+    """The live object that a node was made from. Copies of the node forget it, because two recipes don't share one
+    object."""
 
     def __init__(self, obj: object, arguments: dict[str, Any], fingerprint: Any) -> None:
         self.obj = obj
@@ -70,7 +71,7 @@ class _Origin:
 
 
 class _Node:
-    """The base of `Config` and `Partial`. It has no public names: they would hide parameters."""
+    """Base class of `Config` and `Partial`. It has no public names, because they would hide parameters."""
 
     __fn_or_cls__: Any
     __arguments__: dict[Any, Any]
@@ -81,14 +82,14 @@ class _Node:
         paths: dict[str, Any] = {}
         if callable(fn_or_cls) and not isinstance(fn_or_cls, fdl.Buildable):
             kwargs, paths = _sort_keywords(fn_or_cls, kwargs)
-        # Adopted here because nemo-run would turn nested dataclasses into plain fiddle configs.
+        # Converted here, because nemo-run would turn nested dataclasses into plain fiddle configs.
         args = tuple(_adopt(value) for value in args)
         super().__init__(fn_or_cls, *args, bind_args=bind_args, **{k: _adopt(v) for k, v in kwargs.items()})  # pyright: ignore[reportCallIssue]
         for alias, value in paths.items():
             setattr(self, alias, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):  # protocols ask before there are arguments
+        if name.startswith("__") and name.endswith("__"):  # protocols look these up before arguments exist
             raise AttributeError(name)
         if alias := aliases_of(self.__fn_or_cls__).get(name):
             owner, real = alias_owner(self, name, alias)
@@ -160,19 +161,19 @@ class _Node:
         return {key: value for key, value in state.items() if key not in ("_origin", "_defaults", "_read_from")}  # pyright: ignore
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # pickle's own way compares the type with __class__, which is the target's.
+        # pickle's default compares the type with __class__, which is the target's.
         return _blank, (type(self),), self.__getstate__()
 
     def _repr_svg_(self) -> None:
-        """nemo-run's picture by Graphviz would stand beside the tree of `nemo2.config.html`."""
+        """Disable nemo-run's Graphviz picture, which would appear beside the tree of `nemo2.config.html`."""
 
     def _is_default_none(self, name: str) -> bool:
-        """Whether a set field says None, as its default does: then it decides no more than an unset one."""
+        """Whether a set field is None like its default. Such a field decides no more than an unset field."""
         parameter = self.__signature_info__.parameters.get(name)
         return self.__arguments__[name] is None and parameter is not None and parameter.default is None
 
     def _effective_default(self, name: str) -> tuple[bool, Any]:
-        """Whether `name` has a default, and the default; a mutable one is the same object at every reading."""
+        """Whether `name` has a default, and the default. A mutable default is the same object at every reading."""
         defaults = self.__dict__.setdefault("_defaults", {})
         if name in defaults:
             return True, defaults[name].value
@@ -206,16 +207,18 @@ class _Impersonator:
         raise TypeError("The class of a config can't be assigned.")
 
 
-# A Config of one of these must not pass for a value of it: fiddle and others act on such values by isinstance.
+# A Config of one of these must not pass for a value of the type: fiddle and other libraries check such values with
+# isinstance.
 _PLAIN = (type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, BaseException, fdl.Buildable)
 
 
-# These write `config.__class__` where they mean `type(config)`, into code and pictures.
+# These use `config.__class__` in place of `type(config)`, in code and pictures.
 _WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz"}
 
 
 class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
-    """`Config(Target, **arguments)`: an editable description of `Target(**arguments)`, built on launch."""
+    """Describe a call `Target(**arguments)` as an editable config, `Config(Target, **arguments)`. A launch builds
+    it."""
 
     if TYPE_CHECKING:
 
@@ -223,7 +226,7 @@ class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
 
     @classmethod
     def __unflatten__(cls, values: Any, metadata: Any) -> Any:
-        # Past nemo-run's own, which forgets the target of a Config of `dict`.
+        # Bypasses nemo-run's, which forgets the target of a Config of `dict`.
         return super(run.Config, cls).__unflatten__(values, metadata)
 
     def __build__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -237,7 +240,8 @@ class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
 
 
 class Partial(_Node, run.Partial[T], Generic[T]):
-    """`Partial(function, **arguments)`: builds to the function with these arguments bound, as nemo-run runs it."""
+    """Describe a function with some arguments, `Partial(function, **arguments)`. It builds to the function with
+    these arguments bound, which nemo-run runs."""
 
     if TYPE_CHECKING:
 
@@ -245,13 +249,14 @@ class Partial(_Node, run.Partial[T], Generic[T]):
 
 
 def as_config(obj: Any) -> Config:
-    """A config that describes a live object: its arguments as it was made, dataclasses among them as they are now.
+    """Return a config that describes a live object: its arguments when it was made, with nested dataclasses in their
+    current state.
 
-    It is independent of the object: building it makes another one, and later changes of either don't reach the other.
-    A config is returned as a copy.
+    The config is independent of the object. Building it makes another object, and later changes of one don't affect the
+    other. For a config, a copy is returned.
 
     Raises:
-        ConfigError: it isn't known how the object was made.
+        ConfigError: the object did not record its arguments.
     """
     if isinstance(obj, fdl.Buildable):
         return copy.deepcopy(obj)  # pyright: ignore[reportReturnType]
@@ -287,7 +292,7 @@ def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any],
 
 
 def alias_owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
-    """The config that holds what `alias` stands for, and the name it has there."""
+    """The config that holds the parameter behind `alias`, and the parameter's name there."""
     *parents, last = real.split(".")
     owner = node
     for depth, parent in enumerate(parents, start=1):
@@ -306,9 +311,9 @@ def alias_owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
 
 
 def _adopt(value: Any, *, remember: bool = True) -> Any:
-    """`value`, as a config where it is a live object that can become one.
+    """`value`, or its config if it is a live object that can become one.
 
-    With `remember`, the config builds to that very object as long as nobody edits it.
+    With `remember`, the config builds to that same object unless it is edited.
     """
     if type(value) is functools.partial:
         call = live.partial_call(value)
@@ -325,7 +330,7 @@ def _adopt(value: Any, *, remember: bool = True) -> Any:
 
 
 def _adopted_copy(value: Any, *, remember: bool) -> Any:
-    """`_adopt` for a live object's argument. Containers are copied: the object itself may hold the same list."""
+    """`_adopt` for a live object's argument. Containers are copied, because the object may hold the same list."""
     if type(value) in (list, tuple):
         return type(value)(_adopted_copy(item, remember=remember) for item in value)
     if type(value) is dict:
@@ -335,7 +340,7 @@ def _adopted_copy(value: Any, *, remember: bool) -> Any:
 
 @contextlib.contextmanager
 def _as_set_where_made(obj: object) -> Iterator[None]:
-    """History entries made inside name the line that constructed `obj`, where that is known."""
+    """In this context new history entries name the line that constructed `obj`, if it is known."""
     place = made_at(obj)
     if place is None:
         yield
@@ -345,7 +350,7 @@ def _as_set_where_made(obj: object) -> Iterator[None]:
 
 
 def bring_up_to_date(node: Any) -> None:
-    """Bring the arguments up to date: edited defaults become arguments, live objects become configs, in place."""
+    """Update the arguments in place: edited defaults become arguments, and live objects become configs."""
     defaults: dict[str, _Default] = node.__dict__.get("_defaults") or {}
     for name in [name for name, kept in defaults.items() if _fingerprint(kept.value) != kept.as_handed_out]:
         kept = defaults.pop(name)
@@ -378,9 +383,9 @@ def _settle_value(value: Any, adopted: dict[int, Any]) -> Any:
 
 
 def refuse_changed_objects(node: Any) -> None:
-    """Refuse to leave a live object behind whose state its node doesn't describe.
+    """Reject a node that doesn't describe the current state of its live object.
 
-    Not while building: there the object itself is used, with all that was done to it.
+    Not used when building, because the build returns the object itself in its current state.
     """
     origin: _Origin | None = node.__dict__.get("_origin")
     if origin is not None and not building._state.in_build:
@@ -388,7 +393,7 @@ def refuse_changed_objects(node: Any) -> None:
 
 
 def _fingerprint(value: Any) -> Any:
-    """Something that compares equal as long as nobody has edited `value`, which it doesn't copy."""
+    """A value that compares equal until `value` is edited. It doesn't copy `value`."""
     if isinstance(value, fdl.Buildable):
         if isinstance(value, _Node):
             bring_up_to_date(value)
@@ -405,7 +410,7 @@ def _fingerprint(value: Any) -> Any:
 
 
 class _Same:
-    """Equal to itself for the same object only; keeps the object alive so that its id isn't used again."""
+    """Equal only for the same object. Keeps the object alive so that its id isn't reused."""
 
     def __init__(self, obj: object) -> None:
         self.obj = obj
@@ -440,7 +445,8 @@ def _unreadable(node: Any, name: str) -> AttributeError:
 
 
 def _places(node: Any, names: Iterable[str]) -> dict[str, str]:
-    """Where each of these arguments got its value, as far as its history tells; a recipe read from JSON has none."""
+    """The place where each of these arguments got its value, from the history. A recipe read from JSON has no
+    history."""
     places: dict[str, str] = {}
     for name in names:
         location = next((entry.location for entry in reversed(node.__argument_history__.get(name, ()))), None)
@@ -453,14 +459,14 @@ _UNKNOWN = object()
 
 
 def _read_through(parent: Any, value: Any) -> Any:
-    """``value``, which remembers, if it is a node, through which other it was read: values may be decided further up."""
+    """``value``. If it is a node, it records the node through which it was read, because a parent may decide values."""
     if isinstance(value, _Node):
         object.__setattr__(value, "_read_from", weakref.ref(parent))
     return value
 
 
 def _read_from_root(node: Any, path: str) -> Any:
-    """The value at ``path`` of the recipe that ``node`` was reached through; `_UNKNOWN` where it has no such part."""
+    """The value at ``path`` of the recipe that ``node`` was reached through. `_UNKNOWN`: it has no such part."""
     root = node
     while (parent := root.__dict__.get("_read_from", lambda: None)()) is not None:
         root = parent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding things in a recipe: its configs, their children, and who set a field."""
+"""Finds configs, their children, and the origin of a field in a recipe."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +12,12 @@ from nemo2.config.tree import Config, Partial, alias_owner, bring_up_to_date
 
 
 def class_of(node: Any) -> Any:
-    """The target that a config calls, most often a class; the class of a live object."""
+    """The target that a config calls, usually a class. For a live object, its class."""
     return getattr(node, "__fn_or_cls__", type(node))
 
 
 def select(root: Any, target: Any) -> list[Any]:
-    """Every config in the tree of `target`, or of a subclass of it, each once, parents first.
+    """Return every config of `target` or a subclass in the tree, each once, parents first.
 
     Unlike nemo-run's `broadcast` it enters lists, tuples and dicts: `select(recipe, MyCallback)`.
     """
@@ -31,7 +31,7 @@ def select(root: Any, target: Any) -> list[Any]:
 
 
 def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:
-    """`(path, config)` for every config in the tree, each once, parents first; the root's path is empty."""
+    """`(path, config)` for every config in the tree, each once, parents first. The root's path is empty."""
     seen: set[int] = set()
 
     def visit(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -47,7 +47,7 @@ def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def children(value: Any) -> list[tuple[str, Any]]:
-    """`(".name" or "[index]", child)` of a config, list, tuple or dict; empty for any other value."""
+    """`(".name" or "[index]", child)` for each child of a config, list, tuple or dict. Empty for any other value."""
     if isinstance(value, fdl.Buildable):
         if isinstance(value, Config | Partial):
             bring_up_to_date(value)
@@ -61,10 +61,10 @@ def children(value: Any) -> list[tuple[str, Any]]:
 
 
 def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
-    """`(file, line, value)` for each time a field was set, oldest first; empty where it has its default.
+    """Return `(file, line, value)` for each time a field was set, oldest first. Empty: the field has its default.
 
-    A value set from the command line has the file `"command line"` and the number of the override as its line; a
-    deleted one has fiddle's `DELETED` marker as its value. Aliases are followed. History doesn't survive serialisation.
+    A value from the command line has the file `"command line"` and the number of the override as its line. A deleted
+    value is fiddle's `DELETED` marker. Aliases are followed. Serialization drops the history.
     """
     if isinstance(config, Config | Partial):
         if alias := aliases_of(config.__fn_or_cls__).get(name):

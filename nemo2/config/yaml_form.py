@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as YAML, written for people to edit and read back without trusting it.
+"""Writes a recipe as YAML for people to edit, and reads YAML from untrusted sources.
 
-A config is a mapping with its class as ``_target_``, a partial has ``_partial_: true`` as well, and a class, function or dtype
-that stands as a value has ``_call_: false``, as in nemo-run's own YAML. A config that is used in two places has an anchor at the
-first and an alias at the second. A value is written as a command line would take it (``torch.bfloat16``, ``15m``) where its
-field's annotation brings back the same value, and with ``_target_`` and ``_args_`` where it doesn't.
+A config is a mapping with its class as ``_target_``. A partial also has ``_partial_: true``. A class, function or dtype
+as a value has ``_call_: false``, as in nemo-run's YAML. A config that is used in two places has an anchor at the first
+and an alias at the second. A value is written as on a command line (``torch.bfloat16``, ``15m``) if the annotation of
+its field restores the same value, and otherwise with ``_target_`` and ``_args_``.
 
-What a file may name is `nemo2.config.policy`, as for JSON.
+As for JSON, `nemo2.config.policy` lists what a file may name.
 """
 
 import enum
@@ -34,7 +34,7 @@ from nemo2.errors import ConfigError, SecurityError
 
 PARTIAL, CALL, ARGS = "_partial_", "_call_", "_args_"
 _MOST_VALUES = 1_000_000
-"""With everything behind an alias counted as often as it is met; a large recipe has some hundreds."""
+"""The largest number of values, with the values of an alias counted at each use. A large recipe has some hundreds."""
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _VALUES = {
     f"{kind.__module__}.{kind.__qualname__}": kind
@@ -53,36 +53,37 @@ class Mapping(dict[Any, Any]):
 
 
 def to_yaml(recipe: Any, *, defaults: bool = False) -> str:
-    """The recipe as YAML that `from_yaml` reads back as an equal tree.
+    """Write the recipe as YAML that `from_yaml` reads back as an equal tree.
 
     Args:
         recipe: A tree of `Config` and `Partial`.
-        defaults: Write down what nobody set as well.
+        defaults: Also write unset values.
 
     Raises:
-        ConfigError: a value has no textual form; all such values are named.
+        ConfigError: values have no textual form. The message lists all of them.
     """
     check_serialisable(recipe)
     return yaml.dump(_Writer(defaults).form(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def from_yaml(text: str | bytes, allowed_modules: Iterable[str] = (), *, source: str = "YAML") -> Any:
-    """The recipe that `to_yaml` wrote, or a person in the same form. Nothing is built or called.
+    """Read a recipe that `to_yaml` or a person wrote. Builds and calls nothing.
 
     Args:
-        text: From wherever; it isn't trusted.
-        allowed_modules: As for `nemo2.config.from_json`.
-        source: The file's name, for errors and for the history of what is set.
+        text: The YAML, from any source. It isn't trusted.
+        allowed_modules: As in `nemo2.config.from_json`.
+        source: The file's name, for errors and for the history of values.
 
     Raises:
-        SecurityError: it names something that isn't allowed; nothing was imported for it.
-        ConfigError: it isn't a recipe in YAML; every field that doesn't exist or takes something else is named by its line.
+        SecurityError: the file names something that isn't allowed. Nothing was imported for it.
+        ConfigError: the text isn't a recipe in YAML. The message lists every unknown field and every wrong value with
+            its line.
     """
     return tree_of(read(text, source), allowed_modules, source=source)
 
 
 def tree_of(form: Any, allowed_modules: Iterable[str] = (), *, source: str = "YAML") -> Any:
-    """The recipe, or the part of one, that a mapping of `read` stands for. Raises as `from_yaml`."""
+    """The recipe, or the part of one, that a mapping of `read` describes. Raises the errors of `from_yaml`."""
     policy = RecipePolicy(allowed_modules)
     _check_names(form, policy)
     reader = _Reader(policy, source)
@@ -99,10 +100,10 @@ def tree_of(form: Any, allowed_modules: Iterable[str] = (), *, source: str = "YA
 
 
 def read(text: str | bytes, source: str) -> Any:
-    """The mappings, lists and scalars of a YAML file, as YAML 1.2 reads scalars: ``3e-4`` is a number, ``no`` is text.
+    """The mappings, lists and scalars of a YAML file. Scalars follow YAML 1.2: ``3e-4`` is a number, ``no`` is text.
 
     Raises:
-        ConfigError: it isn't YAML, or has a key twice, or aliases without end.
+        ConfigError: the text isn't YAML, or has a duplicate key, or endless aliases.
     """
     try:
         form = yaml.load(text, Loader=_Loader)
@@ -119,14 +120,14 @@ def read(text: str | bytes, source: str) -> Any:
 
 
 def apply_form(recipe: Any, form: Mapping, allowed_modules: Iterable[str] = (), *, source: str) -> Any:
-    """Make the changes that a mapping of `read` asks for, and return the recipe, which is changed in place.
+    """Apply the changes in a mapping of `read`, and return the recipe, which is changed in place.
 
-    A mapping with ``_target_`` takes the place of what is there, a mapping without goes into it, and any other value is set as
-    an override sets it: aliases lead where they lead, and a factory's name makes what it makes.
+    A mapping with ``_target_`` replaces the current value. A mapping without it changes fields of the current value.
+    Other values are applied like overrides, including aliases and names of factories.
 
     Raises:
-        SecurityError: as `from_yaml`.
-        ConfigError: changes that can't be made, each with its line. The recipe is as it was.
+        SecurityError: as in `from_yaml`.
+        ConfigError: changes can't be made. The message lists each with its line, and the recipe is unchanged.
     """
     policy = RecipePolicy(allowed_modules)
     _check_names(form, policy)
@@ -155,11 +156,11 @@ class _Writer:
         self.made: dict[int, tuple[Any, Any]] = {}
 
     def form(self, value: Any, hint: Any = Any) -> Any:
-        """What stands for ``value`` in a field with this annotation."""
+        """The written form of ``value`` in a field with this annotation."""
         if not isinstance(value, fdl.Buildable | list | dict):
             return self._leaf(value, hint)
         if id(value) not in self.made:
-            # The value is kept too: an id is one's own only as long as its object lives.
+            # The value is kept too, because an id is unique only while its object lives.
             self.made[id(value)] = (
                 value,
                 self._config(value) if isinstance(value, fdl.Buildable) else self._container(value, hint),
@@ -220,7 +221,7 @@ class _Writer:
 
 
 class _Reader:
-    """Builds the tree of what `read` gave, and keeps what is wrong with it."""
+    """Build the tree from the result of `read`, and collect its errors."""
 
     def __init__(self, policy: RecipePolicy, source: str) -> None:
         self.policy = policy
@@ -273,7 +274,7 @@ class _Reader:
             return None
 
     def _named(self, name: str, line: int) -> Any:
-        """The class, function or constant of this name, which is on the policy's list."""
+        """The class, function or constant of this name, which must be on the policy's list."""
         for module, symbols in _readings(name):
             if not self.policy.allows_import(module, symbols[0]):
                 continue
@@ -308,12 +309,12 @@ def _device() -> Any:
 
 def _read_as(value: Any, hint: Any) -> Any:
     made = typed(value, hint, text=value if isinstance(value, str) else None)
-    # Where a field takes both, text is what people mean, and what recipes hold.
+    # If a field accepts both, text is what people mean and what recipes hold.
     return value if isinstance(made, pathlib.PurePath) and str in typing.get_args(hint) else made
 
 
 def _read_back(form: Any, hint: Any) -> Any:
-    """What a reader would make of it; `NOT_SET` where it would refuse it."""
+    """The value that a reader would make of it. `NOT_SET` if the reader would reject it."""
     try:
         return _read_as(form, hint)
     except (WrongType, ConfigError):
@@ -321,7 +322,7 @@ def _read_back(form: Any, hint: Any) -> Any:
 
 
 def _short_forms(value: Any) -> Iterator[Any]:
-    """What a person would write, best first."""
+    """The forms that a person would write, best first."""
     if value is None or type(value) in (bool, int, float, str):
         yield value
     elif isinstance(value, timedelta):
@@ -348,7 +349,7 @@ def _name_of(target: Any) -> str:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Equal, and of one type; an int is as good as the float that it equals."""
+    """Whether two values are equal and of the same type. An int equals a float of the same value."""
     if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
         return left == right or (math.isnan(left) and math.isnan(right))
     if type(left) is not type(right):
@@ -363,14 +364,14 @@ def _has_mappings(items: list[Any]) -> bool:
 
 
 def _readings(name: str) -> Iterator[tuple[str, list[str]]]:
-    """A dotted name as a module and what is in it, the longest module first."""
+    """The ways to divide a dotted name into a module and a name in it, longest module first."""
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         yield ".".join(parts[:count]), parts[count:]
 
 
 def _check_names(form: Any, policy: RecipePolicy) -> None:
-    """Refuse names that the policy's list doesn't have, all of them before anything is imported."""
+    """Reject all names that are not on the policy's list before anything is imported."""
     seen: set[int] = set()
     pending = [form]
     while pending:
@@ -384,7 +385,7 @@ def _check_names(form: Any, policy: RecipePolicy) -> None:
 
 
 def _check_name(name: str, policy: RecipePolicy, *, value: bool) -> None:
-    """Refuse a name that isn't on the list: of what ``_args_`` are arguments of, where ``value``, else of the policy."""
+    """Reject a name that isn't on the list: the list for ``_args_`` if ``value``, else the policy's."""
     if value:
         listed = name in _VALUES or name == "torch.device"
     else:
@@ -395,14 +396,14 @@ def _check_name(name: str, policy: RecipePolicy, *, value: bool) -> None:
 
 
 def _at_most(form: Any, most: int) -> bool:
-    """Whether it comes to that many values at most; what holds itself never does."""
+    """Whether there are at most this many values. An object that contains itself has infinitely many."""
     sizes: dict[int, float] = {}
 
     def size(value: Any) -> float:
         if not isinstance(value, dict | list):
             return 1
         if id(value) not in sizes:
-            sizes[id(value)] = math.inf  # as long as it isn't known: what holds itself is too large
+            sizes[id(value)] = math.inf  # until it is known: an object that contains itself is too large
             sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
         return sizes[id(value)]
 
@@ -413,13 +414,13 @@ def _at_most(form: Any, most: int) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as YAML 1.2 has them, every key once, with its line."""
+    """Read scalars as in YAML 1.2, reject duplicate keys, and record lines."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
     def mapping(self, node: Any) -> Iterator[Mapping]:
         made = Mapping()
-        yield made  # aliases of it may be met below
+        yield made  # its aliases may occur below
         own = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := [key for index, key in enumerate(own) if key in own[:index]]:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} stands twice", node.start_mark)
@@ -434,7 +435,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would read as something else than text, and writes short lists on a line."""
+    """Quote text that `_Loader` would read as another type, and write short lists on one line."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 

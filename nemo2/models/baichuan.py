@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baichuan 2 7B: Llama's decoder with a vocabulary of 125,696, and logits from rows of length one.
+"""Baichuan 2 7B: Llama's decoder with a vocabulary of 125,696 and an output layer whose rows are normalized.
 
-Sources: arXiv:2309.10305, table 2; config.json of baichuan-inc/Baichuan2-7B-Base. The 13B uses ALiBi and is not here.
+Sources: arXiv:2309.10305, table 2; config.json of baichuan-inc/Baichuan2-7B-Base. The 13B uses ALiBi and is not
+included.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,9 @@ class Baichuan2Config(DecoderConfig):
     init_method_std: float = 0.02
     layernorm_epsilon: float = 1e-6
     normalize_output_layer: bool = True
-    """Each row of the output layer's weight is divided by its length before it is used (arXiv:2309.10305, section 2.4); its
-    gradient goes through that. NeMo 2.0 leaves this out, and is another model for it. False uses the rows as they are."""
+    """Divide each row of the output layer's weight by its length before use (arXiv:2309.10305, section 2.4). The
+    gradient includes the division. NeMo 2.0 leaves it out and is therefore a different model. False: use the rows
+    unchanged."""
 
     def configure_model(
         self,
@@ -57,15 +59,15 @@ class Baichuan2Config7B(Baichuan2Config):
 
 @configurable
 class Baichuan2Model(GPTModel):
-    """A Baichuan 2 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Baichuan 2; see `GPTModel`."""
 
 
 def with_rows_of_length_one(output_layer: nn.Module) -> None:
-    """Makes a linear layer use its weight ``[vocabulary / tp, hidden]`` with every row divided by its length."""
+    """Make a linear layer divide every row of its weight ``[vocabulary / tp, hidden]`` by the row's length."""
     layer: Any = output_layer
-    # A gradient that is written into the weight's buffer would pass the division by.
+    # A gradient that is written into the weight's buffer would bypass the division.
     layer.gradient_accumulation_fusion = False
-    # Not a hook: what runs before the layer's other hooks would see a weight that is still being gathered.
+    # Not a hook: code that runs before the layer's other hooks would see a weight whose gather is incomplete.
     layer.forward = partial(_forward_normalised, layer, layer.forward)
 
 

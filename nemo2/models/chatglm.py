@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ChatGLM 2 and 3, 6B: half of each head's channels rotated, neighbouring channels in pairs; two key-value groups.
+"""ChatGLM 2 and 3, 6B: half of each head's channels rotated, adjacent channels in pairs; two key-value groups.
 
 Source: config.json and modeling_chatglm.py of THUDM/chatglm2-6b and chatglm3-6b.
 """
@@ -26,7 +26,7 @@ class ChatGLMConfig(DecoderConfig):
     add_qkv_bias: bool = True
     rotary_percent: float = 0.5
     rotary_interleaved: bool = True
-    # The released vocabulary holds its own padding: no other is to be added.
+    # The released vocabulary contains its padding, so none is added.
     make_vocab_size_divisible_by: int = 65024
 
 
@@ -48,4 +48,4 @@ class ChatGLM3Config6B(ChatGLMConfig):
 
 @configurable
 class ChatGLMModel(GPTModel):
-    """A ChatGLM as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of ChatGLM; see `GPTModel`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that most open decoders since Llama share, so that a family states only its differences."""
+"""The settings that most open decoders since Llama share, so that a family states only its differences."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 @configurable
 @dataclass
 class DecoderConfig(GPTConfig):
-    """RMSNorm before each block, SwiGLU, rotary positions; no biases, no dropout, an output layer of its own.
+    """RMSNorm before each block, SwiGLU, rotary positions; no biases, no dropout, an untied output layer.
 
     Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2.
     """
@@ -28,7 +28,7 @@ class DecoderConfig(GPTConfig):
     gated_linear_unit: bool = True
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
     rope_stretching: Optional[Stretching] = None
-    """`DynamicNTK`, `LongRope` or `Yarn` of `nemo2.models.rotary`; None leaves rotary positions as they are."""
+    """`DynamicNTK`, `LongRope` or `Yarn` of `nemo2.models.rotary`. None: rotary positions are not stretched."""
     add_bias_linear: bool = False
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
@@ -43,7 +43,7 @@ class DecoderConfig(GPTConfig):
             raise ConfigError(f"model.config.rope_stretching={type(self.rope_stretching).__name__} and {problem}.")
 
     def _beside_stretching(self) -> list[str]:
-        """What positions that are stretched can't go with, and how it is mended."""
+        """The settings that stretched positions exclude, each with the fix."""
         found = []
         for name in ("seq_len_interpolation_factor", "scale_factor", "rope_scaling_factor"):
             if (value := getattr(self, name, None)) is not None:

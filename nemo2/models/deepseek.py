@@ -37,7 +37,7 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     original_max_position_embeddings: int = 4096
     make_vocab_size_divisible_by: int = 3200
     mtp_num_layers: Optional[int] = None
-    """Further tokens predicted at each position; None trains the next one only."""
+    """Additional tokens that are predicted at each position. None: only the next token."""
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     qk_layernorm: bool = True
@@ -56,8 +56,9 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     moe_shared_expert_overlap: bool = True
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
     moe_router_group_score: Literal["sum", "max"] = "sum"
-    """The score that ranks groups of experts: ``"sum"`` of the best ``moe_router_topk / moe_router_group_topk`` scores of each
-    (V3, and all that Megatron-Core knows), or ``"max"``, the best one alone (V2)."""
+    """The score that ranks groups of experts: ``"sum"``, the sum of the best ``moe_router_topk /
+    moe_router_group_topk`` scores of each group (V3, and all that Megatron-Core supports), or ``"max"``, the best
+    score alone (V2)."""
     moe_permute_fusion: bool = field(default_factory=have_te)
     init_method_std: float = 0.006
     layernorm_epsilon: float = 1e-6
@@ -97,7 +98,8 @@ class DeepSeekV2Config(DeepSeekConfig):
     moe_router_topk: int = 6
     moe_router_num_groups: Optional[int] = 8
     moe_router_group_topk: Optional[int] = 3
-    # NeMo 2.0 and Megatron-Core rank the groups by sums: other experts for a quarter and more of the tokens.
+    # NeMo 2.0 and Megatron-Core rank the groups by sums, which selects other experts for a quarter and more of the
+    # tokens.
     moe_router_group_score: Literal["sum", "max"] = "max"
     moe_router_topk_scaling_factor: Optional[float] = 16.0
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
@@ -149,7 +151,7 @@ class DeepSeekV3Config(DeepSeekConfig):
 
 @configurable
 class DeepSeekModel(GPTModel):
-    """A DeepSeek as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of DeepSeek; see `GPTModel`."""
 
 
 def _dense_then_experts(dense: int, experts: int) -> list[int]:

@@ -82,9 +82,10 @@ class CodeGemmaConfig7B(GemmaConfig7B):
 
 @configurable
 class GemmaModel(GPTModel):
-    """A Gemma as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Gemma; see `GPTModel`."""
 
 
 def _scaled(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
-    """The embedding's output times a factor, which is rounded to the tensor's dtype as in the released weights."""
+    """The embedding's output times a factor. As in the released weights, the factor is rounded to the tensor's
+    dtype."""
     return embedded * embedded.new_tensor(factor)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 2: every other layer looks back 4,096 tokens only; norms also after each block; soft-capped scores and logits.
+"""Gemma 2: every other layer attends to the last 4,096 tokens only; norms also after each block; soft-capped scores and
+logits.
 
 Sources: arXiv:2408.00118, tables 1 and 2 and section 2; the released config.json files of google/gemma-2-*.
 """
@@ -18,18 +19,18 @@ class Gemma2Config(GemmaConfig):
     """Settings that all sizes of Gemma 2 share."""
 
     vocab_size: Optional[int] = 256000
-    # A token and the 4,095 before it; NeMo 2.0 says (4096, 0) in all layers, one token more than the released models
-    # were trained with and without their full layers.
+    # A token and the 4,095 before it. NeMo 2.0 has (4096, 0) in all layers: one token more than the released models
+    # were trained with, and no full layers.
     window_size: Optional[tuple[int, int]] = (4095, 0)
     window_attn_skip_freq: Optional[Union[int, list[int]]] = 2
     query_pre_attn_scalar: int = 224
-    """Scores are divided by the root of this instead of by that of the channels per head."""
+    """Scores are divided by the square root of this number rather than by that of the channels per head."""
     attn_logit_softcapping: Optional[float] = 50.0
-    """Scores become ``c * tanh(score / c)`` before the softmax; None leaves them."""
+    """The cap of scores: they become ``c * tanh(score / c)`` before the softmax. None: no cap."""
     final_logit_softcapping: Optional[float] = 30.0
-    """The output layer's logits likewise."""
+    """The same cap for the output layer's logits. None: no cap."""
     post_sublayer_layernorm: bool = True
-    """A norm after attention and one after the feed-forward block, before each is added to the residual stream."""
+    """Add a norm after attention and after the feed-forward block, before each is added to the residual stream."""
 
     def __post_init__(self) -> None:
         if self.softmax_scale is None:
@@ -79,4 +80,4 @@ class Gemma2Config27B(Gemma2Config):
 
 @configurable
 class Gemma2Model(GPTModel):
-    """A Gemma 2 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Gemma 2; see `GPTModel`."""

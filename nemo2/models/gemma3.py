@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3, its text model: five layers that look back a short window for each that sees everything.
+"""The text model of Gemma 3: five layers with a short window for each layer that attends to everything.
 
-Local and global layers rotate positions at different bases. Sources: arXiv:2503.19786, section 2 and table 1; the
-released config.json files of google/gemma-3-*-pt. The vision tower is not here.
+Local and global layers rotate positions with different bases. Sources: arXiv:2503.19786, section 2 and table 1; the
+released config.json files of google/gemma-3-*-pt. The vision tower is not included.
 """
 
 import copy
@@ -24,7 +24,7 @@ from nemo2.models.gpt import GPTModel, default_layer_spec
 
 
 def gemma3_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
-    """The default layers, with an attention that picks the positions of its kind of layer."""
+    """The default layers, with an attention that selects the positions of its kind of layer."""
     spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
     for layer in spec.submodules.layer_specs:
         layer.submodules.self_attention.module = Gemma3SelfAttention
@@ -39,18 +39,19 @@ class Gemma3Config(GemmaConfig):
     seq_length: int = 131072
     vocab_size: Optional[int] = 262208
     rotary_base: Union[int, tuple[int, int]] = (10_000, 1_000_000)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Rotary bases of the local and of the global layers; a single number is used for both."""
+    """The rotary bases of the local and of the global layers. A single number applies to both."""
     rope_scaling_factor: float = 1.0
-    """Positions of global layers are divided by this."""
+    """The divisor of positions in global layers."""
     qk_layernorm: bool = True
     window_size: Optional[Union[int, tuple[int, int]]] = 512  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Tokens that a local layer sees, its own included; or what Megatron-Core takes, how many before and after it."""
+    """The number of tokens that a local layer attends to, including the current token. A pair is Megatron-Core's
+    form: the tokens before and after the current token."""
     interleaved_attn_pattern: tuple[int, int] = (5, 1)
-    """Local layers, then global ones, over and over."""
+    """The numbers of local and of global layers in the repeating pattern."""
     post_sublayer_layernorm: bool = True
-    """A norm after attention and one after the feed-forward block, before each is added to the residual stream."""
+    """Add a norm after attention and after the feed-forward block, before each is added to the residual stream."""
     is_vision_language: bool = False
-    """Whether the released weights also hold a vision tower; the text model is the same either way."""
+    """Whether the released weights also hold a vision tower. The text model is the same in both cases."""
     transformer_layer_spec: Any = gemma3_layer_spec
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Gemma3Config(GemmaConfig):
     ) -> MegatronGPTModel:
         bases = self.rotary_base
         local, far = bases if isinstance(bases, (tuple, list)) else (bases, bases)
-        self.rotary_base = far  # the model makes its own, for one base
+        self.rotary_base = far  # the model makes its own embedding, for one base
         try:
             model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
         finally:
@@ -143,13 +144,13 @@ class Gemma3Config27B(Gemma3Config):
 
 @configurable
 class Gemma3Model(GPTModel):
-    """A Gemma 3 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Gemma 3; see `GPTModel`."""
 
 
 class Gemma3RotaryEmbedding(RotaryEmbedding):
-    """Rotary angles of local and of global layers, ``[2, sequence, 1, 1, channels]``.
+    """The rotary angles of local and of global layers, ``[2, sequence, 1, 1, channels]``.
 
-    One tensor rather than a pair, because recomputation saves tensors only.
+    They are one tensor rather than a pair, because recomputation saves tensors only.
     """
 
     def __init__(self, config: Gemma3Config, *, local_base: float, global_base: float) -> None:
@@ -169,7 +170,7 @@ class Gemma3RotaryEmbedding(RotaryEmbedding):
 
 
 class Gemma3SelfAttention(SelfAttention):
-    """Self-attention that takes from both rotary embeddings the one for its kind of layer."""
+    """Self-attention that selects the rotary embedding for its kind of layer."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
         both = kwargs.get("rotary_pos_emb")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 2, 3, 3.1 and 3.2, Code Llama: sizes, rotary scaling, Lightning module.
+"""Llama 2, 3, 3.1 and 3.2, Code Llama: sizes, rotary scaling, LightningModule.
 
-Sizes follow the papers and the model cards named beside them; initialisation and sequence lengths are NeMo 2.0's.
+Sizes follow the papers and the model cards named beside them. Initialization and sequence lengths are NeMo 2.0's.
 """
 
 import math
@@ -66,7 +66,7 @@ class Llama2Config70B(LlamaConfig):
     ffn_hidden_size: Optional[int] = 28672
 
 
-# Code Llama: arXiv:2308.12950; Llama 2 trained on with a rotary base of a million.
+# Code Llama: arXiv:2308.12950; Llama 2, trained further with a rotary base of a million.
 @configurable
 @dataclass
 class CodeLlamaConfig7B(Llama2Config7B):
@@ -145,9 +145,9 @@ class Llama3Config70B(Llama3Config):
 @configurable
 @dataclass
 class Llama31Config(Llama3Config):
-    """Llama 3.1: rotary frequencies scaled for a context longer than the one trained on first.
+    """Llama 3.1: rotary frequencies scaled for a longer context than that of the first training.
 
-    See `scale_rotary_frequencies` for what the four numbers mean.
+    See `scale_rotary_frequencies` for the meaning of the four numbers.
     """
 
     seq_length: int = 131072
@@ -165,7 +165,7 @@ class Llama31Config(Llama3Config):
         vp_stage: Optional[int] = None,
     ) -> MegatronGPTModel:
         model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
-        # Megatron-Core's own `rope_scaling` has three of the four numbers fixed.
+        # Megatron-Core's `rope_scaling` fixes three of the four numbers.
         model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
             model.rotary_pos_emb.inv_freq,
             scale_factor=self.scale_factor,
@@ -238,7 +238,7 @@ class Llama32Config3B(Llama31Config):
 
 @configurable
 class LlamaModel(GPTModel):
-    """A Llama as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of Llama; see `GPTModel`."""
 
 
 def scale_rotary_frequencies(
@@ -249,11 +249,11 @@ def scale_rotary_frequencies(
     high_freq_factor: float,
     old_context_len: int,
 ) -> Tensor:
-    """Llama 3.1's rotary frequencies, a new tensor of the same shape, radians per position.
+    """Llama 3.1's rotary frequencies: a new tensor of the same shape, in radians per position.
 
-    A frequency that turns more than ``high_freq_factor`` times within ``old_context_len`` positions stays; one that
-    turns less than ``low_freq_factor`` times is divided by ``scale_factor``; between the two, the answer moves
-    linearly with the number of turns, or jumps where both factors are the same (Llama 4). Source: ``apply_scaling`` in
+    A frequency with more than ``high_freq_factor`` turns within ``old_context_len`` positions stays. A frequency with
+    fewer than ``low_freq_factor`` turns is divided by ``scale_factor``. Between the two, the result changes linearly
+    with the number of turns, or jumps if both factors are equal (Llama 4). Source: ``apply_scaling`` in
     meta-llama/llama-models, ``llama3/model.py``.
     """
     turns = old_context_len * frequencies / (2 * math.pi)

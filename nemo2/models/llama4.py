@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 4 Scout (16 experts) and Maverick (128), their text models.
+"""The text models of Llama 4 Scout (16 experts) and Maverick (128 experts).
 
-Every fourth layer has no positions; the others rotate them and see only their own chunk of 8,192 tokens. One expert per
-token, beside one that all share. Sources: config.json and modeling code of meta-llama/Llama-4-Scout-17B-16E and
-Llama-4-Maverick-17B-128E in Hugging Face transformers. The vision tower is not here.
+Every fourth layer has no positions. The other layers rotate them and attend only within their chunk of 8,192 tokens.
+Each token uses one routed expert, and all tokens use a shared expert. Sources: config.json and modeling code of
+meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E in Hugging Face transformers. The vision tower is not
+included.
 """
 
 import copy
@@ -30,7 +31,7 @@ from nemo2.models.llama import Llama3Config, scale_rotary_frequencies
 
 
 def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
-    """The default layers, those without positions also without the norm of queries and keys."""
+    """The default layers. Layers without positions also have no norm of queries and keys."""
     spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
     layers = [copy.deepcopy(layer) for layer in spec.submodules.layer_specs]
@@ -57,24 +58,25 @@ class Llama4Config(Llama3Config):
     rotary_interleaved: bool = True
     apply_rope_fusion: bool = False
     no_rope_freq: Optional[Union[int, list[int]]] = 4
-    """Every n-th layer has no positions; or, layer by layer, 1 where it has none."""
+    """Every n-th layer has no positions. A list has an entry per layer: 1 for a layer without positions."""
     rope_scaling: bool = True
-    """Whether rotary frequencies are stretched, as in Llama 3.1, by ``rope_scaling_factor``."""
+    """Whether rotary frequencies are scaled by ``rope_scaling_factor``, as in Llama 3.1."""
     # NeMo 2.0 has Llama 3.1's (8, 1, 4).
     rope_scaling_factor: float = 16.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
-    """Where it is ``low_freq_factor``, a frequency is either kept or divided, with nothing between."""
+    """If it equals ``low_freq_factor``, each frequency is either kept or divided, without a transition."""
     old_context_len: int = 8192
     attention_chunk_size: Optional[int] = 8192
-    """Layers with positions see their own chunk of so many tokens; None lets them see everything before."""
+    """The size of the chunk, in tokens, within which layers with positions attend. None: they attend to all previous
+    tokens."""
     attn_temperature_tuning: bool = True
-    """In layers without positions the query at position p is multiplied by 1 + ``attn_scale`` ln(1 + floor((p + 1) /
-    ``floor_scale``)), which is 1 up to there (arXiv:2501.19399). NeMo 2.0 leaves it out."""
+    """Multiply the query at position p by 1 + ``attn_scale`` ln(1 + floor((p + 1) / ``floor_scale``)) in layers
+    without positions. The factor is 1 up to that position (arXiv:2501.19399). NeMo 2.0 leaves it out."""
     floor_scale: int = 8192
     attn_scale: float = 0.1
     qk_l2_norm: bool = True
-    """Queries and keys are divided by their root mean square, without weights."""
+    """Divide queries and keys by their root mean square, without weights."""
     moe_grouped_gemm: bool = True
     moe_shared_expert_intermediate_size: Optional[int] = 8192
     moe_ffn_hidden_size: Optional[int] = 8192
@@ -95,10 +97,10 @@ class Llama4Config(Llama3Config):
         post_process: Optional[bool] = None,
         vp_stage: Optional[int] = None,
     ) -> MegatronGPTModel:
-        """Parameters and result are those of the parent's method.
+        """Build this rank's chunk. Parameters and result are those of the parent's method.
 
         Raises:
-            ConfigError: sequences longer than a chunk are spread over context-parallel ranks.
+            ConfigError: sequences longer than a chunk are split over context-parallel ranks.
         """
         chunk, cp = self.attention_chunk_size, self.context_parallel_size
         if chunk is not None and cp > 1 and self.seq_length > chunk:
@@ -148,15 +150,15 @@ class Llama4Experts128Config(Llama4Config):
 
 
 def attend_in_chunks(core_attention: nn.Module, chunk: int) -> None:
-    """Makes a causal core attention see only its own chunk of ``chunk`` tokens.
+    """Make a causal core attention attend only within chunks of ``chunk`` tokens.
 
-    The chunks of a sequence are handed over as further samples of the batch, the last of them filled up with zeros, which
-    causal attention keeps out of the sight of real tokens; those of packed sequences as packed sequences. Rotary positions,
-    applied before, may stay those of the whole sequence: scores depend on differences only. Tensors are
-    ``[sequence, batch, heads, channels]``, packed ones ``[tokens, heads, channels]``.
+    The chunks of a sequence become additional samples of the batch. The last one is padded with zeros, which causal
+    attention hides from real tokens. Chunks of packed sequences become packed sequences. Rotary positions, which are
+    applied before, may remain those of the whole sequence, because scores depend on differences only. Tensors are
+    ``[sequence, batch, heads, channels]``, or packed ``[tokens, heads, channels]``.
 
     The attention raises:
-        ConfigError: queries are fewer than keys and more than one, or come with a mask of their own.
+        ConfigError: there are fewer queries than keys but more than one, or a mask is passed.
     """
     core_attention.forward = partial(_forward_in_chunks, core_attention.forward, chunk)
 
@@ -196,7 +198,7 @@ def _forward_in_chunks(
 
 
 def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
-    """The chunks of packed sequences, as packed sequences; padding behind a sequence stays behind its last tokens."""
+    """The chunks of packed sequences, as packed sequences. Padding after a sequence stays after its last tokens."""
     real, padded = packed.cu_seqlens_q, packed.cu_seqlens_q_padded
     assert real is not None, "sequences of the format thd come with their ends"
     lengths, rooms = real.diff(), (real if padded is None else padded).diff()
@@ -214,7 +216,7 @@ def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
 
 
 def sharpen_far_queries(core_attention: nn.Module, *, floor: int, factor: float) -> None:
-    """Makes a core attention multiply the query at position p by 1 + ``factor`` ln(1 + floor((p + 1) / ``floor``))."""
+    """Make a core attention multiply the query at position p by 1 + ``factor`` ln(1 + floor((p + 1) / ``floor``))."""
     core_attention.forward = partial(_forward_sharpened, core_attention.forward, floor, factor)
 
 
@@ -228,7 +230,7 @@ def _forward_sharpened(
 
 
 def _positions(query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]) -> Tensor:
-    """The place of each token of this rank in its sequence, ``[tokens]``."""
+    """The position of each token of this rank in its sequence, ``[tokens]``."""
     cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     sequences = [(key.size(0) * cp - query.size(0) * cp, key.size(0) * cp)]
     if packed is not None:

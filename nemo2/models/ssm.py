@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mamba 2, its hybrid with attention, Nemotron-H, Nemotron Nano v2 and Nemotron 3.
 
-A pattern has one letter per layer: ``M`` a Mamba 2 mixer, ``-`` a feed-forward block, ``*`` attention, ``E`` experts, whose
-settings are those of a GPT's (`nemo2.models.walker` knows the rest). Sources:
+A pattern has one letter per layer: ``M`` for a Mamba 2 mixer, ``-`` for a feed-forward block, ``*`` for attention,
+``E`` for experts, whose settings are those of a GPT (`nemo2.models.walker` handles the other letters). Sources:
 arXiv:2405.21060 and the config.json of state-spaces/mamba2-* (130M to 2.7B); arXiv:2406.07887, table 1 (8B and its
 hybrid); arXiv:2504.03624, table 1 (Nemotron-H); arXiv:2508.14444, section 2 (Nano v2).
 """
@@ -27,7 +27,7 @@ from nemo2.models.gpt_step import gpt_forward_step
 from nemo2.models.walker import left_out_layers, pattern_problems, uncut_hybrid_problems
 
 ssm_forward_step = gpt_forward_step
-"""NeMo's name of the same step: a hybrid takes the arguments of a GPT model, and its mask is None too."""
+"""NeMo's name for the forward step. A hybrid takes the arguments of a GPT model, and its mask is None too."""
 _TOKENIZER = (
     "NeMo 2.0's converter of weights reads it; here a tokenizer is the model's and the data's (data.tokenizer)."
 )
@@ -45,7 +45,7 @@ register_gone(
 
 
 def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
-    """Megatron-Core's layers on a GPU that has Transformer Engine and Mamba's kernels, plain PyTorch ones elsewhere."""
+    """Megatron-Core's layers on a GPU with Transformer Engine and Mamba's kernels, plain PyTorch layers elsewhere."""
     if have_te() and has("mamba_ssm") and has("causal_conv1d"):
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 
@@ -62,7 +62,7 @@ def default_stack_spec(config: "SSMConfig") -> ModuleSpec:
 class SSMConfig(GPTConfig):
     """A stack of Mamba 2 mixers, feed-forward blocks and attention.
 
-    Fast on a GPU with Transformer Engine, mamba-ssm and causal-conv1d; right, but slow, anywhere else.
+    It is fast on a GPU with Transformer Engine, mamba-ssm and causal-conv1d. Elsewhere it is correct but slow.
     """
 
     share_embeddings_and_output_weights: bool = False
@@ -70,14 +70,14 @@ class SSMConfig(GPTConfig):
     mamba_num_groups: int = 8
     num_attention_heads: int = 1
     hybrid_attention_ratio: float = 0.0
-    """Share of attention layers, where there is no pattern."""
+    """The fraction of attention layers if there is no pattern."""
     hybrid_mlp_ratio: float = 0.0
-    """Share of feed-forward layers, where there is no pattern."""
+    """The fraction of feed-forward layers if there is no pattern."""
     hybrid_override_pattern: Optional[str] = None
-    """The kind of each layer, one letter each; from Megatron-Core 0.19 on ``|`` cuts it between pipeline stages and ``/`` opens
-    the layers of a further prediction. None spreads the kinds by the two ratios."""
+    """The kind of each layer, one letter each. From Megatron-Core 0.19 on, ``|`` separates pipeline stages, and
+    ``/`` starts the layers of an additional prediction. None: the two ratios distribute the kinds."""
     seq_length: int = 8192
-    # Mixers see the order of tokens by themselves.
+    # Mixers need no position embedding.
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "none"
     gated_linear_unit: bool = False
     normalization: str = "RMSNorm"
@@ -89,7 +89,7 @@ class SSMConfig(GPTConfig):
     bias_dropout_fusion: bool = True
     cross_entropy_loss_fusion: bool = True
     mamba_stack_spec: Union[ModuleSpec, Callable[..., ModuleSpec]] = default_stack_spec
-    """The layers: a spec, or a function that returns one, of this config if it takes an argument."""
+    """The layers: a spec, or a function that returns one. The function receives this config if it takes an argument."""
 
     def configure_model(
         self,
@@ -98,11 +98,11 @@ class SSMConfig(GPTConfig):
         post_process: Optional[bool] = None,
         vp_stage: Optional[int] = None,
     ) -> Any:
-        """Builds this rank's part of the model; Megatron-Core's process groups must exist.
+        """Build this rank's part of the model. Megatron-Core's process groups must exist.
 
         Raises:
-            ConfigError: the pattern does not fit the number of layers, or these the pipeline stages; there are virtual pipeline
-                stages; or the vocabulary does not fit.
+            ConfigError: the pattern does not fit the number of layers; the layers do not fit the pipeline stages; there
+                are virtual pipeline stages; or the vocabulary does not fit.
         """
         self.adjust_to_this_machine()
         for problem in pattern_problems(self):
@@ -141,7 +141,7 @@ class SSMConfig(GPTConfig):
 
 
 def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:
-    """Megatron-Core's model of a hybrid, under the name and with the arguments of the installed version."""
+    """Megatron-Core's hybrid model, under the name and with the arguments of the installed version."""
     ratios: dict[str, Any] = {}
     if config.hybrid_override_pattern is None:
         ratios = {
@@ -170,7 +170,7 @@ class BaseMambaConfig130M(SSMConfig):
     mamba_num_groups: int = 1
     ffn_hidden_size: Optional[int] = 768
     make_vocab_size_divisible_by: int = 16
-    # NeMo 2.0 unties it in all five sizes, unlike the released weights.
+    # NeMo 2.0 unties the embedding in all five sizes, unlike the released weights.
     share_embeddings_and_output_weights: bool = True
 
 
@@ -333,7 +333,7 @@ class NemotronNano9Bv2(NemotronNano12Bv2):
 
 @configurable
 class MambaModel(GPTModel):
-    """A Mamba or hybrid model as Lightning and ``MegatronStrategy`` see it; see `GPTModel`.
+    """The LightningModule of Mamba and hybrid models; see `GPTModel`.
 
-    ``build_chunk`` is that of the GPT, since the configuration builds the model.
+    ``build_chunk`` is the GPT's, because the configuration builds the model.
     """

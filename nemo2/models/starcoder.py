@@ -21,7 +21,7 @@ class StarcoderConfig(GPTConfig):
     """StarCoder: learned positions, one key-value head for all queries."""
 
     normalization: str = "LayerNorm"
-    # With the fusion below Megatron-Core computes the tanh approximation, which the released models use.
+    # With the fusion below, Megatron-Core computes the tanh approximation, as the released models do.
     activation_func: Callable = F.gelu
     add_bias_linear: bool = True
     seq_length: int = 8192
@@ -56,13 +56,13 @@ class Starcoder2Config(GPTConfig):
     """StarCoder 2: rotary positions; a token attends to itself and the 4,095 before it (arXiv:2402.19173, section 6.1)."""
 
     normalization: str = "LayerNorm"
-    # With the fusion below the tanh approximation, as in StarCoder.
+    # With the fusion below, the tanh approximation, as in StarCoder.
     activation_func: Callable = F.gelu
     add_bias_linear: bool = True
     seq_length: int = 16384
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
     rotary_percent: float = 1.0
-    # NeMo 2.0 has none: another model from the 4,097th token on.
+    # NeMo 2.0 has no window, and so differs from the 4,097th token on.
     window_size: Optional[tuple[int, int]] = (4095, 0)
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
@@ -122,9 +122,9 @@ class Starcoder2Config15B(Starcoder2Config):
 
 @configurable
 class StarcoderModel(GPTModel):
-    """A StarCoder as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of StarCoder; see `GPTModel`."""
 
 
 @configurable
 class Starcoder2Model(GPTModel):
-    """A StarCoder 2 as Lightning and ``MegatronStrategy`` see it; see `GPTModel`."""
+    """The LightningModule of StarCoder 2; see `GPTModel`."""

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs: a training step's kernels, recorded once and launched together.
+"""CUDA graphs: the kernels of a training step, recorded once and launched together.
 
-Megatron-Core records and replays; what it leaves to the training loop is here. There are three kinds, by
-``model.config.cuda_graph_impl``:
+Megatron-Core records and replays the graphs. This module does what Megatron-Core leaves to the training loop.
+``model.config.cuda_graph_impl`` selects one of three kinds:
 
     "local"               layers, captured by Megatron-Core itself when the first step has ended
-    "transformer_engine"  layers, by Transformer Engine's ``make_graphed_callables``; the loop says when
+    "transformer_engine"  layers, by Transformer Engine's ``make_graphed_callables``, when the loop requests it
     "full_iteration"      forward and backward of a step as one graph; to Megatron-Core before 0.19 this is "local" with
                           ``cuda_graph_scope=["full_iteration"]``
 
-Which parts of a layer are captured is ``cuda_graph_modules`` (``cuda_graph_scope`` before 0.19), all of it by default. The last
-two kinds run ``cuda_graph_warmup_steps`` steps first. Validation, test and prediction are never captured as a whole; the
-optimizer's step isn't either.
+``cuda_graph_modules`` (``cuda_graph_scope`` before 0.19) selects the captured parts of a layer, by default all of it.
+The last two kinds run ``cuda_graph_warmup_steps`` steps first. Validation, test and prediction are never captured as a
+whole, and neither is the optimizer's step.
 
 Sources: Megatron-LM's training.py and arguments.py of the branches core_r0.16.0 and core_r0.19.0.
 """
@@ -25,11 +25,11 @@ from nemo2.errors import ConfigError
 
 Kind = Literal["none", "local", "transformer_engine", "full_iteration"]
 PER_MICROBATCH = ("on_megatron_microbatch_start", "on_megatron_microbatch_end")
-"""Hooks that Python calls inside what a whole step's graph replays without Python."""
+"""Hooks that Python calls inside the part that a whole step's graph replays without Python."""
 
 
 def kind_of(config: Any) -> Kind:
-    """The kind of graphs that ``config`` asks for, in any version's spelling; "none" for models of another kind."""
+    """The kind of graphs that ``config`` requests, under any version's name. "none" for other models."""
     kind: Any = getattr(config, "cuda_graph_impl", "none") or "none"
     if getattr(config, "enable_cuda_graph", False):
         kind = "local"
@@ -39,7 +39,7 @@ def kind_of(config: Any) -> Kind:
 
 
 def modules_of(config: Any) -> tuple[str, ...]:
-    """Names of the parts of a layer that are captured; () for all of it."""
+    """The names of the captured parts of a layer. (): all of it."""
     given = getattr(config, "cuda_graph_modules", None) or getattr(config, "cuda_graph_scope", None) or ()
     if isinstance(given, str):
         given = given.split(",")
@@ -49,10 +49,10 @@ def modules_of(config: Any) -> tuple[str, ...]:
 
 
 def spell_as_installed(config: Any) -> None:
-    """One way to ask for each kind, whatever the installed version calls it.
+    """Translate the requested kind to the installed version's settings.
 
-    NeMo's switches become `cuda_graph_impl`, for Megatron-Core refuses them when a configuration is looked at a second time;
-    and 0.16 gets the names that it has for a whole step. 0.19 takes those too.
+    NeMo's switches become `cuda_graph_impl`, because Megatron-Core rejects them when it checks a configuration a second
+    time. 0.16 receives its own names for a whole step, which 0.19 also accepts.
     """
     if getattr(config, "cuda_graph_impl", None) == "none":
         for switch, kind in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
@@ -68,13 +68,14 @@ def spell_as_installed(config: Any) -> None:
 
 
 class StepGraphs:
-    """The training loop's part in the graphs of one rank's chunks. `MegatronParallel` makes it where graphs are asked for.
+    """The training loop's part in the graphs of one rank's chunks. `MegatronParallel` creates it if graphs are
+    requested.
 
     Args:
-        chunks: This rank's, wrapped.
+        chunks: This rank's wrapped chunks.
         config: The model's configuration.
-        pause_gathers: Makes a context in which forwards gather no parameters.
-        heard_per_microbatch: Who listens to hooks that a whole step's graph doesn't call: names for a warning.
+        pause_gathers: A function that returns a context in which forwards gather no parameters.
+        heard_per_microbatch: The names of listeners to hooks that a whole step's graph doesn't call, for a warning.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class StepGraphs:
     ) -> None:
         self.kind = kind_of(config)
         self.optimizers: list[Any] = []
-        """Megatron-Core's, whose gradients are cleared when the capture has left some."""
+        """Megatron-Core's optimizers, whose gradients are zeroed after the capture."""
         self._chunks = list(chunks)
         self._config = config
         self._pause_gathers = pause_gathers
@@ -100,7 +101,7 @@ class StepGraphs:
             forget_whole_steps()
 
     def around(self, schedule: Callable[..., Any], step: Any) -> Callable[..., Any]:
-        """The function to call in place of ``schedule`` for a training step; it captures when the warm-up is over.
+        """The function to call in place of ``schedule`` for a training step. It captures after the warm-up.
 
         Raises:
             ConfigError: the batch has another shape than the captured one, or can't be captured.
@@ -117,7 +118,7 @@ class StepGraphs:
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replayed by now."""
+        """Whether steps are already replayed."""
         if self.kind == "local":
             from megatron.core.transformer.cuda_graphs import _CudagraphGlobalRecord
 
@@ -127,7 +128,7 @@ class StepGraphs:
         return self._whole_step is not None and self._whole_step.cuda_graph["training"] is not None
 
     def close(self) -> None:
-        """Give the graphs back, so that another model may be trained in this process."""
+        """Free the graphs, so that this process can train another model."""
         if self.kind == "transformer_engine" and self.captured:
             self._helper.delete_cuda_graphs()
         if self.kind == "local" and self._steps:
@@ -190,7 +191,7 @@ class StepGraphs:
             refuse_hooks(self._helper.flattened_callables)
             self._helper.create_cudagraphs()
         if paused:
-            # A graph's replay calls no hooks of modules: it gathers their parameters by hand.
+            # The replay of a graph calls no module hooks, so parameters are gathered explicitly.
             self._helper.cuda_graph_set_manual_hooks()
 
     def _wrap(self, schedule: Callable[..., Any]) -> Any:
@@ -207,10 +208,11 @@ class StepGraphs:
 
 
 def refuse_hooks(layers: Sequence[Any]) -> None:
-    """Transformer Engine captures no layer that has hooks, and those inside a layer would run in the capture and never again.
+    """Check that no layer has hooks. Transformer Engine captures no such layer, and hooks inside a layer would run in
+    the capture only.
 
     Raises:
-        ConfigError: somebody has registered some.
+        ConfigError: hooks are registered.
     """
     for layer in layers:
         for name, module in layer.named_modules():
@@ -230,7 +232,8 @@ _LIBRARIES = ("megatron.", "transformer_engine.")
 
 
 def forget_whole_steps() -> None:
-    """Megatron-Core keeps the graph, its results and its inputs on classes: those of a run before would be replayed."""
+    """Delete the graph, its results and its inputs, which Megatron-Core keeps on classes. Otherwise an earlier run's
+    graph would be replayed."""
     from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader
 
     for stage in ("training", "validation"):
@@ -242,8 +245,10 @@ def forget_whole_steps() -> None:
 
 @contextlib.contextmanager
 def building_stream(config: Any) -> Iterator[None]:
-    """Where the gradient buffers of chunks are made whose step is to be captured: their hooks remember the stream, and one that
-    captures nothing would break the capture."""
+    """A context for making the gradient buffers of chunks whose step is to be captured.
+
+    The buffers' hooks remember the stream, and a stream outside the capture would break it.
+    """
     kind = kind_of(config)
     if kind == "none":
         yield
@@ -260,7 +265,7 @@ def building_stream(config: Any) -> Iterator[None]:
 def _stream_of_captures() -> Any:
     try:
         from megatron.core.full_cuda_graph import get_shared_capture_stream  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:  # before 0.19 every capture has a stream of its own
+    except ImportError:  # before 0.19 each capture has its own stream
         import torch
 
         return torch.cuda.Stream()

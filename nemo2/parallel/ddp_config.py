@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's settings of gradient buffers and optimizer, remembering what they were made with, under both spellings.
+"""Megatron-Core's configurations of gradient buffers and optimizer, with a record of their arguments and both names of
+each field.
 
-``DistributedDataParallelConfig(overlap_grad_reduce=False)`` sets a field to its default. Whoever decides defaults later has
-to know that it was set all the same; Megatron-Core's dataclasses forget it. `remember_arguments` makes the calls of these
-classes remember, and gives `DistributedDataParallelConfig` the names of NeMo's documents beside Megatron-Core's.
+``DistributedDataParallelConfig(overlap_grad_reduce=False)`` sets a field to its default. Code that decides defaults
+later must know that the field was set, which Megatron-Core's dataclasses don't record. `remember_arguments` makes these
+classes record their arguments, and gives `DistributedDataParallelConfig` the names in NeMo's documents beside
+Megatron-Core's.
 """
 
 from typing import Any
@@ -18,7 +20,8 @@ __all__ = ["DistributedDataParallelConfig", "OptimizerConfig", "remember_argumen
 
 
 def _set_on_the_buffers(strategy: Any) -> Any:
-    """``use_distributed_optimizer`` of the gradient buffers, where it was set there: one switch in two configurations."""
+    """``use_distributed_optimizer`` of the gradient buffers, if it was set there. The switch is in two
+    configurations."""
     given = getattr(getattr(strategy, "ddp", None), "__arguments__", {})
     return given.get("use_distributed_optimizer", NOT_HERE)
 
@@ -34,8 +37,11 @@ register_elsewhere(_OPTIMIZER, "trainer.strategy", use_distributed_optimizer=_se
 
 
 def remember_arguments() -> None:
-    """Once per process, before such configurations are made; made earlier, they count as set where they differ from their
-    defaults. Fields, equality, copies and signatures stay what they are."""
+    """Make the classes record their arguments, once per process, before such configurations are made.
+
+    In configurations made earlier, fields that differ from their defaults count as set. Fields, equality, copies and
+    signatures don't change.
+    """
     for cls in (DistributedDataParallelConfig, OptimizerConfig, *OptimizerConfig.__subclasses__()):
         if not is_configurable(cls):
             configurable(cls)
@@ -45,7 +51,8 @@ def remember_arguments() -> None:
 
 
 def _second_name(name: str) -> property:
-    """Without it, setting the other spelling on an object would make an attribute that nobody reads."""
+    """A property for a second name. Without it, setting that name on an object would create an attribute that
+    nothing reads."""
 
     def get(self: Any) -> Any:
         return getattr(self, name)

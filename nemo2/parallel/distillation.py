@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a student's next-token distribution is from its teacher's, with the vocabulary split over tensor-parallel ranks.
+"""Computes how far a student's next-token distribution is from its teacher's, with the vocabulary sharded over
+tensor-parallel ranks.
 
-The forward Kullback-Leibler divergence of softened distributions, times the square of the temperature, so that gradients keep
-their size whatever it is (Hinton et al. 2015, arXiv:1503.02531):
+The loss is the forward Kullback-Leibler divergence of softened distributions, times the square of the temperature, so
+that the size of the gradients doesn't depend on the temperature (Hinton et al. 2015, arXiv:1503.02531):
 
     T^2 * sum over tokens v of q(v) * (log q(v) - log p(v)),    q = softmax(teacher / T),    p = softmax(student / T)
 """
@@ -18,21 +19,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TeacherLogits:
-    """What is kept of a teacher's logits for a micro-batch."""
+    """The stored part of a teacher's logits for a micro-batch."""
 
     values: Tensor
-    """``[batch, sequence, vocabulary / tp]``; of the likeliest tokens only ``[batch, sequence, k]``, the same on every rank."""
+    """``[batch, sequence, vocabulary / tp]``. With the likeliest tokens only: ``[batch, sequence, k]``, the same on
+    every rank."""
     ids: Optional[Tensor] = None
-    """Of the ``k`` likeliest tokens, in the whole vocabulary. None: all tokens of this rank's share."""
+    """The ids of the ``k`` likeliest tokens, in the whole vocabulary. None: all tokens of this rank's shard."""
 
     @property
     def num_bytes(self) -> int:
-        """Of both."""
+        """The bytes of both tensors."""
         return sum(one.numel() * one.element_size() for one in (self.values, self.ids) if one is not None)
 
     @classmethod
     def of(cls, logits: Tensor, top_k: Optional[int]) -> "TeacherLogits":
-        """From this rank's share ``[batch, sequence, vocabulary / tp]``; ``top_k`` keeps the likeliest. None: all."""
+        """Store this rank's shard ``[batch, sequence, vocabulary / tp]``, or the ``top_k`` likeliest tokens. None:
+        all."""
         if top_k is None:
             return cls(logits)
         first = parallel_state.get_tensor_model_parallel_rank() * logits.size(-1)
@@ -43,17 +46,17 @@ class TeacherLogits:
 
 
 def distillation_loss(student: Tensor, teacher: TeacherLogits, *, temperature: float = 1.0) -> Tensor:
-    """Of each token ``[batch, sequence]``, in fp32, the same on every tensor-parallel rank.
+    """The loss of each token ``[batch, sequence]``, in fp32, the same on every tensor-parallel rank.
 
     Args:
-        student: Logits ``[batch, sequence, vocabulary / tp]``; they get the gradient.
-        teacher: With ``ids``, q is a distribution over these tokens alone; p is one over the whole vocabulary either way, so that
-            what the student gives to other tokens costs it.
+        student: Logits ``[batch, sequence, vocabulary / tp]``, which receive the gradient.
+        teacher: The teacher's logits. With ``ids``, q is a distribution over these tokens only. p always covers the
+            whole vocabulary, so probability that the student gives to other tokens raises the loss.
     """
     log_p = log_softmax_over_ranks(student.float() / temperature)
     if teacher.ids is None:
         log_q = log_softmax_over_ranks(teacher.values.float() / temperature)
-        # Columns that pad the vocabulary are -inf on both sides: they have no share, and 0 * inf isn't computed.
+        # Columns that pad the vocabulary are -inf on both sides. They are excluded, so 0 * inf isn't computed.
         counts = log_q > float("-inf")
         apart = torch.where(counts, log_q, 0.0) - torch.where(counts, log_p, 0.0)
         divergence = reduce_from_tensor_model_parallel_region((log_q.exp() * apart).sum(-1))
@@ -64,20 +67,22 @@ def distillation_loss(student: Tensor, teacher: TeacherLogits, *, temperature: f
 
 
 def cross_entropy(student: Tensor, labels: Tensor) -> Tensor:
-    """Of each token ``[batch, sequence]`` that the text has, in fp32: the same on every tensor-parallel rank."""
+    """The cross-entropy of the text's next token, for each token ``[batch, sequence]``, in fp32. The same on every
+    tensor-parallel rank."""
     log_p = log_softmax_over_ranks(student.float())
     return -_expected(log_p, torch.ones_like(labels[..., None], dtype=log_p.dtype), labels[..., None])
 
 
 def log_softmax_over_ranks(logits: Tensor) -> Tensor:
-    """This rank's share of the logarithm of the softmax over the vocabulary of all tensor-parallel ranks, differentiable."""
+    """This rank's shard of the logarithm of the softmax over the vocabulary of all tensor-parallel ranks.
+    Differentiable."""
     largest = logits.detach().amax(-1, keepdim=True)
     torch.distributed.all_reduce(
         largest, torch.distributed.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group()
     )
     shifted = logits - largest
     total = reduce_from_tensor_model_parallel_region(shifted.exp().sum(-1, keepdim=True))
-    # Each rank's columns depend on the total: its gradient is the sum of what all ranks find.
+    # Each rank's columns depend on the total, whose gradient is the sum over all ranks.
     return shifted - copy_to_tensor_model_parallel_region(total).log()
 
 
@@ -91,7 +96,7 @@ def _expected(log_p: Tensor, q: Tensor, ids: Tensor) -> Tensor:
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """The ranks' tensors beside each other along the last axis."""
+    """The ranks' tensors, concatenated along the last axis."""
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     if ranks == 1:
         return tensor

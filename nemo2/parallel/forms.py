@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which users write the parts of a step: with the model among the arguments, or without.
+"""The forms in which users write the parts of a step: with the model as an argument, or without.
 
-NeMo's documents have ``forward_step(self, model, batch)`` and ``loss_reduction(self, model)``, NeMo's own models
-``forward_step(self, batch)`` and ``training_loss_reduction(self)``. How many arguments a function takes tells them apart.
+NeMo's documents use ``forward_step(self, model, batch)`` and ``loss_reduction(self, model)``. NeMo's own models use
+``forward_step(self, batch)`` and ``training_loss_reduction(self)``. The number of a function's arguments distinguishes
+the forms.
 """
 
 import inspect
@@ -16,10 +17,10 @@ _WITHOUT_MODEL = {"forward_step": 1, "data_step": 1, "loss_reduction": 0}
 
 
 def with_model(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
-    """``function`` of the arguments that it has without a model.
+    """``function`` as a function without the model argument.
 
-    A ``forward_step`` or ``data_step`` of two positional arguments, and a reduction's function of one, take the model first:
-    ``module``, or what it wraps where it can't be called itself.
+    A ``forward_step`` or ``data_step`` with two positional arguments, and a reduction's function with one, takes the
+    model first. The model is ``module``, or the module that it wraps if it can't be called itself.
     """
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [
@@ -36,9 +37,12 @@ def with_model(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
 
 
 def reduction_of(module: Any, stage: str) -> Any:
-    """The loss reduction that a module gives for ``stage``: its ``<stage>_loss_reduction`` or its ``loss_reduction``, and of a
-    subclass's and an inherited one the subclass's. None where it has none. What is predicted is collected, and reduced only where
-    the module says so for this stage."""
+    """The loss reduction of a module for ``stage``: its ``<stage>_loss_reduction`` or its ``loss_reduction``. None: it
+    has none.
+
+    If one of them is inherited, the subclass's definition wins. Predictions are collected, and reduced only if the
+    module defines a reduction for this stage.
+    """
     names = [f"{stage}_loss_reduction", *(["loss_reduction"] if stage != "predict" else [])]
     for name in sorted(names, key=lambda name: _depth(module, name)):
         reduction = getattr(module, name, None)
@@ -48,7 +52,7 @@ def reduction_of(module: Any, stage: str) -> Any:
 
 
 def _depth(module: Any, name: str) -> int:
-    """How far up its class hierarchy a module's attribute is defined; its own come first."""
+    """The depth in the class hierarchy at which a module's attribute is defined. The module's own class comes first."""
     if name in module.__dict__:
         return -1
     bases = type(module).__mro__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's own fully sharded data parallelism around a chunk, on GPUs and on CPUs."""
+"""Megatron-Core's fully sharded data parallelism around a chunk, on GPUs and on CPUs."""
 
 import math
 from collections import OrderedDict
@@ -22,11 +22,11 @@ from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk
 
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
-"""The sharded tensors: the optimizer's state (ZeRO-1), gradients as well (ZeRO-2), parameters as well (ZeRO-3)."""
+"""The sharded tensors: the optimizer's state (ZeRO-1); also gradients (ZeRO-2); also parameters (ZeRO-3)."""
 
 
 class MegatronFSDPChunk(FullyShardedDataParallel):
-    """Megatron-Core's wrapper, told where this process puts its tensors."""
+    """Megatron-Core's wrapper, with this process's device for its tensors."""
 
     def __init__(
         self,
@@ -49,13 +49,15 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         """The chunk itself, without this wrapper's registry finding it twice."""
         self.described = described
         self._first_rows: dict[str, int] | None = None
-        # As a method of the instance, where Megatron-Core puts its own: that one knows no parameters that are sharded already.
+        # Set on the instance, where Megatron-Core sets its own, which doesn't support parameters that are already
+        # sharded.
         self.broadcast_params = _nothing_left_to_broadcast
 
     def main_parameters(self) -> dict[str, tuple[nn.Parameter, int]]:
         """The optimizer's main parameter of each parameter, by its name in the chunk, with the index of its first row.
 
-        Every rank calls it the first time: how Megatron-FSDP has sharded the rows is asked of the ranks that share them.
+        Every rank calls it the first time, because the ranks that share the rows tell how Megatron-FSDP has sharded
+        them.
         """
         held = {
             name if name in self.described.stored else name.removeprefix("module."): parameter
@@ -87,7 +89,7 @@ def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:
 
 
 def _start_alike(module: nn.Module) -> None:
-    """Every replica gets the parameters of replica 0, before they are sharded."""
+    """Broadcast the parameters of replica 0 to every replica before they are sharded."""
     dense: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
     experts: Any = parallel_state.get_expert_data_parallel_group()
     for parameter in module.parameters():
@@ -97,7 +99,8 @@ def _start_alike(module: nn.Module) -> None:
 
 @contextmanager
 def _no_hooks_on_frozen_parameters(module: nn.Module) -> Iterator[None]:
-    """Megatron-FSDP asks every parameter to tell when its gradient is there, and torch refuses to promise that of frozen ones."""
+    """A context without gradient hooks on frozen parameters. Megatron-FSDP registers such a hook on every parameter,
+    and torch rejects it for frozen ones."""
     name = "register_post_accumulate_grad_hook"
     frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
     for parameter in frozen:
@@ -114,11 +117,12 @@ def _nothing_left_to_broadcast() -> None:
 
 
 def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | None:
-    """Why Megatron-FSDP can't shard over the ranks of this layout; None if it can. ``layout`` fits the world.
+    """Why Megatron-FSDP can't shard over the ranks of this layout. None: it can. ``layout`` fits the world.
 
-    Where one rank alone holds parameters, 0.16.1's gradient buffer is its own reduced shard, and is added to itself
-    (``GradReducePipeline`` in ``param_and_grad_buffer.py``): gradients count twice. 0.19.2 has that right for a model that is
-    all on one rank, but experts that one rank alone holds get 60 to 92 % of their gradients there (measured, two micro-batches).
+    If one rank alone holds parameters, 0.16.1's gradient buffer is its own reduced shard and is added to itself
+    (``GradReducePipeline`` in ``param_and_grad_buffer.py``), so gradients count twice. 0.19.2 is correct for a model
+    that is all on one rank. Experts that one rank alone holds, however, get 60 to 92 % of their gradients there
+    (measured, two micro-batches).
     """
     ranks = f"on {world_size} rank{'s' if world_size > 1 else ''} ({layout.describe()})"
     model_parallel = layout.tp * layout.pp
@@ -141,7 +145,8 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
 
 
 def always_overlapped(sharding_strategy: str) -> tuple[str, ...]:
-    """The fields of the gradient buffers that Megatron-FSDP switches on with this sharding, whatever they were."""
+    """The fields of the gradient buffers that Megatron-FSDP switches on with this sharding, whatever their values
+    were."""
     return {
         "optim_grads": ("overlap_grad_reduce",),
         "optim_grads_params": ("overlap_grad_reduce", "overlap_param_gather"),
@@ -149,10 +154,10 @@ def always_overlapped(sharding_strategy: str) -> tuple[str, ...]:
 
 
 def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str], *, why: str) -> None:
-    """Switch Megatron-FSDP on, sharding everything where the user hasn't said what.
+    """Switch Megatron-FSDP on. It shards everything unless the user has selected what to shard.
 
     Raises:
-        ConfigError: settings that Megatron-FSDP can't work with.
+        ConfigError: settings that Megatron-FSDP doesn't support.
     """
     if "data_parallel_sharding_strategy" not in explicit:
         adjust(ddp_config, "data_parallel_sharding_strategy", "optim_grads_params", why=why)
@@ -168,7 +173,7 @@ def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str],
             "distributed one. Set it to True, or leave it unset."
         )
     settings = {"use_megatron_fsdp": True, "use_distributed_optimizer": True}
-    # Megatron-Core switches these on by itself, when it wraps the model.
+    # Megatron-Core switches these on itself when it wraps the model.
     settings |= dict.fromkeys(always_overlapped(ddp_config.data_parallel_sharding_strategy), True)
     problems += [
         f"strategy.ddp_config.{name}=False with strategy.fsdp='megatron', which always overlaps it where "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups and random streams of the parallel layout, made by Megatron-Core."""
+"""Process groups and random-number streams of the parallel layout, created by Megatron-Core."""
 
 import contextlib
 import gc
@@ -17,20 +17,22 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
 _made: Optional[tuple[Any, dict[str, Any]]] = None
-"""A group of those that were made here, and Megatron-Core's arguments for them. None: there are none."""
+"""One of the groups that this module created, and Megatron-Core's arguments for them. None: there are none."""
 
 
 def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = None, **options: Any) -> None:
-    """Cut the world into Megatron-Core's groups. Groups that were made here with the same arguments stay; those made with others
-    are taken down before. Groups that somebody else has made are used.
+    """Create Megatron-Core's groups for a layout.
+
+    Groups that this module created with the same arguments stay. Groups with other arguments are destroyed first.
+    Groups that the caller created are used.
 
     Args:
-        layout: Checked against the world before any group is made.
-        timeout: How long a collective may take. None: Megatron-Core's 30 minutes.
+        layout: The layout, which is checked against the world size before any group is created.
+        timeout: The longest time of a collective. None: Megatron-Core's 30 minutes.
         options: Further arguments of Megatron-Core's ``initialize_model_parallel``.
 
     Raises:
-        ConfigError: the layout can't be laid over the world; groups that somebody else has made are of another layout.
+        ConfigError: the layout doesn't fit the world, or the caller's groups are of another layout.
     """
     global _made
     layout.data_parallel_size(torch.distributed.get_world_size())
@@ -49,7 +51,7 @@ def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = 
 
 
 def use_given_groups(layout: Layout) -> None:
-    """Accept groups that somebody else has made.
+    """Accept groups that the caller created.
 
     Raises:
         ConfigError: there are none, or they are of another layout.
@@ -80,13 +82,13 @@ def use_given_groups(layout: Layout) -> None:
 
 
 def _sizes(layout: Layout) -> dict[str, Any]:
-    """Under Megatron-Core's names, as it takes them: a single stage has no virtual ones."""
+    """The sizes under Megatron-Core's names and in its form: a single stage has no virtual stages."""
     whole = {} if layout.pp > 1 else {"vp": None}
     return {name: getattr(replace(layout, **whole), short) for short, name in SIZE_FIELDS.items()}
 
 
 def destroy_model_parallel() -> None:
-    """Take the groups down, so that another layout can be laid in the same processes."""
+    """Destroy the groups, so that the same processes can use another layout."""
     from megatron.core.num_microbatches_calculator import unset_num_microbatches_calculator
 
     global _made
@@ -94,12 +96,12 @@ def destroy_model_parallel() -> None:
     if parallel_state.model_parallel_is_initialized():
         groups = parallel_state._global_process_group_list or []
         parallel_state.destroy_model_parallel()
-        # Megatron-Core forgets its groups, torch doesn't: each of gloo's keeps three threads, which look every 10 ms for what
-        # came.
+        # Megatron-Core forgets its groups, but torch doesn't. Each gloo group keeps three threads, which poll every 10
+        # ms.
         kept = _names_in_meshes()
         for group in groups:
             if isinstance(group, torch.distributed.ProcessGroup) and group.group_name not in kept:
-                with contextlib.suppress(ValueError):  # taken down by somebody else
+                with contextlib.suppress(ValueError):  # already destroyed
                     torch.distributed.destroy_process_group(group)
         for embedding in (
             RotaryEmbedding,
@@ -110,27 +112,28 @@ def destroy_model_parallel() -> None:
 
 
 def _names_in_meshes() -> set[str]:
-    """Groups that a device mesh refers to. torch's cache of sharded operations keeps meshes, and gives the next model's tensors
-    an equal one that it has met before."""
+    """The groups that a device mesh refers to. torch's cache of sharded operations keeps meshes, and gives the
+    tensors of the next model an equal mesh that it already has."""
     names = set()
     for mesh in gc.get_objects():
         if type(mesh) is DeviceMesh:
-            with contextlib.suppress(RuntimeError):  # one of its groups is gone
+            with contextlib.suppress(RuntimeError):  # one of its groups is destroyed
                 names |= {group.group_name for group in mesh.get_all_groups()}
     return names
 
 
 def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: bool = False) -> None:
-    """Seed python, numpy and torch, and Megatron-Core's streams: the same over data-parallel replicas, different between
-    pipeline stages, and inside layers different between tensor-parallel ranks where tensors are sharded.
+    """Seed Python, NumPy and torch, and Megatron-Core's streams.
 
-    ``for_graphs``: of a kind whose state a captured CUDA graph can advance.
+    The streams are equal over data-parallel replicas and differ between pipeline stages. Inside layers with sharded
+    tensors they also differ between tensor-parallel ranks. ``for_graphs`` selects streams whose state a captured CUDA
+    graph can advance.
     """
     import random
 
     import numpy as np
 
-    # As Megatron-LM does it (training/initialize.py _set_random_seed): stages draw different initial weights.
+    # As in Megatron-LM (training/initialize.py _set_random_seed): stages draw different initial weights.
     seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -139,6 +142,6 @@ def seed_random_streams(seed: int, *, te_rng_tracker: bool = False, for_graphs: 
         seed,
         te_rng_tracker=te_rng_tracker,
         use_cudagraphable_rng=for_graphs,
-        # The first kind that is made in a process stays otherwise.
+        # Otherwise the first kind created in a process would stay.
         force_reset_rng=for_graphs,
     )

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class CallbackConnector:
-    """The registry of listeners by hook. A hook without listeners costs a dictionary look-up."""
+    """The registry of listeners by hook. A hook without listeners costs a dictionary lookup."""
 
     def __init__(self, callbacks: "Any" = None) -> None:
         self._objects: list[Any] = []
@@ -46,7 +46,7 @@ class CallbackConnector:
             self.add(*callbacks)
 
     def add(self, *callbacks: Any) -> "CallbackConnector":
-        """Register each object's hook methods once; another connector's objects are taken over."""
+        """Register the hook methods of each object, once. The objects of another connector are added."""
         for callback in callbacks:
             if isinstance(callback, CallbackConnector):
                 self.add(*callback._objects)
@@ -61,7 +61,7 @@ class CallbackConnector:
         return self
 
     def listening(self, *names: str) -> list[str]:
-        """The classes that have one of these hooks."""
+        """The classes that define one of these hooks."""
         return [
             type(one).__name__ for one in self._objects if any(callable(getattr(one, name, None)) for name in names)
         ]
@@ -71,7 +71,7 @@ class CallbackConnector:
             listener(**arguments)
 
     def transform_event(self, name: str, value: T, **arguments: Any) -> T:
-        """Each listener may return a replacement for ``value``; None leaves it."""
+        """Each listener may return a replacement for ``value``. None leaves it unchanged."""
         for listener in self._listeners.get(name, ()):
             replacement = listener(step=value, **arguments)
             if replacement is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of a model that trains, by their full names, with what a rank owns of their gradients.
+"""The parameters of a model in training, by their full names, and the part of each gradient that a rank owns.
 
-The one place that knows where a strategy keeps chunks, where Megatron-Core keeps gradients (in buffers, of which the
+Only this module knows where a strategy keeps chunks, where Megatron-Core keeps gradients (in buffers, of which the
 distributed optimizer leaves each data-parallel rank its part), and which rank counts a replicated parameter.
 """
 
@@ -18,13 +18,14 @@ from nemo2.parallel.transform import full_parameter_names
 
 
 def chunks_of(trainer: Any) -> list[nn.Module]:
-    """This rank's chunks without wrappers; the LightningModule itself where the strategy has none."""
+    """This rank's chunks without wrappers. If the strategy has none, the LightningModule itself."""
     parallel = getattr(trainer.strategy, "megatron_parallel", None)
     return [trainer.lightning_module] if parallel is None else list(parallel.unwrapped)
 
 
 def named_parameters(trainer: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    """This rank's parameters, shared ones once, by their full names, in which layers have the numbers of the whole model."""
+    """This rank's parameters by their full names, in which layers have the numbers of the whole model. Shared
+    parameters appear once."""
     for chunk in chunks_of(trainer):
         full = full_parameter_names(chunk)
         for name, parameter in chunk.named_parameters():
@@ -32,16 +33,16 @@ def named_parameters(trainer: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def belongs_to(name: str, module: str) -> bool:
-    """Whether a parameter's full name is that of ``module`` or below it; both may begin with ``module.``."""
+    """Whether a parameter's full name is that of ``module`` or below it. Both may begin with ``module.``."""
     name, module = name.removeprefix("module."), module.removeprefix("module.")
     return name == module or name.startswith(f"{module}.")
 
 
 def refuse_unknown_modules(trainer: Any, modules: list[str], *, of: str) -> None:
-    """All ranks call it.
+    """Check that modules exist. Every rank must call it.
 
     Raises:
-        ConfigError: no rank has a parameter in one of them.
+        ConfigError: no rank has a parameter in one of the modules.
     """
     names = sorted({name for found in gathered([name for name, _ in named_parameters(trainer)]) for name in found})
     known = {".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in range(1, len(parts) + 1)}
@@ -52,16 +53,17 @@ def refuse_unknown_modules(trainer: Any, modules: list[str], *, of: str) -> None
 
 @dataclass
 class Owned:
-    """A gradient as far as this rank counts it: what others count too is counted by one rank only."""
+    """The part of a gradient that this rank counts. If several ranks hold the same part, only one of them counts it."""
 
     gradient: Optional[Tensor]
-    """Flat; None: another rank counts it, or there is none."""
+    """The flat gradient. None: another rank counts it, or there is none."""
     whole: Optional[Tensor]
-    """Where this rank's gradient lies, its other parts not reduced under the distributed optimizer. None: there is none."""
+    """The storage of this rank's gradient. With the distributed optimizer its other parts are not reduced. None:
+    there is none."""
 
 
 def owned_gradients(trainer: Any) -> Iterator[tuple[str, nn.Parameter, Owned]]:
-    """This rank's share of each gradient after its reduction and before the optimizer's step."""
+    """This rank's part of each gradient, after its reduction and before the optimizer's step."""
     shards = _shards(trainer)
     for name, parameter in named_parameters(trainer):
         if id(parameter) in shards:
@@ -98,7 +100,8 @@ def _shards(trainer: Any) -> dict[int, tuple[Tensor, Optional[Tensor]]]:
                 size = bucket.grad_data.numel() // ranks
                 first, last = (rank * size, (rank + 1) * size) if sharded else (0, bucket.grad_data.numel())
                 for parameter in bucket.params_list:
-                    # Its view tells where it lies; the bucket's own index leaves the padding between parameters out.
+                    # Its view gives its position, because the bucket's own index leaves out the padding between
+                    # parameters.
                     whole = parameter.main_grad.view(-1)
                     start = whole.storage_offset() - bucket.grad_data.storage_offset()
                     own = whole[max(first - start, 0) : max(last - start, 0)]
@@ -112,7 +115,8 @@ def _list(chunk: Any, name: str) -> list[Any]:
 
 
 def _counted_here(parameter: nn.Parameter) -> bool:
-    """Whether no other tensor-parallel rank or pipeline stage counts the same parameter, as Megatron-Core's norm asks."""
+    """Whether no other tensor-parallel rank or pipeline stage counts the same parameter, as required by
+    Megatron-Core's norm."""
     from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 
     return not getattr(parameter, "shared", False) and param_is_not_tensor_parallel_duplicate(parameter)

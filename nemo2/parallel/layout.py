@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes that say how a model is laid over ranks, and their arithmetic.
+"""The sizes that distribute a model over ranks, and their arithmetic.
 
-A world of ranks is the product ``tp * cp * pp * dp`` for the dense layers and ``etp * ep * pp * expert_dp`` for the experts
-(Megatron-Core ``parallel_state.initialize_model_parallel``). The sizes a user sets are all but ``dp``, which follows from
-the world.
+The world size is the product ``tp * cp * pp * dp`` for the dense layers and ``etp * ep * pp * expert_dp`` for the
+experts (Megatron-Core ``parallel_state.initialize_model_parallel``). The user sets all sizes except ``dp``, which
+follows from the world size.
 """
 
 import math
@@ -16,19 +16,19 @@ from nemo2.errors import ConfigError
 
 
 class Size(NamedTuple):
-    """A parallel size that a user sets, and what it is called where. A new parallelism is a row of `SIZES`, a field of
+    """A parallel size that a user sets, and its names. A new parallelism needs a row in `SIZES`, a field in
     `Layout`, its groups and its rules."""
 
     short: str
-    """In `Layout`, and everywhere that sizes are drawn or listed."""
+    """The name in `Layout`, and wherever sizes are drawn or listed."""
     name: str
-    """Name of the field on the strategy and in Megatron-Core's configurations."""
+    """The name of the field on the strategy and in Megatron-Core's configurations."""
     label: str
-    """In a line for a reader: "TP 2"."""
+    """The name in a line of text: "TP 2"."""
     group: Optional[str]
-    """The tensors that the ranks of one group share; None for a size without a group of ranks."""
+    """The tensors that the ranks of a group share. None: the size has no group of ranks."""
     optional: bool = False
-    """Whether it may be None."""
+    """Whether the size may be None."""
 
 
 SIZES = (
@@ -54,7 +54,7 @@ def _of_strategy(name: str) -> Callable[[Any], Any]:
             return None
         if name == "expert_tensor_parallel_size" and value is None:
             return strategy.tensor_model_parallel_size
-        return NOT_HERE if isinstance(value, str) else value  # what is said in words is settled later
+        return NOT_HERE if isinstance(value, str) else value  # text such as "auto" is resolved later
 
     return read
 
@@ -69,22 +69,22 @@ _OPTIONAL = frozenset(size.short for size in SIZES if size.optional)
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Parallel sizes by the short names that everybody draws."""
+    """The parallel sizes under their usual short names."""
 
     tp: int = 1
-    """Tensor-parallel ranks: each holds a slice of every weight matrix."""
+    """Tensor-parallel ranks: each holds a shard of every weight matrix."""
     pp: int = 1
     """Pipeline stages."""
     vp: Optional[int] = None
     """Virtual stages (model chunks) per pipeline rank. None: the schedule isn't interleaved."""
     cp: int = 1
-    """Context-parallel ranks: each holds a slice of every sequence."""
+    """Context-parallel ranks: each holds a shard of every sequence."""
     ep: int = 1
-    """Expert-parallel ranks: each holds a share of the experts."""
+    """Expert-parallel ranks: each holds some of the experts."""
     etp: Optional[int] = None
-    """Tensor-parallel ranks inside an expert. None: the same as ``tp``, as Megatron-Core takes it."""
+    """Tensor-parallel ranks inside an expert. None: the same as ``tp``, as in Megatron-Core."""
     sp: bool = False
-    """Sequence parallel: between the matrix products the sequence is split over the tensor-parallel ranks."""
+    """Sequence parallelism: between the matrix products the sequence is sharded over the tensor-parallel ranks."""
 
     def __post_init__(self) -> None:
         problems = self.size_problems(**{name: getattr(self, name) for name in SIZE_FIELDS})
@@ -93,7 +93,8 @@ class Layout:
 
     @staticmethod
     def size_problems(**sizes: Any) -> list[str]:
-        """One sentence for each of the sizes, by their short names, that is no whole number of at least 1; ``sp`` is none."""
+        """One sentence for each of the sizes, by short name, that is not an integer of at least 1. ``sp`` is not a
+        size."""
         return [
             f"strategy.{SIZE_FIELDS[name]}={value!r}: must be a whole number of at least 1."
             for name, value in sizes.items()
@@ -104,21 +105,22 @@ class Layout:
 
     @classmethod
     def of(cls, strategy: Any) -> "Layout":
-        """The layout of a strategy, configured or live, or of whatever else has fields of these names; a field that isn't
-        there, or is None, has its default.
+        """The layout of a strategy, as a config or a live object, or of any object with fields of these names. A field
+        that is missing or None has its default.
 
         Raises:
-            ConfigError: a size is no whole number of at least 1.
+            ConfigError: a size is not an integer of at least 1.
         """
         given = {short: getattr(strategy, name, None) for short, name in LAYOUT_FIELDS.items()}
         return cls(**{short: value for short, value in given.items() if value is not None})
 
     def fields(self) -> dict[str, Any]:
-        """The sizes, and ``sequence_parallel``, under the names of the strategy and of Megatron-Core's configurations."""
+        """The sizes and ``sequence_parallel``, under the names of the strategy and of Megatron-Core's
+        configurations."""
         return {name: getattr(self, short) for short, name in LAYOUT_FIELDS.items()}
 
     def overrides(self, before: Mapping[str, Any]) -> list[str]:
-        """The overrides, in the command line's form, that turn the layout ``before`` into this one."""
+        """The overrides, in the command line's form, that change the layout ``before`` into this one."""
         changed = [short for short in LAYOUT_FIELDS if getattr(self, short) != before[short]]
         if {self.vp, before["vp"]} == {None, 1}:
             changed.remove("vp")
@@ -140,14 +142,15 @@ class Layout:
 
     @property
     def smallest_world(self) -> int:
-        """The fewest ranks that the layout can be laid over; any world of it is a multiple."""
+        """The smallest world size for the layout. Every valid world size is a multiple of it."""
         return math.lcm(self.model_parallel_size, self.expert_parallel_size)
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Replicas of the model in a world.
+        """The replicas of the model in a world.
 
         Raises:
-            ConfigError: the world isn't a multiple of ``tp * pp * cp``, or of ``etp * ep * pp`` where experts are sharded.
+            ConfigError: the world size isn't a multiple of ``tp * pp * cp``, or of ``etp * ep * pp`` with sharded
+                experts.
         """
         problem = self.world_problem(world_size)
         if problem:
@@ -155,7 +158,7 @@ class Layout:
         return world_size // self.model_parallel_size
 
     def world_problem(self, world_size: int) -> Optional[str]:
-        """Why this layout can't be laid over ``world_size`` ranks; None if it can."""
+        """Why this layout doesn't fit ``world_size`` ranks. None: it fits."""
         size = self.model_parallel_size
         if world_size % size:
             up = -(-world_size // size) * size
@@ -178,7 +181,7 @@ class Layout:
         return None
 
     def describe(self, world_size: Optional[int] = None) -> str:
-        """One line, e.g. ``TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8``, sizes of one left out."""
+        """One line, e.g. ``TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8``, without sizes of 1."""
         suffix = {"tp": " (SP)" if self.sp else "", "pp": f" x VP {self.vp}" if (self.vp or 1) > 1 else ""}
         parts = [
             f"{size.label} {getattr(self, size.short)}{suffix.get(size.short, '')}"
@@ -190,7 +193,8 @@ class Layout:
         return " · ".join(parts) or "one rank"
 
     def _cuts(self, size: Size) -> bool:
-        """Whether a size is one to tell of: it makes groups of several ranks, and other experts than the dense layers' cut."""
+        """Whether to mention a size: it has groups of several ranks, or it shards experts differently from the dense
+        layers."""
         if size.short == "etp":
             return self.ep > 1 and self.etp not in (None, self.tp)
         return size.group is not None and getattr(self, size.short) > 1
@@ -198,7 +202,7 @@ class Layout:
 
 @dataclass
 class ParallelismConfig:
-    """The strategy's sizes under the names of the model configuration's fields, where they are written to."""
+    """The strategy's sizes under the names of the model configuration's fields, into which they are written."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
@@ -208,7 +212,7 @@ class ParallelismConfig:
     expert_model_parallel_size: int
     expert_tensor_parallel_size: Optional[int]
     pipeline_dtype: Optional[Any]
-    """A torch dtype; this module doesn't import torch."""
+    """A torch dtype. This module doesn't import torch."""
     microbatch_group_size_per_vp_stage: Optional[int]
     num_layers_in_first_pipeline_stage: Optional[int]
     num_layers_in_last_pipeline_stage: Optional[int]

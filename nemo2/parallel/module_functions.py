@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions over the modules of a model by NeMo 2.0's names (``llm.fn``): `map`, `walk`, `forall`, and `FNMixin` for models.
+"""Functions over the modules of a model by NeMo 2.0's names (``llm.fn``): `map`, `walk`, `forall`, and `FNMixin` for
+models.
 
-`nemo2.parallel.transform` is what trains a changed model under its own names, on any layout; these are for scripts that change
-a module by themselves.
+They are for scripts that change a module themselves. To train a changed model under its own parameter names and on any
+layout, use `nemo2.parallel.transform`.
 """
 
 import inspect
@@ -17,31 +18,32 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def map(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kwargs: Any) -> _Module:
-    """``module`` after ``func(module)`` of it and of its children; the children's children are left alone.
+    """Apply ``func`` to ``module`` and its direct children, and return the resulting module.
 
     Args:
-        func: Returns the module that takes the place of its argument. Of the keywords ``i`` (number among its siblings),
-            ``name``, ``prefix`` (dotted path of the parent) and those of ``kwargs``, it gets those that it has.
-        leaf_only: Call it only with modules that have no children.
+        func: A function that returns the replacement of its argument. It receives those of the keywords ``i`` (index
+            among its siblings), ``name``, ``prefix`` (dotted path of the parent) and ``kwargs`` that it accepts.
+        leaf_only: Call ``func`` only for modules without children.
 
     Raises:
-        ConfigError: ``func`` returned something else than a module.
+        ConfigError: ``func`` did not return a module.
     """
     return _mapped(module, func, leaf_only, depth=1, kwargs=kwargs, seen={})
 
 
 def walk(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kwargs: Any) -> _Module:
-    """`map`, over all modules below: a parent first, then the children of what it became. A module in two places is seen once."""
+    """Apply `map` to all modules below: first to a parent, then to the children of its replacement. A module in two
+    places is visited once."""
     return _mapped(module, func, leaf_only, depth=None, kwargs=kwargs, seen={})
 
 
 def forall(module: nn.Module, func: Callable[[nn.Module], Any], recurse: bool = False) -> bool:
-    """Whether ``func`` holds for ``module``; with ``recurse`` for each module below it too."""
+    """Whether ``func`` is true for ``module``, and with ``recurse`` for each module below it."""
     return all(bool(func(one)) for one in (module.modules() if recurse else [module]))
 
 
 class FNMixin:
-    """The functions as methods of a model, over the model as a whole."""
+    """Methods of a model for these functions over the whole model."""
 
     def map(self, func: Callable[..., Any], leaf_only: bool = False) -> Self:
         return map(self, func, leaf_only=leaf_only)  # pyright: ignore[reportArgumentType, reportReturnType]
@@ -53,7 +55,8 @@ class FNMixin:
         return forall(self, func, recurse=recurse)  # pyright: ignore[reportArgumentType]
 
     def freeze(self) -> None:
-        """No parameter is trained. Before the model is wrapped for training: gradient buffers have no holes."""
+        """Freeze all parameters. Call this before the model is wrapped for training, because gradient buffers can't
+        skip parameters later."""
         self.requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
 
     def unfreeze(self) -> None:

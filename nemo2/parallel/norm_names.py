@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under which names norms are stored, whichever layers a model is built of.
+"""The names under which norms are stored, for any kind of layers.
 
-Transformer Engine fuses a norm with the linear layer that it feeds, and stores it as a part of that layer; in plain layers the
-norm is a module of its own. Megatron-Core stores the norms of plain layers under Transformer Engine's names too, but for those
-of latent attention, and calls a norm in front of experts, which nothing is fused with, as if it were (0.16 to 0.19,
-``sharded_state_dict_keys_map`` in its layer specs). Our checkpoints have Transformer Engine's names throughout.
+Transformer Engine fuses a norm with the linear layer after it, and stores it as a part of that layer. In plain layers
+the norm is a separate module. Megatron-Core stores the norms of plain layers under Transformer Engine's names too,
+except those of latent attention. It names a norm before experts as if it were fused, although nothing is fused with it
+(0.16 to 0.19, ``sharded_state_dict_keys_map`` in its layer specs). nemo2's checkpoints have Transformer Engine's names
+throughout.
 """
 
 from collections.abc import Collection
@@ -22,10 +23,10 @@ _ROUTER = "mlp.router.weight"
 
 
 def renamed_norms(stored: Collection[str]) -> dict[str, str]:
-    """Transformer Engine's names, by those under ``stored`` that are others.
+    """Transformer Engine's names, by the names in ``stored`` that differ.
 
     Args:
-        stored: All names of a chunk or of a checkpoint, those of the optimizer's state among them.
+        stored: All names of a chunk or of a checkpoint, including those of the optimizer's state.
     """
     found = {}
     for name in stored:
@@ -40,8 +41,8 @@ def renamed_norms(stored: Collection[str]) -> dict[str, str]:
 
 
 def module_of_key(key: str) -> str:
-    """The module that a tensor belongs to by its key in a checkpoint (without "module."): the full name that the module has in
-    plain layers."""
+    """The full name, in plain layers, of the module that a tensor belongs to, from the tensor's key in a checkpoint
+    (without "module.")."""
     for alone, fused in _ALONE_AND_FUSED:
         layer, end = _split(key, fused) if fused.endswith("_") else (None, "")
         if layer is not None:
@@ -50,11 +51,11 @@ def module_of_key(key: str) -> str:
 
 
 def _split(name: str, norm: str) -> tuple[Optional[str], str]:
-    """The layer's name and "weight" or "bias", where it is this norm's."""
+    """The layer's name and "weight" or "bias", if the name is this norm's."""
     layer, found, end = name.rpartition(f".{norm}")
     return (f"{layer}.", end) if found and end in ("weight", "bias") else (None, "")
 
 
 def _of_model(layer: str) -> str:
-    """The layer's name in the model, which stands behind the name of a part of the optimizer's state."""
+    """The layer's name in the model, which follows the name of a part of the optimizer's state."""
     return layer[max(0, layer.find("module.")) :] if layer.startswith("optimizer.") else layer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many parameters a model has that lies on many ranks, and how many of these are trained."""
+"""Counts the parameters of a model over many ranks, and the trainable ones among them."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, cast
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class ParameterCounts(NamedTuple):
-    """Parameters of the whole model, each counted once."""
+    """The parameters of the whole model, each counted once."""
 
     total: int
     trained: int
@@ -21,14 +21,14 @@ class ParameterCounts(NamedTuple):
 
 
 def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]) -> Optional[ParameterCounts]:
-    """Count the parameters of all pipeline, tensor- and expert-parallel ranks. Every rank calls it.
+    """Count the parameters of all pipeline-, tensor- and expert-parallel ranks. Every rank must call it.
 
     Args:
-        chunks: Of this rank, before parameters are sharded over data-parallel ranks.
-        device: Where collectives of this world run. None: the CPU.
+        chunks: This rank's chunks, before parameters are sharded over data-parallel ranks.
+        device: The device on which collectives of this world run. None: the CPU.
 
     Returns:
-        None for a model on meta tensors, whose ranks aren't there to be asked.
+        The counts. None for a model on meta tensors, whose other ranks don't exist.
     """
     first = {"dense": parallel_state.get_tensor_model_parallel_rank() == 0}
     first["experts"] = parallel_state.get_expert_tensor_parallel_rank() == 0
@@ -38,7 +38,7 @@ def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]
             return None
         kind = "dense" if getattr(parameter, "allreduce", True) else "experts"
         counted_elsewhere = not getattr(parameter, "tensor_model_parallel", False) and not first[kind]
-        # The output layer of a tied embedding is the embedding's copy on another pipeline stage.
+        # The output layer of a tied embedding is a copy of the embedding on another pipeline stage.
         if not counted_elsewhere and not getattr(parameter, "shared", False):
             counts[kind] += torch.tensor([parameter.numel(), parameter.numel() * parameter.requires_grad])
     groups: dict[str, Any] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module that isn't Megatron-Core's as a pipeline's only chunk."""
+"""Wraps a module that isn't Megatron-Core's as the only chunk of a pipeline."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class PlainChunk(MegatronModule):
-    """Any torch module as the one chunk of a pipeline, with what Megatron-Core asks of a model."""
+    """Any torch module as the only chunk of a pipeline, with the interface that Megatron-Core needs."""
 
     def __init__(self, config: TransformerConfig, module: nn.Module) -> None:
         super().__init__(config=config)
@@ -18,7 +18,7 @@ class PlainChunk(MegatronModule):
         self.model_type = ModelType.encoder_or_decoder
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """A plain module isn't split into stages: there is no tensor from a previous one."""
+        """Does nothing: a plain module has no previous stage, and so no input from one."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's hooks for checkpoints under all strategies; in which form they are written is the strategy's `form`."""
+"""Lightning's checkpoint hooks for all strategies. The strategy's `form` decides the format."""
 
 import functools
 import logging
@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints(SteppingStrategy):
-    """Saves and loads through ``form`` and the checkpoint IO. Sharded state is read after the model has been sharded. Made to be
-    subclassed."""
+    """Save and load through ``form`` and the checkpoint IO, to be subclassed. Sharded state is read after the model
+    has been sharded."""
 
     restore_config: Optional[RestoreConfig]
     form: Form
@@ -44,25 +44,25 @@ class Checkpoints(SteppingStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """State is loaded into chunks that are built, wrapped and sharded."""
+        """True: state is loaded into chunks that are built, wrapped and sharded."""
         return True
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Publish a background save that has finished meanwhile."""
+        """Publish a background save that has finished."""
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and io.async_save:
             io.maybe_finalize_save_checkpoint(blocking=False)
 
     def save_only_what_is_trained(self) -> None:
-        """Checkpoints hold the trained parameters only, unless the strategy was told what they hold."""
+        """Save the trainable parameters only, unless the user has set what checkpoints hold."""
         if self.form.part is None:
             self.form.part = "trained"
 
     def on_train_start(self) -> None:
-        """Weights are loaded.
+        """Check that saved parts can be completed. Weights are already loaded.
 
         Raises:
-            ConfigError: a part of the model is to be saved, and nothing tells where the rest would come from.
+            ConfigError: only a part of the model is to be saved, and the source of the other parameters is unknown.
         """
         super().on_train_start()
         part = self.form.part
@@ -75,7 +75,7 @@ class Checkpoints(SteppingStrategy):
     # ------------------------------------------------------------------------------------------------------ saving
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Lightning's own dump stays free of tensors; `save_checkpoint` adds the sharded ones."""
+        """An empty state, so that Lightning's own dump has no tensors. `save_checkpoint` adds the sharded tensors."""
         return {}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -84,7 +84,8 @@ class Checkpoints(SteppingStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Union[str, Path], storage_options: Optional[dict[str, Any]] = None
     ) -> None:
-        """Save Lightning's ``checkpoint`` with what this rank has of the model and the optimizer. Every rank calls it.
+        """Save Lightning's ``checkpoint`` with this rank's part of the model and the optimizer. Every rank must call
+        it.
 
         ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
         """
@@ -97,15 +98,15 @@ class Checkpoints(SteppingStrategy):
         self.checkpoint_io.save_checkpoint(state, ckpt_to_dir(filepath), storage_options=options)
 
     def _refuse_what_is_not_finite(self, tensors: Iterable[Tensor], filepath: Union[str, Path]) -> None:
-        """Parameters that aren't numbers make no checkpoint: retention would drop good ones for them.
+        """Reject a save of parameters that aren't finite, because retention would delete good checkpoints for it.
 
         Args:
-            tensors: What this rank has of them.
+            tensors: This rank's part of the parameters.
 
         Raises:
             RuntimeFault: on every rank, if some parameter of some rank isn't finite.
         """
-        # By their least and greatest value, which NaN becomes: no memory is needed, and they are read once.
+        # Checked by the smallest and largest value, which NaN propagates to. This needs no memory and one read.
         extremes = [
             torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel() and tensor.is_floating_point()
         ]
@@ -122,7 +123,7 @@ class Checkpoints(SteppingStrategy):
             )
 
     def _storage_options(self, options: Optional[dict[str, Any]], *, weights_only: bool) -> dict[str, Any]:
-        """The facts that a checkpoint IO is told beside the state, from what `ModelCheckpoint.save` told the strategy."""
+        """The options for the checkpoint IO, from those that `ModelCheckpoint.save` passed to the strategy."""
         options = options or {}
         manifest = Manifest(
             step=self.trainer.global_step,
@@ -149,10 +150,10 @@ class Checkpoints(SteppingStrategy):
     def load_checkpoint(self, checkpoint_path: Union[str, Path], weights_only: Optional[bool] = None) -> dict[str, Any]:
         """Read a checkpoint into this rank's shard of the model and, when fitting, of the optimizer.
 
-        A damaged one that `AutoResume` found, rather than was given, is passed over for the one before it.
+        If `AutoResume` chose the checkpoint itself and it is damaged, the previous checkpoint is read instead.
 
         Raises:
-            CheckpointError: it can't be read, or holds no optimizer state that this strategy can take over.
+            CheckpointError: the checkpoint is unreadable, or has no optimizer state that this strategy can load.
         """
         path = Path(checkpoint_path)
         io = self.checkpoint_io
@@ -160,7 +161,7 @@ class Checkpoints(SteppingStrategy):
             return io.load_checkpoint(path)
         taken, found = io.read_whole(path, functools.partial(self.form.read, optimizer=self._fits))
         if taken != path and self.trainer.ckpt_path:
-            # Of which Lightning tells, and callbacks ask what the run went on from.
+            # Lightning reports this path, and callbacks read it to learn what the run resumed from.
             self.trainer._checkpoint_connector._ckpt_path = taken
         return found
 
@@ -169,7 +170,7 @@ class Checkpoints(SteppingStrategy):
         return self.trainer.state.fn == TrainerFn.FITTING
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load chunks, optimizer, random streams and the position in the data from what `load_checkpoint` read."""
+        """Load chunks, optimizer, random streams and the position in the data from the result of `load_checkpoint`."""
         self.form.take(checkpoint, strict=strict)
         self._take_up_position(checkpoint)
 
@@ -181,7 +182,7 @@ class Checkpoints(SteppingStrategy):
         self.form.load_optimizer_states(checkpoint["optimizer_states"])
 
     def _take_up_position(self, checkpoint: Mapping[str, Any]) -> None:
-        """When fitting: the random streams and the position in the data, where ``checkpoint`` has them."""
+        """When fitting: restore the random streams and the position in the data, if ``checkpoint`` has them."""
         if self.trainer.state.fn != TrainerFn.FITTING:
             return
         if "random_state" in checkpoint:
@@ -191,10 +192,10 @@ class Checkpoints(SteppingStrategy):
             self.data_sampler.load_state_dict(position)
 
     def selective_restore(self) -> None:
-        """Start from the weights (and, if asked, the optimizer state) of ``restore_config``.
+        """Start from the weights, and if requested the optimizer state, of ``restore_config``.
 
         Raises:
-            CheckpointError: they can't be read, or don't fit the model.
+            CheckpointError: the checkpoint is unreadable or doesn't fit the model.
         """
         assert self.restore_config is not None
         if self.restore_config.path.startswith(HUGGING_FACE):
@@ -210,20 +211,20 @@ class Checkpoints(SteppingStrategy):
             model=self.restore_config.load_model_state,
             base=True,
         )
-        # Neither its position in the data nor its random streams: this is another run.
+        # Neither the position in the data nor the random streams are restored, because this is another run.
         kept = {key: value for key, value in loaded.items() if key in ("model", "optimizer")}
         self.load_model_state_dict(kept, strict=True)
         _log.info("Started from the weights of %s.", path)
 
     def start_from_released(self, path: str) -> None:
-        """Fill the model with the weights of a release, of which each rank reads what it holds. Every rank calls it.
+        """Fill the model with released weights. Each rank reads its part, and every rank must call it.
 
         Args:
             path: ``hf:///folder`` or ``hf://organisation/name``.
 
         Raises:
-            CheckpointError: on every rank, where one can't read what it needs, or it doesn't fit the model.
-            ConfigError: there is an optimizer's state to be loaded, which no release has.
+            CheckpointError: on every rank, if a rank can't read its part or the weights don't fit the model.
+            ConfigError: an optimizer state is to be loaded, which no release has.
         """
         from nemo2.hugging_face.restore import start_from
 
@@ -243,7 +244,8 @@ class Checkpoints(SteppingStrategy):
         _log.info("Started from the weights of %s.", path)
 
     def digest_of(self, base: Optional[Union[str, Path]]) -> str:
-        """Of the weights at ``base``, a checkpoint or released ones; "" where there is none, or they aren't on this machine."""
+        """The digest of the weights at ``base``, a checkpoint or released weights. "": there are none, or they
+        aren't on this machine."""
         from nemo2.hugging_face.restore import digest_at
 
         return "" if base is None else digest_at(str(base))
@@ -253,8 +255,8 @@ class Checkpoints(SteppingStrategy):
             self.checkpoint_io.remove_checkpoint(ckpt_to_dir(filepath))
 
     def teardown(self) -> None:
-        """Finish what the checkpoint IO has begun. The groups stay, so that the model can be used; another layout replaces
-        them."""
+        """Finish the work of the checkpoint IO. The groups stay, so that the model remains usable. Another layout
+        replaces them."""
         self.checkpoint_io.teardown()
         graphs = getattr(getattr(self, "megatron_parallel", None), "graphs", None)
         if graphs is not None:
@@ -264,8 +266,8 @@ class Checkpoints(SteppingStrategy):
         self.accelerator.teardown()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Give background saves up: finishing them takes all ranks, and this one may be the only one that failed. What they
-        have written carries no checkpoint's name."""
+        """Discard background saves. Finishing them needs all ranks, and this may be the only rank that failed. Their
+        files have no checkpoint's name yet."""
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
             io.abandon()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live strategy's arguments as its attributes: read at any time, written until it is connected to a model.
+"""The arguments of a live strategy as attributes, readable at any time and writable until the strategy is connected to
+a model.
 
-NeMo's scripts read ``trainer.strategy.tensor_model_parallel_size`` and set sizes on a strategy that they have made. What was read
-when the model was connected can't be changed afterwards, and a name that means nothing is refused: it would be kept and
-never looked at.
+NeMo's scripts read ``trainer.strategy.tensor_model_parallel_size`` and set sizes on an existing strategy. Values that
+were used in the connection can't be changed afterwards. An unknown name is rejected, because it would be stored and
+never read.
 """
 
 import inspect
@@ -30,13 +31,13 @@ _KEPT_AS: Mapping[str, str] = {
     "use_gloo_process_groups": "_use_gloo_process_groups",
     "megatron_log_level": "_megatron_log_level",
 }
-"""Arguments that are kept under another name, and nowhere else."""
+"""Arguments that are stored only under another name."""
 _WRITABLE = frozenset(_KEPT_AS) - {"ddp", "ckpt_async_save", "use_gloo_process_groups"}
 _SIZES = frozenset(ParallelismConfig.__annotations__) - {"pipeline_model_parallel_comm_backend"}
 
 
 class LiveSettings:
-    """Settings of a live strategy that has a ``parallelism``, a ``layout`` and captured arguments."""
+    """The settings of a live strategy with a ``parallelism``, a ``layout`` and captured arguments."""
 
     parallelism: ParallelismConfig
     layout: Layout
@@ -91,12 +92,12 @@ class LiveSettings:
 
     @property
     def use_te_rng_tracker(self) -> bool:
-        """Whether random streams are Transformer Engine's; CUDA graphs turn it on."""
+        """Whether random streams are Transformer Engine's. CUDA graphs turn it on."""
         return self.parallelism.use_te_rng_tracker
 
     @property
     def current_epoch_step(self) -> int:
-        """Optimizer steps done in the present epoch; 0 before the strategy has a trainer."""
+        """The optimizer steps in the current epoch. 0 before the strategy has a trainer."""
         if "trainer" not in self.__dict__:
             return 0
         loop: Any = self.__dict__["trainer"].fit_loop.epoch_loop
@@ -107,13 +108,14 @@ class LiveSettings:
 
 
 def _place(strategy: Any, name: str) -> tuple[Any, str]:
-    """The object that keeps an argument, the strategy or the form of its checkpoints, and its name there."""
+    """The object that stores an argument, the strategy or the form of its checkpoints, and the argument's name
+    there."""
     owner, _, attribute = _KEPT_AS[name].rpartition(".")
     return (strategy.__dict__[owner] if owner else strategy), attribute
 
 
 def _dtype_of(strategy: Any) -> Any:
-    """The dtype that the precision plugin lets stages send each other; None where it doesn't say."""
+    """The dtype between stages, as the precision plugin sets it. None: the plugin doesn't set it."""
     return getattr(getattr(strategy.precision_plugin, "dtype_config", None), "pipeline_dtype", None)
 
 

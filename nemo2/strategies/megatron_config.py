@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of `MegatronStrategy`: their resolution and their refusals."""
+"""Resolves and checks the arguments of `MegatronStrategy`."""
 
 from typing import Any, Optional, Union
 
@@ -34,7 +34,7 @@ register_gone(
 
 
 def strictness_of(asked: Optional[Union[str, bool]]) -> Optional[str]:
-    """The name of Megatron-Core's ``StrictHandling`` that ``ckpt_load_strictness`` asks for; None: Megatron-Core's default.
+    """The name of Megatron-Core's ``StrictHandling`` for ``ckpt_load_strictness``. None: Megatron-Core's default.
 
     Raises:
         ConfigError: there is no such name.
@@ -74,8 +74,10 @@ def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
 def one_number_of_instances(
     instances: int, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
 ) -> int:
-    """The strategy's and the buffers' count of optimizer instances, which is one: the groups are made by it. 1, the strategy's
-    default, is what ``ddp_config`` says."""
+    """Unify the strategy's and the buffers' number of optimizer instances, by which groups are created.
+
+    1, the strategy's default, means the value of ``ddp_config``.
+    """
     name = "num_distributed_optimizer_instances"
     theirs = ddp_config.num_distributed_optimizer_instances
     if name in explicit_ddp and theirs != instances:
@@ -90,7 +92,7 @@ def one_number_of_instances(
 
 
 def refuse_out_of_range(**arguments: Any) -> None:
-    """An error for each argument whose value is none of those that Megatron-Core knows."""
+    """Raise an error for each argument whose value Megatron-Core doesn't support."""
     known: dict[str, tuple[Any, ...]] = {
         "pipeline_model_parallel_comm_backend": (None, "nccl", "ucc"),
         "megatron_log_level": (0, 1, 2),
@@ -104,7 +106,7 @@ def refuse_out_of_range(**arguments: Any) -> None:
 
 
 def refuse_what_is_gone(**arguments: Any) -> None:
-    """An error for each argument whose meaning Megatron-Core has dropped, or that nemo2 has another way for."""
+    """Raise an error for each argument that Megatron-Core has removed or that nemo2 replaces."""
     why = {
         "moe_extended_tp": "Megatron-Core has dropped it; shard experts with expert_tensor_parallel_size",
         "encoder_tensor_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that aren't finite, in our words: Megatron-Core's name a bucket and an iteration -1."""
+"""Rewords the error for gradients that aren't finite. Megatron-Core's message names a bucket and an iteration -1."""
 
 import re
 from collections.abc import Iterator
@@ -12,13 +12,14 @@ _FOUND = re.compile(r"found (?P<what>NaN|Inf) in local grad norm")
 
 @contextmanager
 def not_finite_in_our_words(step: int) -> Iterator[None]:
-    """Around a step's forward and backward, which Megatron-Core ends at gradients that aren't finite (`check_for_nan_in_grad`).
+    """A context for a step's forward and backward, in which Megatron-Core raises for gradients that aren't finite
+    (`check_for_nan_in_grad`).
 
     Args:
-        step: Number of updates made before it.
+        step: The number of updates before this step.
 
     Raises:
-        RuntimeFault: instead of Megatron-Core's error.
+        RuntimeFault: in place of Megatron-Core's error.
     """
     try:
         yield

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer and a model made ready without a loop: for what wants the model of a recipe or a checkpoint, sharded and loaded."""
+"""Prepares a trainer and a model without a loop, for code that needs a recipe's or checkpoint's model, sharded and
+loaded."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,28 +31,30 @@ def set_up(
     callbacks: Iterable[pl.Callback] = (),
     device: Optional[torch.device] = None,
 ) -> Iterator[MegatronParallel]:
-    """The set-up that `Trainer.fit` or `Trainer.validate` does up to its first batch, with no loop after it. Every rank calls it.
+    """Do the setup of `Trainer.fit` or `Trainer.validate` up to the first batch, without a loop after it. Every rank
+    must call it.
 
-    In this order, each by the trainer's strategy:
+    The trainer's strategy does the following, in this order:
 
-    1. sizes, precision and the machine's rules are written into the model's and the optimizer's configuration (``connect``);
-    2. device, process groups, random streams, and the sampler of ``data`` (``setup_environment``);
-    3. ``setup`` of the callbacks given and of the model;
-    4. this rank's chunks are built (``configure_model``), transformed (``model_transform``) and, for "fit", wrapped in gradient
-       buffers or sharded, and the optimizer is made (``strategy.setup``); weights of ``restore_config`` are loaded;
-    5. ``checkpoint`` is loaded: weights, and for "fit" the optimizer's state too.
+    1. ``connect``: write sizes, precision and the machine's rules into the configurations of the model and the
+      optimizer.
+    2. ``setup_environment``: set up device, process groups, random streams, and the sampler of ``data``.
+    3. Call ``setup`` of the callbacks given and of the model.
+    4. ``strategy.setup``: build this rank's chunks (``configure_model``), transform them (``model_transform``), for
+      "fit" wrap them in gradient buffers or shard them, and make the optimizer. Load the weights of ``restore_config``.
+    5. Load ``checkpoint``: the weights, and for "fit" the optimizer's state.
 
-    On leaving, the checkpoint IO, CUDA graphs, the precision plugin and the accelerator are torn down. Process groups and the
-    model stay: both can be used, and the next layout of this process replaces the groups.
+    When the context ends, the checkpoint IO, CUDA graphs, the precision plugin and the accelerator are torn down.
+    Process groups and the model stay usable, until the next layout of this process replaces the groups.
 
     Args:
-        trainer: One that isn't running.
-        model: Connected to ``data`` (`connect_parts`).
-        data: For its sampler only; nothing is loaded. None: batches, if any, are given to the chunks by hand.
-        stage: "fit" makes what training needs; the others only the model, in evaluation mode.
-        checkpoint: A checkpoint directory. None: the weights are those the model was built with.
-        callbacks: Those whose ``setup`` is called.
-        device: Where the model is put. None: this rank's. Meta: nothing has memory.
+        trainer: A trainer that isn't running.
+        model: The model, connected to ``data`` (`connect_parts`).
+        data: The data module, of which only the sampler is used. None: the caller passes batches to the chunks, if any.
+        stage: "fit" creates what training needs. Other stages create only the model, in evaluation mode.
+        checkpoint: A checkpoint directory. None: the model keeps its initial weights.
+        callbacks: The callbacks whose ``setup`` is called.
+        device: The model's device. None: this rank's. Meta: no memory is allocated.
 
     Yields:
         This rank's chunks.
@@ -77,7 +80,7 @@ def set_up(
         if checkpoint is not None:
             strategy.load_model_state_dict(strategy.load_checkpoint(checkpoint))
         parallel: MegatronParallel = strategy.megatron_parallel
-        # Chunks of virtual stages beyond the first are no part of the model.
+        # Chunks of virtual stages after the first are not part of the model.
         for module in (model, parallel):
             module.train(stage == "fit")
         yield parallel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step under Lightning's loops: the schedule's forward and backward, the optimizer, what is logged."""
+"""One step under Lightning's loops: the schedule's forward and backward, the optimizer, and logging."""
 
 import logging
 from collections.abc import Callable, Generator
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class SteppingStrategy(WorldStrategy):
-    """Training, validation, test and prediction steps through `MegatronParallel`. Made to be subclassed."""
+    """Run training, validation, test and prediction steps through `MegatronParallel`. To be subclassed."""
 
     megatron_parallel: Optional[MegatronParallel]
     megatron_callbacks: CallbackConnector
@@ -39,14 +39,14 @@ class SteppingStrategy(WorldStrategy):
     """Metrics that `_log_unless_the_module_did` has logged."""
     _skip_update: bool = False
     _tracked_microbatches: int = 0
-    """Since Megatron-Core's trackers of losses were last read."""
+    """The micro-batches since Megatron-Core's loss trackers were last read."""
 
     def connect(self, model: pl.LightningModule) -> None:
         super().connect(model)
         refuse_what_the_step_does_itself(model.trainer)
 
     def _replace_progress_bar(self, trainer: pl.Trainer) -> None:
-        """Our bar or line where Lightning put its default; a bar of the user's own stays."""
+        """Replace Lightning's default bar with nemo2's bar or line. The user's own bar stays."""
         bar = trainer.progress_bar_callback
         if type(bar) not in (TQDMProgressBar, RichProgressBar):
             return
@@ -56,7 +56,7 @@ class SteppingStrategy(WorldStrategy):
         trainer.callbacks[trainer.callbacks.index(bar)] = progress  # pyright: ignore[reportAttributeAccessIssue]
 
     def _take_over_backward(self, loop: _TrainingEpochLoop) -> None:
-        # The schedule runs forward and backward in one go: Lightning's own zero_grad would wipe the gradients out.
+        # The schedule runs forward and backward together, so Lightning's zero_grad would erase the gradients.
         loop.automatic_optimization._skip_backward = True
 
     def _say_what_is_trained(self) -> None:
@@ -69,23 +69,23 @@ class SteppingStrategy(WorldStrategy):
 
     @contextmanager
     def tensor_init_context(self, empty_init: Optional[bool] = None) -> Generator[None, None, None]:
-        """Megatron-Core places its own parameters."""
+        """An empty context, because Megatron-Core places its own parameters."""
         yield
 
     def model_to_device(self) -> None:
-        """The chunks were put on the device before they were wrapped."""
+        """Does nothing: the chunks were moved to the device before they were wrapped."""
 
     def batch_to_device(self, batch: Any, device: Optional[torch.device] = None, dataloader_idx: int = 0) -> Any:
-        """A step's share stays where it is: the data step moves one micro-batch at a time."""
+        """Return the batch unchanged: the data step moves one micro-batch at a time."""
         return batch
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """Micro-batches are the accumulation."""
+        """True: the micro-batches are the accumulation."""
         return True
 
     def training_step(self, batch: Any, batch_idx: Optional[int] = None, *args: Any, **kwargs: Any) -> Tensor:
-        """Forward and backward over this rank's share of a global batch. Returns the reduced loss."""
+        """Run forward and backward over this rank's part of a global batch. Returns the reduced loss."""
         assert self.megatron_parallel is not None
         self.megatron_parallel.zero_grad_buffer()
         for optimizer in self.optimizers:
@@ -97,7 +97,7 @@ class SteppingStrategy(WorldStrategy):
         self._last_loss = loss
         if not self.optimizers:
             self._log_step(None)
-            # Lightning counts updates of the optimizers that it knows, and would never come to max_steps.
+            # Lightning counts updates of its own optimizers only, and would never reach max_steps.
             progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
             progress.increment_ready()
             progress.increment_completed()
@@ -110,7 +110,7 @@ class SteppingStrategy(WorldStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """The closure runs the step's forward and backward; then the update, then what is logged."""
+        """Run the closure (the step's forward and backward), then the update, then the logging."""
         loss = closure()
         trainer = self.trainer
         _call_hooks(trainer, "on_after_backward")
@@ -126,15 +126,16 @@ class SteppingStrategy(WorldStrategy):
 
     @property
     def last_loss(self) -> Tensor:
-        """Loss of the step that runs or has just ended, reduced over the global batch; the same on every rank."""
+        """The loss of the current or the last step, reduced over the global batch. The same on every rank."""
         return self._last_loss
 
     def skip_update(self) -> None:
-        """Leave the update of the step that runs out. Called on every rank, before the optimizer steps."""
+        """Skip the update of the current step. Every rank must call it before the optimizer steps."""
         self._skip_update = True
 
     def _log_step(self, optimizer: Optional[torch.optim.Optimizer]) -> None:
-        """Metrics under NeMo's names, on the steps that Lightning logs; the others cost nothing. None: there is no optimizer."""
+        """Log metrics under NeMo's names on the steps that Lightning logs. Other steps cost nothing.
+        ``optimizer=None``: there is no optimizer."""
         trainer, module = self.trainer, self.lightning_module
         step = trainer.global_step + 1
         if module is None or (
@@ -170,8 +171,11 @@ class SteppingStrategy(WorldStrategy):
             module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
 
     def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
-        """Reduced loss of one global batch, None if the module's step returns none; logged as ``val_loss``, the mean over
-        batches by what each is a mean over: a batch that is half padding counts half."""
+        """The reduced loss of one global batch, logged as ``val_loss``. None: the module's step returns none.
+
+        ``val_loss`` is the mean over batches, weighted by the number of tokens or samples in each mean. A batch that is
+        half padding counts half.
+        """
         assert self.megatron_parallel is not None and self.lightning_module is not None
         loss = self.megatron_parallel.validation_step(
             batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval")
@@ -190,8 +194,12 @@ class SteppingStrategy(WorldStrategy):
         return loss
 
     def _log_unless_the_module_did(self, name: str, loss: Optional[Tensor], samples: int, **options: Any) -> None:
-        """The weighted mean over batches under ``name``, if there is one and the module's own step hasn't logged it: Lightning
-        refuses a second. A reduction that doesn't say what its value is a mean over counts by the batch's ``samples``."""
+        """Log the weighted mean over batches under ``name``, if there is a loss and the module's own step hasn't logged
+        the name.
+
+        Lightning rejects a second value of a name. If a reduction doesn't define its weight, the batch's ``samples``
+        are the weight.
+        """
         assert self.lightning_module is not None
         if loss is None:
             return
@@ -204,20 +212,21 @@ class SteppingStrategy(WorldStrategy):
         self.lightning_module.log(name, loss, on_step=False, on_epoch=True, batch_size=weight, **options)
 
     def _samples_of(self, loaders: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Samples of the dataset in the global batch of an evaluation step; 1 where the loader's batches aren't ours."""
+        """The samples of the dataset in the global batch of an evaluation step. 1: the loader isn't nemo2's."""
         loaders = loaders if isinstance(loaders, list) else [loaders]
         index = kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0)
         sampler = getattr(loaders[index] if index < len(loaders) else None, "batch_sampler", None)
         return sampler.samples_in(_batch_idx(args, kwargs)) if isinstance(sampler, EvalBatchSampler) else 1
 
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """The result of the module's ``predict_step`` (or ``forward_step``): tensors of several micro-batches concatenated,
-        others in a list. None on ranks that don't hold the last pipeline stage."""
+        """The result of the module's ``predict_step`` (or ``forward_step``). Tensors of several micro-batches are
+        concatenated, other results are in a list. None on ranks without the last pipeline stage."""
         assert self.megatron_parallel is not None
         return self.megatron_parallel.predict_step(batch, step_i=_batch_idx(args, kwargs), **self._batch_shape("eval"))
 
     def _batch_shape(self, stage: Literal["train", "eval"]) -> dict[str, int]:
-        """Micro-batches and their shape, from the data sampler; without one a loader's item is one micro-batch."""
+        """The number and the shape of micro-batches, from the data sampler. Without a sampler, a loader's item is
+        one micro-batch."""
         sampler = self.data_sampler
         if sampler is None:
             return {}
@@ -239,7 +248,7 @@ class SteppingStrategy(WorldStrategy):
     def on_validation_end(self) -> None:
         if self.megatron_parallel is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.megatron_parallel.resume_param_gather()
-            # Lightning puts all chunks into evaluation mode, and the modules it knows, those of the first, back.
+            # Lightning puts all chunks into evaluation mode, but restores only the modules of the first chunk.
             for chunk in list(self.megatron_parallel)[1:]:
                 chunk.train()
 
@@ -249,10 +258,10 @@ class SteppingStrategy(WorldStrategy):
 
 
 def refuse_what_the_step_does_itself(trainer: pl.Trainer) -> None:
-    """Lightning's own clipping and accumulation would have no effect.
+    """Reject Lightning's own clipping and accumulation, which would have no effect.
 
     Raises:
-        ConfigError: they were asked for.
+        ConfigError: they are requested.
     """
     if trainer.gradient_clip_val:
         raise ConfigError(
@@ -278,7 +287,7 @@ def _call_hooks(trainer: pl.Trainer, name: str, *arguments: Any) -> None:
 
 
 def _give_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Megatron-Core gathers gradients in buffers of its own; a torch optimizer looks for them in ``.grad``."""
+    """Set ``.grad`` for a torch optimizer, because Megatron-Core keeps gradients in its own buffers."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = getattr(parameter, "main_grad", None)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of strategies that leave sharding to torch: the step is Megatron-Core's, parameters and optimizer are torch's.
+"""The base of strategies that let torch shard the model: the step is Megatron-Core's, parameters and optimizer are
+torch's.
 
-The recipe stays the same. Its ``MegatronOptimizerModule`` makes torch's optimizer with the same hyperparameters, groups and
-clipping, its precision plugin says in which dtype the forward runs (the sharded parameters stay fp32), and checkpoints have
-the directory layout of the others.
+The recipe stays the same. Its ``MegatronOptimizerModule`` makes torch's optimizer with the same hyperparameters, groups
+and clipping. Its precision plugin sets the dtype of the forward, while the sharded parameters stay in fp32. Checkpoints
+have the same directory layout as under other strategies.
 """
 
 import inspect
@@ -50,17 +51,19 @@ NO_SECOND_MEMORY = "shards of CPU ranks are on the CPU: there is no second memor
 
 
 class TorchShardedStrategy(Checkpoints):
-    """Made to be subclassed: `shard` shards the model.
+    """Base class of strategies whose models torch shards. Subclasses define `shard`.
 
     Args:
         layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
-        data_sampler, parallel_devices, cluster_environment, checkpoint_io, restore_config, ckpt_load_optimizer,
-            ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As `MegatronStrategy`'s.
-        process_group_backend: None: NCCL on GPUs, else gloo.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config: As in `MegatronStrategy`.
+        ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
+        replace_progress_bar, progress_interval: As in `MegatronStrategy`.
+        process_group_backend: The backend of torch.distributed. None: NCCL on GPUs, else gloo.
     """
 
     sharded_by_torch: ClassVar[bool] = True
-    """Parameters, gradients and states are sharded over all data-parallel ranks; read off a configured strategy too."""
+    """Parameters, gradients and states are sharded over all data-parallel ranks. Also readable on a config of the
+    strategy."""
 
     def __init__(
         self,
@@ -128,12 +131,12 @@ class TorchShardedStrategy(Checkpoints):
 
     @abstractmethod
     def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
-        """Shard ``model``, in fp32 and on this rank's device, over the ranks; returns it or a wrapper."""
+        """Shard ``model``, in fp32 and on this rank's device, over the ranks. Returns the model or a wrapper."""
 
     # ------------------------------------------------------------------------------------------------------ building
 
     def connect(self, model: pl.LightningModule) -> None:
-        """Write precision and context parallelism into the model's and the optimizer's configuration."""
+        """Write precision and context parallelism into the configurations of the model and the optimizer."""
         super().connect(model)
         optim, config = getattr(model, "optim", None), getattr(model, "config", None)
         precision = self.precision_plugin
@@ -171,7 +174,7 @@ class TorchShardedStrategy(Checkpoints):
                 )
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Build and shard the model, make the optimizer, take backward out of Lightning's hands."""
+        """Build and shard the model, make the optimizer, and take backward out of Lightning's hands."""
         assert self.accelerator is not None and self.lightning_module is not None
         self.accelerator.setup(trainer)
         self.trainer = trainer
@@ -202,7 +205,8 @@ class TorchShardedStrategy(Checkpoints):
         keep_masters_in_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
         whole = stand_ins(core) if self.shard_group is not None else None
-        # A module of the user's own is sharded itself: its steps call its layers directly, not through the chunk around it.
+        # The user's own module is sharded itself, because its steps call its layers directly rather than through the
+        # surrounding chunk.
         if isinstance(core, PlainChunk):
             core.module = self.shard(config, core.module)
             sharded: nn.Module = core
@@ -212,23 +216,24 @@ class TorchShardedStrategy(Checkpoints):
 
     @property
     def shard_group(self) -> Optional[torch.distributed.ProcessGroup]:
-        """The ranks over which gradients that are plain tensors are cut. None: gradients are DTensors, which know."""
+        """The ranks over which gradients in plain tensors are sharded. None: gradients are DTensors, which know
+        their ranks."""
         return None
 
     @property
     def num_shards(self) -> int:
-        """Ranks that the parameters are sharded over."""
+        """The number of ranks that the parameters are sharded over."""
         return torch.distributed.get_world_size() // self.layout.tp
 
     @staticmethod
     def _start_alike(core: nn.Module) -> None:
-        """Rank 0's values everywhere: a module of the user's own may have been made before anything was seeded."""
+        """Broadcast rank 0's values, because the user's own module may have been created before seeding."""
         if torch.distributed.get_world_size() > 1:
             for tensor in [*core.parameters(), *core.buffers()]:
                 torch.distributed.broadcast(tensor.detach(), src=0)
 
     def forward_dtypes(self) -> MixedPrecisionPolicy:
-        """The mixed-precision policy of the precision plugin for parameters that are sharded in fp32."""
+        """The precision plugin's mixed-precision policy for parameters that are sharded in fp32."""
         precision = self.precision_plugin
         if not isinstance(precision, MegatronMixedPrecision) or precision.dtype_config.fp32:
             return MixedPrecisionPolicy()
@@ -239,10 +244,11 @@ class TorchShardedStrategy(Checkpoints):
         )
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """The optimizer of the module's ``optim``; else what its ``configure_optimizers`` returns, over the sharded parameters.
+        """Make the optimizer of the module's ``optim``, or take that of its ``configure_optimizers``, over the sharded
+        parameters.
 
         Raises:
-            ConfigError: there are several optimizers, or 16-bit gradients and nobody to scale the loss.
+            ConfigError: there are several optimizers, or 16-bit gradients without loss scaling.
         """
         assert self.lightning_module is not None and self.megatron_parallel is not None
         optim = getattr(self.lightning_module, "optim", None)
@@ -279,14 +285,17 @@ class TorchShardedStrategy(Checkpoints):
 
 
 def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a subclass hands on as it was given them, by name: those of `TorchShardedStrategy` but
-    ``layout``. Each subclass spells them out in its own signature, for a recipe is checked against that."""
+    """The arguments that a subclass passes on unchanged, by name: those of `TorchShardedStrategy` except ``layout``.
+
+    Each subclass repeats them in its own signature, because recipes are checked against the signature.
+    """
     own = inspect.signature(TorchShardedStrategy.__init__).parameters
     return {name: given[name] for name in own if name not in ("self", "layout")}
 
 
 def _parallelism(layout: Layout) -> ParallelismConfig:
-    """Megatron-Core's groups for models that shard sequences over context-parallel ranks; its other groups are not used."""
+    """The sizes for Megatron-Core's groups of models that shard sequences over context-parallel ranks. Other groups
+    are not used."""
     return ParallelismConfig(
         **Layout(cp=layout.cp).fields(),
         pipeline_dtype=None,

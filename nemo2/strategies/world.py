@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground a strategy stands on: the world of ranks, Megatron-Core's groups, random streams, and each rank's data."""
+"""The base of strategies: the world of ranks, Megatron-Core's groups, random streams, and each rank's data."""
 
 import atexit
 import logging
@@ -29,31 +29,33 @@ from nemo2.precision import MegatronMixedPrecision
 
 _log = logging.getLogger(__name__)
 DEFAULT_SEED = 1234
-"""Megatron-LM's default; ``lightning.seed_everything`` sets another."""
+"""Megatron-LM's default. ``lightning.seed_everything`` sets another."""
 
 
 class WorldStrategy(DDPStrategy):
-    """Lightning's hooks before there is a model: processes, process groups, loaders. Made to be subclassed."""
+    """Lightning's hooks before a model exists: processes, process groups, loaders. To be subclassed."""
 
     trainer: pl.Trainer
     layout: Layout
     data_sampler: Optional[Any]
-    """Splits batches by data-parallel rank. None: the data module's, or none at all."""
+    """The sampler that splits batches by data-parallel rank. None: the data module's, or none."""
     use_te_rng_tracker: bool = False
     _captures: bool = False
-    """Whether steps are captured in CUDA graphs."""
+    """Whether CUDA graphs capture steps."""
     _init_model_parallel: bool = True
     _groups: dict[str, Any]
     """Further arguments of Megatron-Core's ``initialize_model_parallel``."""
 
     def _configure_launcher(self) -> None:
-        """One process launches nobody, nor does one rank of a world that is there: a rehearsal's. With Lightning's launcher,
-        which starts the script anew, neither could run in a notebook."""
+        """Skip Lightning's launcher for a single process and for one rank of an existing world, such as a rehearsal's.
+
+        Lightning's launcher starts the script again, so neither could run in a notebook with it.
+        """
         if self.num_processes * self.num_nodes > 1 and not torch.distributed.is_initialized():
             super()._configure_launcher()
 
     def setup_environment(self) -> None:
-        """Device, world, Megatron-Core's groups, random streams, the batch calculator."""
+        """Set up the device, the world, Megatron-Core's groups, random streams and the batch calculator."""
         world_size = self.num_nodes * self.num_processes
         self._check_world(world_size)
         if isinstance(self.precision_plugin, MegatronMixedPrecision):
@@ -70,14 +72,17 @@ class WorldStrategy(DDPStrategy):
         seed_random_streams(_seed(), te_rng_tracker=self.use_te_rng_tracker, for_graphs=self._captures)
 
     def _options_of_groups(self, backend: Backend) -> dict[str, Any]:
-        """Of `_groups`, without what this machine's process groups don't have, which is said once."""
+        """`_groups` without the options that this machine's process groups lack, which are reported once."""
         without = {name: one for name, one in backend.group_overrides().items() if self._groups.get(name)}
         announce({f"strategy.{name}": one for name, one in without.items()})
         return self._groups | {name: value for name, (value, _) in without.items()}
 
     def setup_distributed(self) -> None:
-        """A process alone meets nobody, and needs no port: one that was free may be taken by now, and one that it inherited may
-        be its parent's."""
+        """Create the process group.
+
+        A single process uses no port: a port that was free may be in use by now, and an inherited port may be its
+        parent's.
+        """
         if self.num_nodes * self.num_processes == 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group(
                 self._get_process_group_backend(),
@@ -93,12 +98,12 @@ class WorldStrategy(DDPStrategy):
 
     @contextmanager
     def model_sharded_context(self) -> Generator[None, None, None]:
-        """Around ``configure_model``, whoever calls it."""
+        """The context in which every call of ``configure_model`` runs."""
         with super().model_sharded_context(), attention_chosen_anew():
             yield
 
     def _check_world(self, world_size: int) -> None:
-        """Refuse, before any process group, a world that the layout can't be laid over or that wasn't launched."""
+        """Check, before any process group exists, that the world was launched and fits the layout."""
         place = here()
         launched = place.world_size if place.launched else world_size
         environment = self.cluster_environment
@@ -115,7 +120,7 @@ class WorldStrategy(DDPStrategy):
 
     def _connect_data_sampler(self) -> None:
         if self.lightning_module is None:
-            return  # a script that wants the process groups alone
+            return  # a script that needs only the process groups
         trainer = self._trainer_of_module()
         datamodule = getattr(trainer, "datamodule", None)
         self.data_sampler = self.data_sampler or getattr(datamodule, "data_sampler", None)
@@ -123,7 +128,7 @@ class WorldStrategy(DDPStrategy):
             return
         self.data_sampler.connect(trainer)
         self.data_sampler.setup(self.cluster_environment.global_rank())  # pyright: ignore[reportOptionalMemberAccess]
-        # Our sampler knows the data-parallel ranks; Lightning's would cut by global rank.
+        # Our sampler knows the data-parallel ranks, whereas Lightning's would split by global rank.
         trainer._accelerator_connector.use_distributed_sampler = False
 
     def _trainer_of_module(self) -> pl.Trainer:
@@ -132,7 +137,7 @@ class WorldStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments of the sampler that Lightning gives plain loaders: replicas are the data-parallel ranks."""
+        """Arguments of the sampler that Lightning gives plain loaders, whose replicas are the data-parallel ranks."""
         from megatron.core import parallel_state
 
         return {
@@ -153,7 +158,7 @@ class WorldStrategy(DDPStrategy):
             "predict": "predict",
         }.get(stage, "train")
         mode = getattr(dataloader, "mode", mode)
-        # Said by the reduction that weighs what is kept; samplers of the user's own that know no other way aren't asked.
+        # The reduction that weights the samples defines this. The user's own samplers without the option are not asked.
         kept = {} if self._drops_last(mode) else {"drop_last": False}
         loader = self.data_sampler.transform_dataloader(
             dataloader, consumed_samples=self.consumed_samples, mode=mode, **kept
@@ -167,12 +172,13 @@ class WorldStrategy(DDPStrategy):
 
     @property
     def consumed_samples(self) -> int:
-        """Samples that training has consumed, those before a resume included; 0 without a Megatron data sampler."""
+        """The samples that training has consumed, including those before a resume. 0 without a Megatron data
+        sampler."""
         return self.data_sampler.consumed_samples if self.data_sampler is not None else 0
 
 
 def collective_timeout() -> timedelta:
-    """How long a collective may take: NeMo's environment variable, else torch's 30 minutes."""
+    """The longest time of a collective: NeMo's environment variable, else torch's 30 minutes."""
     seconds = os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
     return timedelta(seconds=int(seconds)) if seconds else timedelta(minutes=30)
 
@@ -184,15 +190,19 @@ def data_parallel_size() -> int:
 
 
 def _with_own_generator(dataloader: Any) -> Any:
-    """A loader draws a number each time it is iterated. On a CPU torch's own generator feeds dropout too, and a resumed run
-    iterates at other steps than an uninterrupted one."""
+    """The loader with its own random generator.
+
+    A loader draws a number each time it is iterated. On a CPU torch's default generator also feeds dropout, and a
+    resumed run iterates at other steps than an uninterrupted one.
+    """
     if isinstance(dataloader, DataLoader) and dataloader.generator is None:
         dataloader.generator = torch.Generator().manual_seed(_seed())
     return dataloader
 
 
 def _warn_of_equal_data(dataloader: Any, trainer: pl.Trainer) -> None:
-    """Without a data sampler and with Lightning's switched off, nobody cuts a plain loader."""
+    """Warn about a plain loader without a data sampler and with Lightning's sampler switched off, because nothing
+    splits its data."""
     plain = isinstance(dataloader, DataLoader) and isinstance(dataloader.sampler, (SequentialSampler, RandomSampler))
     if plain and not trainer._accelerator_connector.use_distributed_sampler and data_parallel_size() > 1:
         _log.warning(

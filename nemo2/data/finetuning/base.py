@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SampleDataModule`: what all data modules of fine-tuning share: samples made once, kept, packed, and cut into batches."""
+"""`SampleDataModule`: the base of all fine-tuning data modules, which makes samples once, stores them, packs them,
+and splits them into batches."""
 
 import json
 import logging
@@ -31,20 +32,20 @@ from nemo2.parallel.cuda_graphs import kind_of
 _log = logging.getLogger(__name__)
 _FORMAT = 1
 _KERNEL_MULTIPLE = 16
-"""Low-precision kernels want lengths that are multiples of 16."""
+"""Low-precision kernels need lengths that are multiples of 16."""
 
 
 class SampleDataModule(MegatronDataModule):
-    """Samples with a loss mask, each in a row of its own or packed. Subclasses say where records come from and what makes
-    samples of them.
+    """Provide samples with a loss mask, one per row or packed. Subclasses define the source of records and their
+    conversion to samples.
 
-    All records of a split are tokenized before the first step, by rank 0, and kept: a later run with the same data, tokenizer
-    and settings finds them. Each pass over the training samples has an order of its own, drawn from ``seed``.
+    Rank 0 tokenizes all records of a split before the first step and stores them. A later run with the same data,
+    tokenizer and settings reuses them. Each pass over the training samples has its own order, drawn from ``seed``.
     """
 
     calculate_per_token_loss = True
-    """What a model that is trained on this data has, unless its own setting says otherwise: samples differ in how many tokens
-    count, and each of them counts the same, however they fall into micro-batches."""
+    """The default of this setting for models trained on this data. Samples have different numbers of tokens that
+    count, and each token counts the same, in whichever micro-batch it is."""
 
     def __init__(
         self,
@@ -79,9 +80,9 @@ class SampleDataModule(MegatronDataModule):
         self.packed_sequence_specs = packed_sequence_specs
         self.dataset_kwargs = dataset_kwargs
         self.settings = DatasetSettings.of(dataset_kwargs)
-        self.prepare_data_per_node = False  # rank 0 prepares, for all ranks see its files
+        self.prepare_data_per_node = False  # rank 0 prepares, because all ranks see its files
         self.reports: dict[str, Report] = {}
-        """What became of the records of each split that was built."""
+        """What happened to the records of each split that was built."""
         self.fullness: dict[str, Fullness] = {}
         """How full the rows of each packed split are."""
         self._failure: Optional[Nemo2Error] = None
@@ -110,23 +111,23 @@ class SampleDataModule(MegatronDataModule):
 
     @abstractmethod
     def source(self, split: str) -> Optional[Source]:
-        """The records of "train", "validation" or "test"; None where there are none by choice.
+        """The records of "train", "validation" or "test". None: the split is empty by choice.
 
         Raises:
-            DataError: they aren't there.
+            DataError: the records are missing.
         """
 
     @abstractmethod
     def encoder(self) -> Encoder:
-        """The encoder that makes samples of the records.
+        """The encoder that converts records to samples.
 
         Raises:
-            ConfigError: it needs a tokenizer, and there is none.
+            ConfigError: it needs a tokenizer, and none is set.
         """
 
     @property
     def tokenizer_of_the_model(self) -> Tokenizer:
-        """``tokenizer``, found to be there."""
+        """``tokenizer``, after a check that it is set."""
         if self.tokenizer is None:
             raise ConfigError(f"{type(self).__name__}.tokenizer is None: give the tokenizer of the model.")
         return self.tokenizer
@@ -134,13 +135,13 @@ class SampleDataModule(MegatronDataModule):
     @property
     @abstractmethod
     def cache_root(self) -> Path:
-        """Where samples are kept, unless the user names a folder."""
+        """The folder of stored samples, unless the user names one."""
 
     # Set-up
 
     def prepare_data(self) -> None:
-        """Called by Lightning on rank 0, while the others wait as long as it takes. An error is kept for `setup`, which raises
-        it on every rank."""
+        """Called by Lightning on rank 0, while other ranks wait. An error is stored for `setup`, which raises it on
+        every rank."""
         try:
             self.fetch()
             for split in ("train", "validation"):
@@ -149,7 +150,7 @@ class SampleDataModule(MegatronDataModule):
             self._failure = error
 
     def fetch(self) -> None:
-        """Bring the files here that aren't; nothing to do for files of the user's own."""
+        """Download missing files. Does nothing for the user's own files."""
 
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         on_all_ranks(self._raise_failure, on_rank_0_only=True)
@@ -177,7 +178,7 @@ class SampleDataModule(MegatronDataModule):
         return rows
 
     def _made(self, split: str) -> Optional[tuple[Path, str, Optional[str]]]:
-        """Where the samples of a split are, and its packs if there are any; made now if nobody made them before."""
+        """The location of a split's samples, and of its packs if there are any. Both are made if they don't exist."""
         samples = self.samples(split)
         if samples is None:
             return None
@@ -188,10 +189,10 @@ class SampleDataModule(MegatronDataModule):
         return samples.folder, samples.name, packs
 
     def samples(self, split: str) -> Optional[Samples]:
-        """The samples of a split, made now if nobody made them before. For one process: the ranks of a run call `setup`.
+        """The samples of a split, made if they don't exist. For a single process: the ranks of a run call `setup`.
 
         Raises:
-            DataError: a record is malformed, nothing is left to train on, or the source isn't there.
+            DataError: a record is malformed, no sample remains, or the source is missing.
         """
         if split not in self._samples:
             self._samples[split] = self._opened(split)
@@ -265,7 +266,7 @@ class SampleDataModule(MegatronDataModule):
 
     @property
     def _captured(self) -> bool:
-        """Whether the model's kernels or Transformer Engine's buffers are made for one length."""
+        """Whether the model's kernels or Transformer Engine's buffers have a fixed length."""
         config = getattr(getattr(self.trainer, "lightning_module", None), "config", None)
         return config is not None and (bool(getattr(config, "tp_comm_overlap", False)) or kind_of(config) != "none")
 
@@ -273,7 +274,7 @@ class SampleDataModule(MegatronDataModule):
         sizes = _sizes()
         multiple = lcm(_KERNEL_MULTIPLE, 2 * sizes["cp"] * sizes["tp"])
         most_ends = None
-        # The stages of a pipeline, and experts that other replicas' tokens come to, are told one length beforehand.
+        # Pipeline stages, and experts that receive tokens of other replicas, must know the length beforehand.
         fixed = self.packed or self.settings.pad_to_max_length or sizes["pp"] > 1 or sizes["ep"] > 1 or self._captured
         if self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens:
             most_ends = 1 + max((fullness.most for fullness in self.fullness.values()), default=0) or None
@@ -287,7 +288,7 @@ class SampleDataModule(MegatronDataModule):
 
 
 def _some(samples: Any, source: Source, report: Report) -> Any:
-    """The samples, of which there must be one at least."""
+    """The samples, after a check that there is at least one."""
     yield from samples
     if report.samples == 0:
         raise DataError(f"{source.name} leaves nothing to train on. {report}")
@@ -298,7 +299,7 @@ def _fullness(samples: Samples, members: np.ndarray, ends: np.ndarray, capacity:
 
 
 def _sizes() -> dict[str, int]:
-    """The parallel sizes of this run; all 1 where there are no groups."""
+    """The parallel sizes of this run. All are 1 without process groups."""
     from megatron.core import parallel_state as groups
 
     if not groups.model_parallel_is_initialized():

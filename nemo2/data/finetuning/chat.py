@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of messages through the tokenizer's chat template; the assistant's tokens are trained on, found exactly.
+"""Converts records of messages with the tokenizer's chat template, and finds the assistant's tokens exactly, to train
+on them.
 
-A conversation is rendered by the template and tokenized once: the ids are those that the model sees when it is served. Which
-of them the assistant writes follows from the template too:
+The template renders a conversation, which is tokenized once, so the ids equal those that the model sees when it is
+served. The template also determines which tokens the assistant writes:
 
-- Where it has ``{% generation %}`` blocks, these say it. Where the blocks leave the token out that ends each turn, it is added.
-- Elsewhere the conversation is rendered up to each of the assistant's turns (with the generation prompt) and past it. The text
-  between is the turn with its end token. Each rendering must be the beginning of the whole one. A template that rewrites
-  earlier turns (most that know of reasoning drop it there) breaks this, and the sample is refused: no search for strings
-  would find the same tokens that the model writes.
+- ``{% generation %}`` blocks mark them. If the blocks leave out the token that ends each turn, it is added.
+- Without blocks, the conversation is rendered up to each of the assistant's turns (with the generation prompt) and past
+  it. The text between is the turn with its end token. Each rendering must be the beginning of the whole one. A template
+  that rewrites earlier turns, as most reasoning templates do, breaks this, and the sample is rejected, because a search
+  for strings would not find the tokens that the model writes.
 
-Blanks behind the last special token of a turn are left out: they stand between turns, and the model never writes them.
+Whitespace after the last special token of a turn is left out: it separates turns, and the model never writes it.
 """
 
 import json
@@ -30,7 +31,7 @@ from nemo2.errors import ConfigError
 Turns = Literal["all", "last"]
 Span = tuple[int, int]
 MESSAGE_KEYS = ("messages", "conversations", "conversation")
-"""Where a record may have its messages."""
+"""The fields in which a record may have its messages."""
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -52,17 +53,17 @@ NEMO_TEMPLATE = (
 
 @dataclass(frozen=True)
 class ChatEncoder(Encoder):
-    """Conversations under ``messages`` (role and content) or ``conversations`` (from and value), with ``tools`` where a record
-    has them.
+    """Encode conversations under ``messages`` (role and content) or ``conversations`` (from and value), with a record's
+    ``tools``.
 
     Attributes:
         tokenizer: An `AutoTokenizer`, or a `BPETokenizer` together with ``chat_template``.
         chat_template: Jinja text, or the path of a file with it. None: the tokenizer's own.
-        turns: Train on "all" of the assistant's turns or on the "last" only.
+        turns: Train on "all" of the assistant's turns or only on the "last".
 
     Raises:
-        ConfigError: at first use, there is no template, or no Hugging Face tokenizer to render it.
-        SecurityError: at the first record, the template reaches for more than its messages (`render`).
+        ConfigError: on first use, if there is no template, or no Hugging Face tokenizer to render it.
+        SecurityError: at the first record, if the template accesses more than its messages (`render`).
     """
 
     tokenizer: Tokenizer
@@ -139,10 +140,10 @@ class ChatEncoder(Encoder):
 
     @cached_property
     def _has_blocks(self) -> bool:
-        """Whether the template says itself what the assistant writes.
+        """Whether the template marks the assistant's tokens itself.
 
         Raises:
-            ConfigError: it is NeMo's, and the tokenizer has not got its tokens.
+            ConfigError: the template is NeMo's, and the tokenizer lacks its tokens.
         """
         if self.template == NEMO_TEMPLATE:
             vocabulary = self._hf.get_vocab()
@@ -161,7 +162,7 @@ class ChatEncoder(Encoder):
         if not answers:
             raise Empty("no turn of the assistant")
         chosen = answers[-1:] if self.turns == "last" else answers
-        # OpenAI's files say so of single messages.
+        # OpenAI's files set this for single messages.
         chosen = [place for place in chosen if _weight_of(messages[place], place)]
         if not chosen:
             raise Empty("every turn of the assistant has weight 0")
@@ -172,10 +173,10 @@ class ChatEncoder(Encoder):
         return Whole(Sample(ids, trained))
 
     def question(self, messages: list[Any]) -> list[int]:
-        """The ids behind which the assistant's answer to the last of ``messages`` stands.
+        """The ids before the assistant's answer to the last of ``messages``.
 
         Raises:
-            ConfigError: the template can't show these messages.
+            ConfigError: the template can't render these messages.
         """
         try:
             text = self._render(messages, None, tokenize=False, add_generation_prompt=True)
@@ -185,7 +186,7 @@ class ChatEncoder(Encoder):
 
     @cached_property
     def end_of_turn(self) -> Optional[int]:
-        """The token that the assistant ends its turn with; None where the template has none."""
+        """The token with which the assistant ends its turn. None: the template has none."""
         turn = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}
         try:
             sample = self.encode(turn).sample
@@ -216,7 +217,7 @@ class ChatEncoder(Encoder):
         return ids, trained
 
     def _add_ends(self, ids: list[int], trained: list[bool]) -> None:
-        """Train on the token that ends a turn, where the blocks end before it."""
+        """Train on the token that ends a turn if the blocks end before it."""
         runs = list(_runs(trained))
         if not runs or runs[-1][1] >= len(ids):
             return
@@ -248,7 +249,7 @@ class ChatEncoder(Encoder):
         return ids, trained
 
     def _turn(self, messages: list[Any], tools: Any, place: int, whole: str) -> Span:
-        """The characters that the assistant writes in the turn at ``place``."""
+        """The range of characters that the assistant writes in the turn at ``place``."""
         before = self._render(messages[:place], tools, tokenize=False, add_generation_prompt=True)
         past = whole if place + 1 == len(messages) else self._render(messages[: place + 1], tools, tokenize=False)
         if not whole.startswith(before) or not whole.startswith(past):
@@ -265,7 +266,8 @@ class ChatEncoder(Encoder):
         return self._hf(text, add_special_tokens=False, **offsets)
 
     def _without_offsets(self, whole: str, spans: list[Span]) -> tuple[list[int], list[bool]]:
-        """The mask from the ids of each beginning of the text, for tokenizers that don't tell the characters of a token."""
+        """The mask from the ids of each beginning of the text, for tokenizers that don't report the characters of a
+        token."""
         ids = list(self._hf(whole, add_special_tokens=False)["input_ids"])
         trained = [False] * len(ids)
         for span in spans:
@@ -276,7 +278,7 @@ class ChatEncoder(Encoder):
         return ids, trained
 
     def _end_of_turn(self, ids: Sequence[int], start: int, end: int) -> int:
-        """Where a turn's last special token ends, if only blanks follow it; else ``end``."""
+        """The end of a turn's last special token, if only whitespace follows it; else ``end``."""
         last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self._special), None)
         if last is None or self._hf.decode(list(ids[last + 1 : end])).strip():
             return end
@@ -289,10 +291,10 @@ class ChatEncoder(Encoder):
 
 
 def _weight_of(message: dict[str, Any], place: int) -> bool:
-    """Takes a message's weight out of it: whether it is trained on.
+    """Remove and return a message's weight: whether it is trained on.
 
     Raises:
-        Malformed: it is neither 0 nor 1.
+        Malformed: the weight is neither 0 nor 1.
     """
     weight = message.pop("weight", 1)
     if weight not in (0, 1):
@@ -304,7 +306,7 @@ def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]
     """The messages of a record, each with a role, and its tools.
 
     Raises:
-        Malformed: there are none, or one lacks its role.
+        Malformed: there are no messages, or a message lacks its role.
     """
     if not isinstance(record, Mapping):
         raise Malformed(f"a {type(record).__name__}, not a record with messages")
@@ -337,12 +339,12 @@ def _message(message: Any, number: int) -> dict[str, Any]:
         told["content"] = message["value"]
     if "content" not in told and not told.get("tool_calls"):
         raise Malformed(f"message {number}, of the {role}, has neither content nor tool calls")
-    # Templates ask for the content of each message, that of a call of tools too.
+    # Templates read the content of each message, also of tool calls.
     return {"role": _ROLES.get(role.lower(), role.lower()), "content": told.pop("content", ""), **told}
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[Span]:
-    """Where flags are set in a row: beginnings and ends."""
+    """The starts and ends of consecutive set flags."""
     start = None
     for place, flag in enumerate([*flags, False]):
         if flag and start is None:

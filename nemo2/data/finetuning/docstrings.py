@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that every machine has: functions of Python's standard library and what they say that they do."""
+"""Instructions that every machine has: functions of Python's standard library and their docstrings."""
 
 import ast
 import warnings
@@ -15,22 +15,24 @@ from nemo2.data.stdlib import python_stdlib_corpus
 from nemo2.data.tokenizer import Tokenizer
 
 _LONGEST = 120
-"""Characters of a signature and of an answer; longer ones are left out."""
+"""The longest signature or answer, in characters. Longer ones are left out."""
 
 
 @configurable
 class StdlibDocstringDataModule(PublishedDataModule):
-    """The running interpreter's standard library as instructions: a function's signature, answered with the first line of its
-    docstring. Nothing is downloaded; 90 % are for training, 5 % for validation, 5 % for the test.
+    """Fine-tune on the running interpreter's standard library: the instruction is a function's signature, and the
+    answer is the first line of its docstring.
+
+    Nothing is downloaded. 90 % of the records are for training, 5 % for validation, 5 % for the test. The arguments
+    that are not listed here are those of `FineTuningDataModule`.
 
     Args:
-        dataset_root: A folder with the three files, or where to write them. None: ``stdlib_docstrings`` under `datasets_home`.
-        force_redownload: Write them again.
-
-    The others are those of `FineTuningDataModule`.
+        dataset_root: A folder with the three files, or where to write them. None: ``stdlib_docstrings`` under
+            `datasets_home`.
+        force_redownload: Write the files again.
 
     Raises:
-        DataError: the folder can't be written to, or this interpreter has no sources.
+        DataError: the folder is not writable, or this interpreter has no sources.
     """
 
     hub = "the standard library"
@@ -82,7 +84,7 @@ def documented_functions(max_bytes: int = 12_000_000) -> Iterator[dict[str, str]
     """Each signature once, with the first line of its docstring, in the order of the library's files.
 
     Args:
-        max_bytes: How much of the library is looked through.
+        max_bytes: The amount of the library's text to read.
     """
     met = set()
     for file in python_stdlib_corpus(max_bytes=max_bytes):
@@ -97,8 +99,8 @@ def documented_functions(max_bytes: int = 12_000_000) -> Iterator[dict[str, str]
 
 def _parsed(file: Path) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in the library's own strings
+        warnings.simplefilter("ignore")  # warnings about escapes in the library's own strings
         try:
             return ast.parse(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):  # templates for later versions
+        except (SyntaxError, UnicodeDecodeError):  # templates for later versions of Python
             return ast.Module(body=[], type_ignores=[])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HFDatasetDataModule`: records of a ``datasets`` object, a folder of tables or JSON lines, or plain lists."""
+"""`HFDatasetDataModule`: fine-tunes on a ``datasets`` object, a folder of tables or JSON lines, or plain lists."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,30 +27,36 @@ from nemo2.errors import ConfigError
 
 @configurable
 class HFDatasetDataModule(SampleDataModule):
-    """Fine-tuning on records that are somewhere already. Each record is taken by what it has: ``input_ids`` (with ``labels`` or
-    ``loss_mask``), ``messages`` or ``conversations`` for the chat template, or the fields of the prompt template.
+    """Fine-tune on existing records.
+
+    The fields of a record decide its treatment: ``input_ids`` (with ``labels`` or ``loss_mask``), ``messages`` or
+    ``conversations`` for the chat template, or the fields of the prompt template.
 
     Args:
-        path_or_dataset: A folder or file of parquet, arrow or JSON lines; a dataset's name on the hub; a ``datasets`` object; a
-            list of records; or these by split. All but JSON lines and plain records need the package ``datasets``.
-        split: Train on this split, and have no others. None: the splits are found by their names.
-        collate_fn: Makes a batch of items (tensors of one sample or pack each, of different lengths). None: they are padded.
-        num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`. A stream is read in the training process.
-        seq_length: The longest sample: ``seq_length + 1`` tokens.
+        path_or_dataset: A folder or file of parquet, arrow or JSON lines; a dataset's name on the hub; a ``datasets``
+            object; a list of records; or a mapping of these by split. All except JSON lines and plain records need the
+            package ``datasets``.
+        split: Train on this split only. None: find the splits by their names.
+        collate_fn: A function that makes a batch of items (tensors of one sample or pack each, of different lengths).
+            None: pad the items.
+        num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`. A stream is read in the training
+            process.
+        seq_length: The length of the longest sample: ``seq_length + 1`` tokens.
         micro_batch_size, global_batch_size: See `MegatronDataSampler`.
-        pad_token_id: The id that batches are padded with; no loss counts it.
-        use_dist_sampler: The sampler of this data module shares samples out over the replicas: False.
-        train_aliases, test_aliases, val_aliases: Names that a split may have. None: those of
+        pad_token_id: The id that pads batches. It doesn't count in the loss.
+        use_dist_sampler: Must be False, because this data module's own sampler distributes samples over replicas.
+        train_aliases, test_aliases, val_aliases: Names that a split may have. None: those in
             `nemo2.data.finetuning.open.ALIASES`.
         pad_seq_len_divisible: Pad batches to a multiple of this. None: as the layout needs.
-        tokenizer: The model's. None: someone must set ``tokenizer``, or all records have ``input_ids``.
+        tokenizer: The model's tokenizer. None: ``tokenizer`` must be set, unless all records have ``input_ids``.
         seed, memmap_workers, packed_sequence_specs, dataset_kwargs: See `FineTuningDataModule`.
-        streaming: Read the training and validation records as training goes, and keep nothing. Records are shuffled, or packed,
-            within a buffer. A resumed run reads the stream again up to its place.
+        streaming: Read the training and validation records during training, and store nothing. Records are shuffled or
+            packed within a buffer. A resumed run reads the stream again up to its position.
 
     Raises:
-        ConfigError: a setting can't be meant, or a package is missing.
-        DataError: at set-up (with a stream: when its turn comes), records are malformed, missing, or leave nothing to train on.
+        ConfigError: an invalid setting, or a missing package.
+        DataError: at setup (for a stream: when a record is read), if records are malformed or missing, or no sample
+            remains.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class HFDatasetDataModule(SampleDataModule):
 
     @classmethod
     def from_dict(cls, dataset_dict: Mapping[str, Sequence[Any]], split: str, **settings: Any) -> "HFDatasetDataModule":
-        """A data module over columns: ``{"input": [...], "output": [...]}``."""
+        """Create a data module from columns: ``{"input": [...], "output": [...]}``."""
         names = list(dataset_dict)
         lengths = {name: len(dataset_dict[name]) for name in names}
         if len(set(lengths.values())) > 1:
@@ -133,18 +139,18 @@ class HFDatasetDataModule(SampleDataModule):
         batch_size: Optional[int] = None,
         num_proc: Optional[int] = None,
     ) -> None:
-        """Have ``function`` change each record before it is made a sample of. To be called before set-up.
+        """Let ``function`` change each record before it becomes a sample. Call this before setup.
 
-        What it returns is written over the record's fields, as `datasets.Dataset.map` does.
+        As in `datasets.Dataset.map`, the returned fields overwrite the record's.
 
         Args:
-            split_names: Of which splits, "train", "validation" or "test". None: of all.
-            remove_columns: Fields of the record that are dropped.
-            batched: False: a function of lists of records isn't taken.
-            batch_size, num_proc: No effect: records are changed one by one, where they are read.
+            split_names: The splits to change: "train", "validation" or "test". None: all.
+            remove_columns: Fields of the record to drop.
+            batched: Must be False, because records are changed one by one.
+            batch_size, num_proc: Accepted without effect. Records are changed one by one where they are read.
 
         Raises:
-            ConfigError: another split, or ``batched``.
+            ConfigError: an unknown split, or ``batched``.
         """
         if batched:
             raise ConfigError("map(batched=True): the function is given a record at a time. Write it of a record.")
@@ -269,7 +275,7 @@ class Mapped(Source):
 
     @property
     def fingerprint(self) -> str:
-        # What a function does has no hash: its records have.
+        # A function has no hash, but its records do.
         from nemo2.data.documents import BadInput
         from nemo2.data.finetuning.sources import Records
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data modules of fine-tuning on files: `FineTuningDataModule` and `ChatDataModule`."""
+"""The fine-tuning data modules for files: `FineTuningDataModule` and `ChatDataModule`."""
 
 from functools import cached_property
 from pathlib import Path
@@ -19,26 +19,29 @@ FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "t
 
 @configurable
 class FineTuningDataModule(SampleDataModule):
-    """Fine-tuning on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder: one JSON object of text fields per
-    line, which a prompt template makes a prompt and an answer of. The answer is trained on.
+    """Fine-tune on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder.
 
-    An item of a loader is ``tokens``, ``labels`` (one token ahead), ``loss_mask`` and ``position_ids``, ``[samples, length]``,
-    and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
+    Each line is a JSON object of text fields, which a prompt template turns into a prompt and an answer. Only the
+    answer is trained on.
+
+    An item of a loader has ``tokens``, ``labels`` (one token ahead), ``loss_mask`` and ``position_ids``, ``[samples,
+    length]``, and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
 
     Args:
-        dataset_root: The folder. Of its three files only that of the training samples must be there.
-        seq_length: The longest sample: ``seq_length + 1`` tokens, the last of which is only a label.
-        tokenizer: The model's. None: someone must set ``tokenizer`` before set-up.
-        micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`. Of packed rows, where they are packed.
-        seed: Of the order of each pass, and of which samples share a row.
+        dataset_root: The folder. Only the file of training samples is required.
+        seq_length: The length of the longest sample: ``seq_length + 1`` tokens, of which the last is only a label.
+        tokenizer: The model's tokenizer. None: ``tokenizer`` must be set before setup.
+        micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`. With packing they count
+            packed rows.
+        seed: The seed for the order of each pass, and for the choice of samples that share a row.
         memmap_workers: Threads that tokenize.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
-        packed_sequence_specs: Whether several samples share a row. None: each has its own.
-        dataset_kwargs: How records become samples; the names are those of `nemo2.data.finetuning.settings.DatasetSettings`.
+        packed_sequence_specs: How samples are packed. None: one sample per row.
+        dataset_kwargs: How records become samples, with the names of `nemo2.data.finetuning.settings.DatasetSettings`.
 
     Raises:
-        ConfigError: a setting can't be meant, or two contradict each other.
-        DataError: at set-up, a file is missing, a line is malformed, or nothing is left to train on.
+        ConfigError: an invalid setting, or two settings that contradict each other.
+        DataError: at setup, if a file is missing, a line is malformed, or no sample remains.
     """
 
     def __init__(
@@ -99,15 +102,16 @@ class FineTuningDataModule(SampleDataModule):
 
 @configurable
 class ChatDataModule(FineTuningDataModule):
-    """Fine-tuning on conversations: ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` hold one per line, a list of
-    messages under ``messages`` (role and content) or ``conversations`` (from and value), and where a conversation uses them
-    its ``tools``. All that the assistant writes is trained on, the token that ends its turn included.
+    """Fine-tune on conversations in ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl``, one per line.
+
+    A conversation is a list of messages under ``messages`` (role and content) or ``conversations`` (from and value),
+    with ``tools`` if it uses them. All tokens that the assistant writes are trained on, including the token that ends
+    its turn. The arguments and errors that are not listed here are those of `FineTuningDataModule`.
 
     Args:
-        use_hf_tokenizer_chat_template: True: the tokenizer's own chat template, or the one of
-            ``dataset_kwargs={"chat_template": ...}``. False: NeMo's format with the tokens ``<extra_id_0>`` and ``<extra_id_1>``.
-
-    The others are those of `FineTuningDataModule`. Raises as that.
+        use_hf_tokenizer_chat_template: Use the tokenizer's own chat template, or that of
+            ``dataset_kwargs={"chat_template": ...}``. False: use NeMo's format with the tokens ``<extra_id_0>`` and
+            ``<extra_id_1>``.
     """
 
     def __init__(

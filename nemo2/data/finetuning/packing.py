@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several samples in one row: which go together, and how full the rows get.
+"""Packs several samples into one row, and measures how full the rows are.
 
-A row is one micro-batch whose sequences do not see each other (``cu_seqlens``). Context parallelism cuts each sequence of a row
-into 2 * cp equal chunks, so that each is padded to a multiple of that.
+A row is one micro-batch whose sequences do not attend to each other (``cu_seqlens``). Context parallelism splits each
+sequence of a row into 2 * cp equal chunks, so each sequence is padded to a multiple of that.
 """
 
 import logging
@@ -22,19 +22,22 @@ _log = logging.getLogger(__name__)
 @configurable
 @dataclass
 class PackedSequenceSpecs:
-    """Whether and how samples are packed.
+    """Select whether and how samples are packed.
 
     Attributes:
-        packed_sequence_size: Tokens of a row, which are those of ``data.seq_length``. -1 or 0: samples aren't packed.
-        tokenizer_model_name: In the name of the folder that the packs are kept in, for readers; packs never mix tokenizers,
-            whatever it says. None: not in the name.
-        packed_train_data_path, packed_val_data_path: The folder that holds the training or validation samples and their packs
-            in place of one beside the data. It is made where there is none, and made again where the data has changed.
-        packed_metadata_path: A JSON file to write with the number of rows, their padding and the longest list of sequences.
-        pad_cu_seqlens: Give all rows of a split equally long lists of sequences, so that the shape of a batch never changes.
+        packed_sequence_size: Tokens per row, equal to ``data.seq_length``. -1 or 0: samples aren't packed.
+        tokenizer_model_name: Part of the name of the packs' folder, for readers. Packs never mix tokenizers, whatever
+            it says. None: not in the name.
+        packed_train_data_path, packed_val_data_path: The folder that holds the training or validation samples and their
+            packs, in place of a folder beside the data. It is created if it doesn't exist, and written again if the
+            data has changed.
+        packed_metadata_path: A JSON file that receives the number of rows, their padding and the longest list of
+            sequences.
+        pad_cu_seqlens: Give all rows of a split equally long lists of sequences, so that the shape of a batch never
+            changes.
 
     Raises:
-        ConfigError: a size that is none, or an array file of NeMo's.
+        ConfigError: an invalid size, or an array file of NeMo's.
     """
 
     packed_sequence_size: int = -1
@@ -59,21 +62,22 @@ class PackedSequenceSpecs:
 
     @property
     def active(self) -> bool:
-        """Whether samples are packed at all."""
+        """Whether samples are packed."""
         return self.packed_sequence_size > 0
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, *, align: int = 1, seed: int = 1234) -> list[list[int]]:
-    """Indices of the samples of each row: best-fit decreasing.
+    """The indices of the samples of each row, by best-fit decreasing.
 
-    The longest sample is placed first, each into the row that it fills best; this needs at most 11/9 of the fewest possible
-    rows, and one more. Samples of one length are taken in an order drawn from ``seed``, so that neighbours in a file don't stay
-    together, and rows come in such an order too: else the first ones would hold the longest samples.
+    The longest sample is placed first, and each sample goes into the row with the least sufficient room. This needs at
+    most 11/9 of the smallest possible number of rows, plus one. Samples of equal length are placed in a random order
+    from ``seed``, so that neighbors in a file don't stay together. The rows are also shuffled, because otherwise the
+    first rows would hold the longest samples.
 
     Args:
         lengths: Tokens of each sample.
         capacity: Tokens of a row.
-        align: Each sample takes a multiple of this.
+        align: The length of each sample is rounded up to a multiple of this.
 
     Raises:
         DataError: a sample is longer than a row.
@@ -88,7 +92,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, *, align: int = 1, 
     order = np.lexsort((random.permutation(len(taken)), -taken))
     rows: list[list[int]] = []
     room: list[int] = []
-    """The different numbers of free tokens that rows have, ascending."""
+    """The different numbers of free tokens in rows, ascending."""
     with_room: dict[int, list[int]] = {}
     for index in order.tolist():
         length = int(taken[index])
@@ -117,14 +121,14 @@ def aligned(length: np.ndarray, align: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Fullness:
-    """How much of the rows is padding, packed and not.
+    """The padding of the rows, with and without packing.
 
     Attributes:
-        samples, rows: Numbers of both.
-        padding: Share of the rows' tokens that is padding.
-        padding_unpacked: Share if each sample had a row of its own.
-        padding_to_longest: Share if each sample had a row as long as the longest sample's.
-        most: Samples in the row that holds most.
+        samples, rows: The numbers of samples and rows.
+        padding: The fraction of the rows' tokens that is padding.
+        padding_unpacked: The fraction if each sample had its own row.
+        padding_to_longest: The fraction if each sample had a row as long as the longest sample's.
+        most: The largest number of samples in a row.
     """
 
     samples: int

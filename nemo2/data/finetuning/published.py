@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instruction sets that everybody has: `SquadDataModule`, `DollyDataModule`, `AlpacaDataModule`.
+"""Published instruction sets: `SquadDataModule`, `DollyDataModule`, `AlpacaDataModule`.
 
-The first run brings the set from the Hugging Face hub (package ``datasets``) and writes ``training.jsonl``, ``validation.jsonl``
-and ``test.jsonl``; later ones find them. A folder that has them already, from another machine say, needs neither.
+The first run downloads the set from the Hugging Face hub (package ``datasets``) and writes ``training.jsonl``,
+``validation.jsonl`` and ``test.jsonl``. Later runs use these files. A folder that already has them, for example from
+another machine, needs neither the hub nor the package.
 """
 
 import json
@@ -28,27 +29,27 @@ _RAW = "raw"
 
 
 class PublishedDataModule(FineTuningDataModule):
-    """A set on the hub; subclasses say which, and how its records become input and output."""
+    """A set on the hub. Subclasses define the set and the conversion of its records to input and output."""
 
     hub: ClassVar[str]
     folder: ClassVar[str]
-    """Its name in `nemo2.data.home.datasets_home`."""
+    """Its folder in `nemo2.data.home.datasets_home`."""
     force_redownload: bool
     delete_raw: bool = False
     seed: int
 
     def fetch(self) -> None:
-        """Download and write the three files, unless they are there and nobody asks for them anew.
+        """Download the set and write the three files, unless they exist and no new download is requested.
 
         Raises:
-            DataError: the set can't be had, or the folder can't be written to.
+            DataError: the set is unavailable, or the folder is not writable.
         """
         if (self.root / FILES["train"]).is_file() and not self.force_redownload:
             return
         held = self.download()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            # The training file last: it is what says that the set is here.
+            # The training file last, because it marks the set as complete.
             for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] == "train"):
                 _write_whole(self.root / FILES[split], records)
             if self.delete_raw:
@@ -59,20 +60,21 @@ class PublishedDataModule(FineTuningDataModule):
             ) from error
 
     def download(self) -> Splits:
-        """The data set as the hub holds it, by its own splits.
+        """The data set from the hub, by its own splits.
 
         Raises:
-            ConfigError, DataError: it can't be had.
+            ConfigError: the set is unavailable.
+            DataError: the set is unavailable.
         """
         options: dict[str, Any] = {"download_mode": "force_redownload"} if self.force_redownload else {}
         return opening.load(self.hub, cache_dir=str(self.root / _RAW), **options)
 
     @abstractmethod
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
-        """The records of "train", "validation" and "test", as they are written."""
+        """The records of "train", "validation" and "test", in the form of the files."""
 
     def _shares(self, records: Sequence[Any], *shares: float) -> Iterator[list[Any]]:
-        """The records in an order drawn from the seed, cut into shares; what is left over is the last."""
+        """The records in an order drawn from the seed, divided into shares. The last share is the remainder."""
         order = np.random.default_rng(self.seed).permutation(len(records)).tolist()
         cuts = [0, *(int(len(records) * share) for share in np.cumsum(shares)), len(records)]
         for start, end in zip(cuts[:-1], cuts[1:], strict=True):
@@ -81,19 +83,19 @@ class PublishedDataModule(FineTuningDataModule):
 
 @configurable
 class SquadDataModule(PublishedDataModule):
-    """SQuAD 1.1: questions about a paragraph, answered with words of it. 5 % of its training questions are for validation, and
-    its own validation questions for the test.
+    """Fine-tune on SQuAD 1.1: questions about a paragraph, answered with words from it.
+
+    5 % of its training questions are for validation, and its own validation questions are for the test. The arguments
+    that are not listed here are those of `FineTuningDataModule`.
 
     Args:
         dataset_root: A folder with the three files, or where to write them. None: ``squad`` under `datasets_home`.
-        force_redownload: Download again what is there.
-        delete_raw: Remove the download once the files are written.
-
-    The others are those of `FineTuningDataModule`.
+        force_redownload: Download the set again.
+        delete_raw: Delete the download once the files are written.
 
     Raises:
-        ConfigError: the files aren't there, and the package ``datasets`` isn't either.
-        DataError: the set can't be had.
+        ConfigError: both the files and the package ``datasets`` are missing.
+        DataError: the set is unavailable.
     """
 
     hub = "rajpurkar/squad"
@@ -145,7 +147,7 @@ class SquadDataModule(PublishedDataModule):
 
 
 class _InstructionDataModule(PublishedDataModule):
-    """A set without splits of its own: 80 % are for training, 15 % for validation, 5 % for the test."""
+    """A set without its own splits: 80 % of the records are for training, 15 % for validation, 5 % for the test."""
 
     def __init__(
         self,
@@ -192,17 +194,18 @@ class _InstructionDataModule(PublishedDataModule):
 
     @abstractmethod
     def record(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """A record as it is written."""
+        """A record in the form of the files."""
 
 
 @configurable
 class DollyDataModule(_InstructionDataModule):
-    """Dolly 15k: instructions with answers, some about a text that stands before or behind the instruction, by the seed.
+    """Fine-tune on Dolly 15k: instructions with answers. Some refer to a text, which the seed places before or after
+    the instruction.
+
+    The arguments and errors that are not listed here are those of `SquadDataModule`.
 
     Args:
         dataset_root: A folder with the three files, or where to write them. None: ``dolly`` under `datasets_home`.
-
-    The others are those of `SquadDataModule`, and so is what it raises.
     """
 
     hub = "databricks/databricks-dolly-15k"
@@ -217,12 +220,12 @@ class DollyDataModule(_InstructionDataModule):
 
 @configurable
 class AlpacaDataModule(_InstructionDataModule):
-    """Alpaca's format with instructions about Python, 18k of them.
+    """Fine-tune on 18k instructions about Python in Alpaca's format.
+
+    The arguments and errors that are not listed here are those of `SquadDataModule`.
 
     Args:
         dataset_root: A folder with the three files, or where to write them. None: ``alpaca`` under `datasets_home`.
-
-    The others are those of `SquadDataModule`, and so is what it raises.
     """
 
     hub = "iamtarun/python_code_instructions_18k_alpaca"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``dataset_kwargs``: how records become samples, by the names that NeMo's datasets have for it."""
+"""``dataset_kwargs``: how records become samples, with the names of NeMo's datasets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,17 +15,18 @@ from nemo2.names import did_you_mean
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """The entries that ``dataset_kwargs`` may hold.
+    """The valid entries of ``dataset_kwargs``.
 
     Attributes:
-        prompt_template, label_key, truncation_field, truncation_method, add_bos, add_eos, answer_only_loss: See
+        prompt_template, label_key, truncation_field, truncation_method: See
             `nemo2.data.finetuning.template.TemplateEncoder`.
+        add_bos, add_eos, answer_only_loss: See `nemo2.data.finetuning.template.TemplateEncoder`.
         chat_template, turns: See `nemo2.data.finetuning.chat.ChatEncoder`.
         on_too_long, on_bad_line, max_bad_lines: See `nemo2.data.finetuning.encode.Limits`.
-        pad_to_max_length: Make every batch ``data.seq_length`` long; False: as long as its longest sample, where the layout
-            allows.
-        index_mapping_dir: Where to keep samples and packs, in a folder that only this user can write to; all ranks must see
-            it. None: ``index_cache`` beside the data.
+        pad_to_max_length: Pad every batch to ``data.seq_length``. False: pad to the batch's longest sample, if the
+            layout allows it.
+        index_mapping_dir: The folder of samples and packs. Only this user may write to it, and all ranks must see it.
+            None: ``index_cache`` beside the data.
     """
 
     prompt_template: str = "{input} {output}"
@@ -45,9 +46,10 @@ class DatasetSettings:
 
     @classmethod
     def of(cls, dataset_kwargs: Optional[Mapping[str, Any]]) -> "DatasetSettings":
-        """
+        """The settings of ``dataset_kwargs``.
+
         Raises:
-            ConfigError: a name that isn't one of these, or a value that no setting can have.
+            ConfigError: an unknown name, or an invalid value.
         """
         given = dict(dataset_kwargs or {})
         known = [field.name for field in fields(cls)]
@@ -72,11 +74,11 @@ class DatasetSettings:
         )
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
-        """The encoder for conversations; ``default_template`` takes the place of the tokenizer's own."""
+        """The encoder for conversations. ``default_template`` replaces the tokenizer's own template."""
         return ChatEncoder(tokenizer, chat_template=self.chat_template or default_template, turns=self.turns)
 
     def limits(self, max_tokens: int) -> Limits:
-        """How long samples may be, and what becomes of others."""
+        """The limits on samples, and the treatment of samples beyond them."""
         return Limits(
             max_tokens=max_tokens,
             on_too_long=self.on_too_long,

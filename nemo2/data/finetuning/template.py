@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of text fields through a prompt template: ``"{input} {output}"``, of which the output is trained on.
+"""Converts records of text fields with a prompt template such as ``"{input} {output}"``, and trains on the output.
 
-The prompt is tokenized as one text, as it is when the model is asked, and so is the answer. Blanks between the two belong to
-the answer: a byte-level tokenizer puts a blank into the token of the word behind it, and a prompt that ends in one would be
-tokenized in another way than the same prompt with its answer.
+The prompt is tokenized as one text, as at inference, and so is the answer. Whitespace between the two belongs to the
+answer: a byte-level tokenizer merges a space with the following word, so a prompt that ends in a space would be
+tokenized differently with and without its answer.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,18 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True)
 class TemplateEncoder(Encoder):
-    """Records with text under the names in ``prompt_template``.
+    """Encode records with text under the names in ``prompt_template``.
 
     Attributes:
-        prompt_template: Text with the names of fields in braces; ``{{`` is a brace. All from the field ``label_key`` on is
-            the answer.
-        label_key: The field that the answer begins with.
-        truncation_field: The field of the prompt that gives way where a sample is too long. None: the sample's end does.
-        truncation_method: The side on which that field is cut.
-        add_bos, add_eos: Begin the prompt, end the answer with the tokenizer's token for it.
-        answer_only_loss: Train on the answer only; False: on the prompt too.
+        prompt_template: Text with the names of fields in braces. ``{{`` is a literal brace. The text from the field
+            ``label_key`` on is the answer.
+        label_key: The field with which the answer begins.
+        truncation_field: The field of the prompt that is truncated in a sample that is too long. None: the sample's end
+            is truncated.
+        truncation_method: The side on which that field is truncated.
+        add_bos, add_eos: Begin the prompt with the tokenizer's begin-of-sequence token, or end the answer with its
+            end-of-sequence token.
+        answer_only_loss: Train on the answer only. False: also train on the prompt.
 
     Raises:
         ConfigError: the template doesn't name ``label_key``, or names a field twice.
@@ -70,19 +72,19 @@ class TemplateEncoder(Encoder):
         return Templated(self, fields)
 
     def prompt(self, fields: Mapping[str, str]) -> str:
-        """The text that the model is asked with."""
+        """The prompt's text."""
         return self._rendered(self._prompt_pieces, fields).rstrip(" ")
 
     def answer(self, fields: Mapping[str, str]) -> str:
-        """The text that the model should go on with, blanks before it included."""
+        """The answer's text, including leading whitespace."""
         before = self._rendered(self._prompt_pieces, fields)
         return before[len(before.rstrip(" ")) :] + self._rendered(self._answer_pieces, fields)
 
     def rendered_with(self, fields: Mapping[str, str]) -> Sample:
-        """The sample of these texts, whole.
+        """The whole sample of these texts.
 
         Raises:
-            Malformed: the tokenizer lacks a token that is asked for.
+            Malformed: the tokenizer lacks a required token.
         """
         prompt = [self._token("bos")] * self.add_bos + self.tokenizer.text_to_ids(self.prompt(fields))
         answer = self.tokenizer.text_to_ids(self.answer(fields)) + [self._token("eos")] * self.add_eos
@@ -100,7 +102,7 @@ class TemplateEncoder(Encoder):
 
     @cached_property
     def _pieces(self) -> list[tuple[str, Optional[str]]]:
-        """Text and the name behind it, in turn."""
+        """Pairs of a text and the name after it."""
         try:
             return [(text, name) for text, name, _, _ in Formatter().parse(self.prompt_template)]
         except ValueError as error:
@@ -126,7 +128,7 @@ class TemplateEncoder(Encoder):
 
 @dataclass(frozen=True)
 class Templated(Parts):
-    """The texts of a record, of which ``truncation_field`` gives way."""
+    """The texts of a record, in which ``truncation_field`` can be truncated."""
 
     encoder: TemplateEncoder
     fields: Mapping[str, str]
@@ -135,8 +137,10 @@ class Templated(Parts):
         return self.encoder.rendered_with(self.fields)
 
     def cut(self, max_tokens: int) -> Sample:
-        """The longest sample of at most ``max_tokens`` tokens whose ``truncation_field`` is cut on one side. Where even
-        without that field it is too long, its end is cut off too."""
+        """The longest sample of at most ``max_tokens`` tokens, with ``truncation_field`` truncated on one side.
+
+        If the sample is too long even without that field, its end is truncated too.
+        """
         name = self.encoder.truncation_field
         if name is None or name not in self.fields or name == self.encoder.label_key:
             return super().cut(max_tokens)
