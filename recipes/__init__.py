@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes: one module of facts each, loaded when it is asked for.
+"""The recipes: one module of facts each, imported on first use.
 
-A file here is a recipe (``llama3_8b.py``); a folder holds the factories that recipes share, under NeMo 2.0's paths
-(``precision.mixed_precision``, ``optim.adam``, ``log.default``), and ``_factories`` says which of them overrides find by
-name. Listing reads facts and imports neither torch nor nemo-run. Recipes of a user's own, in files and packages outside, are
-found by name or path too.
+A file here is a recipe (``llama3_8b.py``). A folder holds factories that recipes share, under NeMo 2.0's paths
+(``precision.mixed_precision``, ``optim.adam``, ``log.default``). ``_factories`` lists the factories that overrides find
+by name. Listing recipes reads facts and imports neither torch nor nemo-run. Your own recipes, in files and packages
+elsewhere, are also found by name or path.
 """
 
 from nemo2.config.announced import announce

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The assembly of a run's facts into the configured call of ``llm.pretrain``: the one place that does it.
+"""Turns a run's facts into the configured call of ``llm.pretrain``.
 
-A recipe module states a `PretrainRecipe`; its methods are the factories that users call. Stating and listing facts
-imports neither torch nor nemo-run; calling a factory does. Nothing is built, and neither file nor network is touched.
+A recipe module states a `PretrainRecipe`, whose methods are the factories that users call. Stating and listing facts
+imports neither torch nor nemo-run, but calling a factory does. A factory builds nothing and touches neither files nor
+the network.
 """
 
 import copy
@@ -27,7 +28,7 @@ __all__ = ["AS_STATED", "Layout", "PretrainRecipe"]
 
 
 class _AsStated:
-    """The default of an argument that the facts of the recipe decide. None stays free to mean None."""
+    """The default of an argument that the recipe's facts decide, so that None keeps its own meaning."""
 
     def __repr__(self) -> str:
         return "AS_STATED"
@@ -38,26 +39,27 @@ AS_STATED: Any = _AsStated()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainRecipe:
-    """Facts of one pre-training run. Classes are named as ``"module:name"``, so that naming a class imports nothing.
+    """The facts of a pre-training run. Classes are named as ``"module:name"``, so that naming a class imports nothing.
 
     Raises:
-        ConfigError: the facts contradict each other: the layout does not divide the machines, the global batch cannot
-            be split into micro-batches, or context parallelism cannot split the sequence.
+        ConfigError: the facts contradict each other: the layout does not divide the machines, the global batch can't be
+            split into micro-batches, or context parallelism can't split the sequence.
     """
 
     name: str
     family: str
     parameters: float
-    """Parameters of the model with its own vocabulary, for lists and estimates."""
+    """The parameters of the model with its own vocabulary, for lists and estimates."""
     vocabulary: Optional[int] = None
-    """Rows of the embedding that ``parameters`` counts; what is built follows the tokenizer or the model config."""
+    """The rows of the embedding that ``parameters`` counts. The built model follows the tokenizer or the model
+    config."""
     model_class: str
     config_class: str
-    """A bare name is looked up beside the model class."""
+    """The class of the model config. A name without a module is looked up beside the model class."""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the model config that differ from its class."""
     seq_length: int
-    """Tokens per sample. Written on the data; the model follows."""
+    """Tokens per sample. Set on the data; the model follows."""
     global_batch_size: int
     micro_batch_size: int
     data_class: str = "nemo2.data.mock:MockDataModule"
@@ -65,12 +67,12 @@ class PretrainRecipe:
     """Further arguments of the data module."""
     nodes: int = 1
     gpus_per_node: int = 8
-    """Processes per node; on a machine without GPUs, CPU processes."""
+    """Processes per node, which are CPU processes on a machine without GPUs."""
     layout: Layout = Layout()
     strategy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of the strategy, and those that differ from `STRATEGY_SETTINGS`."""
     ddp: Optional[Mapping[str, Any]] = None
-    """Fields of the DDP config; None leaves it to the strategy."""
+    """Fields of the DDP config. None: the strategy's default."""
     precision: str = "nemo2.recipes.precision.mixed_precision:bf16_mixed"
     """The factory of the precision plugin."""
     max_steps: int
@@ -78,7 +80,7 @@ class PretrainRecipe:
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of ``distributed_fused_adam_with_cosine_annealing``."""
     optimizer_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of Megatron-Core's ``OptimizerConfig`` that this does not set."""
+    """Fields of Megatron-Core's ``OptimizerConfig`` that the factory does not set."""
     trainer_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Trainer arguments that differ from `TRAINER_SETTINGS`."""
     checkpoint: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -86,9 +88,9 @@ class PretrainRecipe:
     callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Further callbacks beside ``TimingCallback``: their classes, and the arguments of each."""
     timed: bool = False
-    """Whether `trainer` alone brings `callbacks` and ``TimingCallback``, as some of NeMo 2.0's do."""
+    """Whether `trainer` alone adds `callbacks` and ``TimingCallback``, as some of NeMo 2.0's recipes do."""
     performance: Optional[Callable[[Any], Any]] = None
-    """Edits the built recipe for ``performance_mode=True``; None where there is no such mode."""
+    """The function that edits the built recipe for ``performance_mode=True``. None: there is no such mode."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_stated_at", caller())
@@ -102,10 +104,10 @@ class PretrainRecipe:
         )
 
     def but(self, **changes: Any) -> Self:
-        """This recipe with some facts replaced; a mapping is replaced as a whole.
+        """This recipe with some facts replaced. A mapping is replaced as a whole.
 
         Raises:
-            ConfigError: a name that is no fact, or facts that contradict each other.
+            ConfigError: an unknown fact, or facts that contradict each other.
         """
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
@@ -114,7 +116,7 @@ class PretrainRecipe:
         return dataclasses.replace(self, **changes)
 
     def model(self, seq_length: Optional[int] = None) -> Any:
-        """The model as a config. ``seq_length`` None is left unset, so that it follows the data's."""
+        """The model as a config. With a ``seq_length`` of None the field stays unset and follows the data's."""
         from nemo2.config import Config
 
         with self._as_stated():
@@ -152,11 +154,11 @@ class PretrainRecipe:
     ) -> "_typed.Trainer":
         """The trainer with its strategy as a config, under NeMo 2.0's argument names.
 
-        ``AS_STATED`` takes the recipe's fact. ``pipeline_parallelism_type`` is the dtype that pipeline stages exchange;
-        None takes the precision's. ``expert_parallelism`` is what some recipes of NeMo's call ``expert_model_parallelism``, and
-        ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``. With ``dir`` or ``save_top_k`` the trainer brings a
-        checkpoint callback, which saves there at each validation; otherwise the log's saves. What is asked for is returned
-        as asked: ``check`` is what judges a layout.
+        ``AS_STATED`` selects the recipe's fact. ``pipeline_parallelism_type`` is the dtype between pipeline stages;
+        None selects the precision's. ``expert_parallelism`` is the name in some of NeMo's recipes for
+        ``expert_model_parallelism``. ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``. With ``dir`` or
+        ``save_top_k`` the trainer has a checkpoint callback, which saves there at each validation. Otherwise the log's
+        callback saves. The sizes are returned as given; ``check`` judges the layout.
 
         Raises:
             ConfigError: another precision, or both names of the expert-parallel size.
@@ -252,8 +254,8 @@ class PretrainRecipe:
     ) -> "_typed.Pretraining[Any, Any]":
         """The whole run as an editable tree: ``model, data, trainer, log, optim, resume`` of ``llm.pretrain``.
 
-        Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``. ``fn`` replaces ``llm.pretrain``
-        by a function with the same parameters.
+        Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``. ``fn`` replaces
+        ``llm.pretrain`` by a function with the same parameters.
 
         Raises:
             ConfigError: ``performance_mode`` of a recipe that has none.
@@ -274,7 +276,7 @@ class PretrainRecipe:
         num_gpus_per_node: int = AS_STATED,
         fn: Optional[Callable[..., Any]] = None,
     ) -> "_typed.Pretraining[Any, Any]":
-        """`pretrain_recipe` in performance mode, under the name some of NeMo 2.0's recipes have for it."""
+        """`pretrain_recipe` in performance mode, under the name of some of NeMo 2.0's recipes."""
         return self._assemble(
             dir=dir,
             name=name,
@@ -295,8 +297,8 @@ class PretrainRecipe:
         optimizer: Mapping[str, Any] = MappingProxyType({}),
         checkpoint: Mapping[str, Any] = MappingProxyType({}),
     ) -> "_typed.Pretraining[Any, Any]":
-        """The recipe. The last four hold what a caller asked for by the names of `trainer`, the data module, the
-        optimizer's factory and ``ModelCheckpoint``; ``AS_STATED`` in them takes the recipe's fact."""
+        """The recipe. The last four arguments hold the caller's values by the parameter names of `trainer`, the data
+        module, the optimizer's factory and ``ModelCheckpoint``. ``AS_STATED`` in them selects the recipe's fact."""
         from nemo2.config import Config, Partial
         from nemo2.llm.api import pretrain
         from nemo2.recipes.log.default import default_log, default_resume, tensorboard_logger
@@ -337,7 +339,7 @@ class PretrainRecipe:
 
 
 PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"}
-"""Values of ``precision``, and the factory in ``nemo2.recipes.precision.mixed_precision`` behind each."""
+"""Values of ``precision``, and the factory in ``nemo2.recipes.precision.mixed_precision`` for each."""
 
 
 def _factory_of(precision: str) -> str:
@@ -350,7 +352,7 @@ def _factory_of(precision: str) -> str:
 
 
 TRAINER_SETTINGS: Mapping[str, Any] = {
-    # "auto" trains on GPUs where there are any and on the CPU elsewhere; NeMo's recipes say "gpu".
+    # "auto" trains on GPUs if there are any and on the CPU elsewhere. NeMo's recipes have "gpu".
     "accelerator": "auto",
     "accumulate_grad_batches": 1,
     "limit_test_batches": 50,
@@ -374,11 +376,11 @@ def _set(node: Any, values: Mapping[str, Any]) -> None:
 def refuse_what_does_not_divide(
     name: str, *, layout: Layout, world: int, global_batch_size: int, micro_batch_size: int, seq_length: int
 ) -> None:
-    """Refuse sizes of a recipe that contradict each other.
+    """Check that the sizes of a recipe don't contradict each other.
 
     Raises:
-        ConfigError: the layout does not divide the ranks of the world, the global batch cannot be split into micro-batches, or
-            context parallelism cannot split the sequence.
+        ConfigError: the layout does not divide the world, the global batch can't be split into micro-batches, or
+            context parallelism can't split the sequence.
     """
     replicas = layout.data_parallel_size(world)
     if global_batch_size % (micro_batch_size * replicas):
@@ -394,7 +396,7 @@ def refuse_what_does_not_divide(
 
 @contextmanager
 def as_stated(stated_at: tuple[str, int], name: str) -> Iterator[None]:
-    """Fields set inside are recorded as set in the file and line that state the facts of the recipe ``name``, not here."""
+    """In this context, fields are recorded as set in the file and line that state the facts of the recipe ``name``."""
     from nemo2.config.located import recorded_at
 
     with recorded_at(*stated_at, name):
@@ -402,7 +404,7 @@ def as_stated(stated_at: tuple[str, int], name: str) -> Iterator[None]:
 
 
 def caller() -> tuple[str, int]:
-    """File and line of whoever states the facts: the first frame outside of this folder's machinery and dataclasses."""
+    """The file and line that state the facts: the first frame outside this folder's machinery and dataclasses."""
     frame = sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename in (*_MACHINERY, dataclasses.__file__) or frame.f_code.co_filename == "<string>"
@@ -427,6 +429,6 @@ def _set_given(node: Any, **values: Any) -> None:
 
 
 def load(path: str, beside: str = "") -> Any:
-    """The object that ``"module:name"`` names; a bare name belongs to the module of ``beside``."""
+    """The object that ``"module:name"`` names. A name without a module belongs to the module of ``beside``."""
     module, _, name = path.rpartition(":")
     return getattr(import_module(module or beside.partition(":")[0]), name)

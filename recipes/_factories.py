@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factories that overrides find by name (`nemo2.config.factories`), by the kind of part they give."""
+"""The factories that overrides find by name (`nemo2.config.factories`), by the kind of part that they create."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ def _functions(home: str) -> Callable[[], Iterable[str]]:
 
 
 def _from(home: str, gives: str, names: Iterable[str] | None = None) -> Source:
-    """Functions and classes of a module; ``names`` None: its public functions."""
+    """The functions and classes of a module. ``names=None``: its public functions."""
     listed = _functions(home) if names is None else lambda: names
     return Source(gives, listed, lambda name: getattr(import_module(home), name))
 

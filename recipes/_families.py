@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts that the recipes of a family share: model class, vocabulary, and how NeMo 2.0's recipes train it.
+"""Facts that the recipes of a family share: model class, vocabulary, and the training settings of NeMo 2.0's recipes.
 
-Each table is a recipe with facts missing: calling it with those makes the recipe. Sources: layouts, batches and
-optimizers from NeMo 2.0's recipes (docs/recipes-differences.md says where we differ); vocabularies from the released
-tokenizers; architectures are in ``nemo2.models``.
+Each table is a recipe with missing facts. Calling it with these facts makes the recipe. Sources: layouts, batches and
+optimizers from NeMo 2.0's recipes (docs/recipes-differences.md lists the differences); vocabularies from the released
+tokenizers; architectures in ``nemo2.models``.
 """
 
 from functools import partial
@@ -63,11 +63,12 @@ OVERLAPPED: dict[str, Any] = {
     "overlap_grad_reduce": True,
     "overlap_param_gather": True,
 }
-"""Gradients are reduced, and parameters gathered, while the passes go on."""
+"""The reduction of gradients and the gather of parameters overlap with forward and backward."""
 AVERAGED = {**OVERLAPPED, "average_in_collective": True}
-"""The gradients' average is taken by the collective itself."""
+"""The collective itself averages the gradients."""
 SHARDED = {**AVERAGED, "data_parallel_sharding_strategy": "optim_grads_params"}
-"""Parameters, gradients and optimizer state are sharded where ``fsdp="megatron"`` is set; else the last field is not read."""
+"""Parameters, gradients and optimizer state are sharded if ``fsdp="megatron"`` is set. Otherwise the last field has
+no effect."""
 
 LONG: dict[str, Any] = {
     "seq_length": 8192,
@@ -160,7 +161,7 @@ phi3 = partial(
     family="Phi-3",
     model_class="nemo2.models.phi3:Phi3Model",
     vocabulary=32_064,
-    # As the other families: from the tokenizer, the mock data's or the one that is named. Phi-3's own is 32,064.
+    # As in the other families: from the tokenizer, that of the mock data or a named one. Phi-3's own is 32,064.
     config={"vocab_size": None},
     **{**LONG, "seq_length": 4096},
 )
@@ -170,7 +171,8 @@ gemma2 = partial(
     family="Gemma 2",
     model_class="nemo2.models.gemma2:Gemma2Model",
     vocabulary=256_000,
-    # Soft-capped scores exist in memory, half of all activations: made again in the backward pass, 80 GB are enough.
+    # Soft-capped scores are stored and are half of all activations. With their recomputation in the backward, 80 GB are
+    # enough.
     config={"recompute_granularity": "selective"},
     **{**SHORT, "max_steps": 1_168_251},
 )
@@ -215,7 +217,7 @@ nemotron_nano = partial(nemotronh, family="Nemotron Nano v2")
 # --------------------------------------------------------------------------------------------------------- fine-tuning
 
 ATTENTION: dict[str, Any] = {"target_modules": ["linear_qkv", "linear_proj"]}
-"""Low-rank additions beside attention's layers and not beside experts."""
+"""Low-rank additions for the layers of attention but not for experts."""
 LATENT: dict[str, Any] = {
     "target_modules": [
         "linear_q_down_proj",
@@ -234,4 +236,4 @@ PADDED: dict[str, Any] = {
 """The loss and the optimizer of LoRA and DoRA, and packed batches, of NeMo 2.0's newer recipes."""
 RANK_8: dict[str, Any] = {**PADDED, "peft": {"dim": 8, "alpha": 16}, "packed_length": 4096}
 RANK_16: dict[str, Any] = {**RANK_8, "peft": {"dim": 16, "alpha": 32}}
-"""As above, with smaller additions than `nemo2.peft.LoRA`'s own, and longer packed rows."""
+"""As above, with smaller additions than `nemo2.peft.LoRA`'s defaults, and longer packed rows."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes by name: the modules of this package, and the user's own."""
+"""Finds recipes by name: the modules of this package, and the user's own."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def own() -> "tuple[dict[str, Source], list[str]]":
-    """The user's own recipes by name, not yet imported, and a line for each that is out of reach.
+    """The user's own recipes by name, not yet imported, and a line for each that can't be reached.
 
     They come from ``$NEMO2_RECIPES`` and from installed packages' entry points (`nemo2.recipes._own`).
     """
@@ -23,10 +23,12 @@ def own() -> "tuple[dict[str, Source], list[str]]":
 
 
 def get(name: str) -> "_typed.AnyRecipe":
-    """A recipe by name, or by the path of a file: ``RECIPE`` (its facts), ``model``, ``trainer``, ``pretrain_recipe``.
+    """Return a recipe by name, or by the path of a file, with ``RECIPE`` (its facts), ``model``, ``trainer`` and
+    ``pretrain_recipe``.
 
     Raises:
-        ConfigError: there is no such recipe (the nearest names are given), or the user's own can't be imported.
+        ConfigError: there is no such recipe (the message lists the nearest names), or the user's own recipe can't be
+            imported.
     """
     return _found(name)
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the facts of fine-tuning to the configured call of ``llm.finetune``, beside `_assembler`, which does it for
-pre-training.
+"""Turns the facts of fine-tuning into the configured call of ``llm.finetune``, as `_assembler` does for pre-training.
 
-A recipe module states a `FinetuneRecipe` of its ``RECIPE``: the weights to begin with, and layout and nodes of LoRA and of full
-fine-tuning. What all have in common is `nemo2.recipes.finetune_default`.
+A recipe module states a `FinetuneRecipe` for its ``RECIPE``: the initial weights, and layout and nodes of LoRA and of
+full fine-tuning. `nemo2.recipes.finetune_default` has the settings that all recipes share.
 """
 
 import copy
@@ -23,39 +22,39 @@ if TYPE_CHECKING:
     from nemo2.config import Config
 
 SCHEMES = ("lora", "dora", "none")
-"""Values of ``peft_scheme``; "none" trains all parameters."""
+"""Values of ``peft_scheme``. "none" trains all parameters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class On(Layout):
-    """A layout, and what goes with it in one way of fine-tuning."""
+    """A layout, and the settings that go with it in one fine-tuning scheme."""
 
     nodes: int = 1
     gpus_per_node: int = 8
     micro_batch_size: int = 1
     packed_batch_size: int = 8
-    """Rows of the global batch where samples are packed."""
+    """The rows of the global batch with packed samples."""
     strategy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of the strategy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneRecipe:
-    """Facts of fine-tuning a model: LoRA or DoRA, and all parameters.
+    """The facts of fine-tuning a model: with LoRA or DoRA, and of all parameters.
 
     Raises:
-        ConfigError: the facts contradict each other: a layout does not divide its machines, or the global batch cannot be split
-            into micro-batches.
+        ConfigError: the facts contradict each other: a layout does not divide its machines, or the global batch can't
+            be split into micro-batches.
     """
 
     of: PretrainRecipe
-    """The model, by its recipe of pre-training."""
+    """The pre-training recipe of the model."""
     weights: Optional[str]
-    """Its released weights by their name on Hugging Face's hub; None where there are none that can be imported by name."""
+    """The name of the released weights on Hugging Face's hub. None: no release can be imported by name."""
     lora: On = On()
-    """Of LoRA and DoRA."""
+    """The layout of LoRA and DoRA."""
     full: Optional[On] = None
-    """Of all parameters. None: as `lora`."""
+    """The layout for all parameters. None: as `lora`."""
     peft: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of the method."""
     frozen_model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,23 +64,24 @@ class FinetuneRecipe:
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the model config in which the release differs from `of`."""
     vocabulary: Optional[int] = None
-    """Rows of the release's embedding. None: those that `of` states."""
+    """The rows of the release's embedding. None: as in `of`."""
     data_class: str = "nemo2.data.finetuning.published:SquadDataModule"
     """A `FineTuningDataModule`."""
     global_batch_size: int = 128
     packed_length: int = 2048
-    """Tokens of a row where samples are packed."""
+    """Tokens per row with packed samples."""
     seq_length: int = 2048
-    """Tokens of a sample otherwise."""
+    """Tokens per sample without packing."""
     dataset: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """``dataset_kwargs`` of the data module."""
     packed_dataset: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What is added to them where samples are packed."""
+    """Further ``dataset_kwargs`` with packed samples."""
     fast_lora: Optional[On] = None
     fast_full: Optional[On] = None
-    """For ``performance_mode=True``. None: the same as otherwise."""
+    """The layout for all parameters with ``performance_mode=True``. None: the same as without it."""
     performance: Optional[Callable[[Any, str], Any]] = None
-    """Edits the built recipe for ``performance_mode=True``, told the scheme too; None where there is no such mode."""
+    """The function that edits the built recipe for ``performance_mode=True``, with the scheme as its second
+    argument. None: there is no such mode."""
     packed_when_fast: bool = True
     """Whether ``performance_mode=True`` packs samples."""
 
@@ -99,7 +99,7 @@ class FinetuneRecipe:
             )
 
     def but(self, **changes: Any) -> Self:
-        """These facts with some replaced; a mapping is replaced as a whole.
+        """These facts with some replaced. A mapping is replaced as a whole.
 
         Raises:
             ConfigError: facts that contradict each other.
@@ -112,7 +112,7 @@ class FinetuneRecipe:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The schemes, the default first."""
+        """The schemes, with the default first."""
         return SCHEMES
 
     @property
@@ -121,13 +121,13 @@ class FinetuneRecipe:
         return "nemo2.recipes.precision.mixed_precision:bf16_mixed"
 
     def on(self, scheme: str, *, performance_mode: bool = False) -> On:
-        """Layout and nodes of a scheme."""
+        """The layout and the nodes of a scheme."""
         full = scheme == "none"
         fast = (self.fast_full if full else self.fast_lora) if performance_mode else None
         return fast or (self.full or self.lora if full else self.lora)
 
     def model(self) -> "Config[Any]":
-        """The model as a config, with the release's rows of the embedding; its sequence length follows the data's."""
+        """The model as a config, with the rows of the release's embedding. Its sequence length follows the data's."""
         model: Any = self.of.model()
         with self._as_stated():
             if rows := self.vocabulary or self.of.vocabulary:
@@ -148,17 +148,18 @@ class FinetuneRecipe:
         resume_path: Optional[str] = None,
         fn: Optional[Callable[..., Any]] = None,
     ) -> "_typed.Finetuning[Any, Any]":
-        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of ``llm.finetune``.
+        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of
+        ``llm.finetune``.
 
-        What is asked for is returned as asked: ``check`` is what judges a layout.
+        The sizes are returned as given; ``check`` judges the layout.
 
         Args:
-            dir, name: Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: what the scheme needs, by the facts.
-            peft_scheme: "lora" or "dora"; "none" or None trains all parameters.
-            seq_length: In tokens, of a sample or a packed row. None: by the facts.
-            packed_sequence: Whether several samples share a row. None: in performance mode.
-            resume_path: The weights, as `nemo2.recipes.finetune_default.nemo_resume` takes them. None: the release's.
+            dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
+            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            peft_scheme: "lora" or "dora". "none" or None trains all parameters.
+            seq_length: Tokens of a sample or a packed row. None: as in the facts.
+            packed_sequence: Whether several samples share a row. None: only in performance mode.
+            resume_path: The weights, as in `nemo2.recipes.finetune_default.nemo_resume`. None: the release's.
             fn: Replaces ``llm.finetune`` by a function with the same parameters.
 
         Raises:
@@ -203,7 +204,7 @@ class FinetuneRecipe:
         data.global_batch_size, data.micro_batch_size = self.global_batch_size, on.micro_batch_size
         if packed:
             data.seq_length = data.packed_sequence_specs.packed_sequence_size = self.packed_length
-            # A packed row is a micro-batch by itself.
+            # A packed row is a micro-batch.
             data.global_batch_size, data.micro_batch_size = on.packed_batch_size, 1
         if dataset := {**self.dataset, **(self.packed_dataset if packed else {})}:
             data.dataset_kwargs = dataset
@@ -224,10 +225,10 @@ class FinetuneRecipe:
 
 
 def known_scheme(peft_scheme: Optional[str], known: tuple[str, ...] = SCHEMES) -> str:
-    """A scheme by its own name; None is "none".
+    """A scheme by its own name. None becomes "none".
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such scheme.
     """
     scheme = "none" if peft_scheme is None else str(peft_scheme).lower()
     if scheme not in known:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes from outside this package: files a user names, folders in ``$NEMO2_RECIPES``, and installed packages.
+"""Recipes from outside this package: files that a user names, folders in ``$NEMO2_RECIPES``, and installed packages.
 
-A file is a recipe as the ones here are: it states a ``RECIPE``, or defines ``pretrain_recipe()``, or both; for fine-tuning
-``FINETUNE`` or ``finetune_recipe()``. A package
-announces its recipes under the entry-point group ``nemo2.recipes``, as a module (``mine = "my_package.mine"``) or as one
-name in it (``mine = "my_package.recipes:MINE"``); a file takes the same suffix (``recipes.py:MINE``).
+A file is a recipe like those here: it states a ``RECIPE``, or defines ``pretrain_recipe()``, or both. For fine-tuning
+it has ``FINETUNE`` or ``finetune_recipe()``. A package announces its recipes in the entry-point group
+``nemo2.recipes``, as a module (``mine = "my_package.mine"``) or as a name in one (``mine =
+"my_package.recipes:MINE"``). A file accepts the same suffix (``recipes.py:MINE``).
 
-Importing a file or package runs it: that is the user's own code, asked for by path, by variable or by installing it.
-Nothing else is imported. What stands in a recipe must be importable in the run's processes too, so a file is imported by
-its own name, with its folder on the path, here and in the run's processes, behind what is installed; on other machines a package
-is the way.
+Importing a file or package runs it. This is the user's own code, selected by path, by variable or by installation.
+Nothing else is imported. The names in a recipe must be importable in the run's processes too. A file is therefore
+imported by its own name, with its folder on the path after installed packages, here and in the run's processes. For
+other machines, use a package.
 """
 
 import importlib
@@ -33,27 +33,28 @@ from nemo2.recipes._shipped import names
 
 ENTRY_POINTS = "nemo2.recipes"
 VARIABLE = "NEMO2_RECIPES"
-"""Folders and files, separated as in ``$PATH``. Of a folder, every ``*.py`` but those that start with an underscore."""
+"""The variable with folders and files, separated as in ``$PATH``. A folder stands for each of its ``*.py`` files
+without a leading underscore."""
 
 _loaded: dict[Path, ModuleType] = {}
 
 
 class Source(NamedTuple):
-    """The source of a user's own recipe. Nothing of it has been imported."""
+    """The source of a user's own recipe, before anything is imported."""
 
     name: str
     origin: str
-    """The file, or the distribution that announces it."""
+    """The file, or the distribution that announces the recipe."""
     load: Callable[[], "OwnRecipe"]
 
 
 @dataclass(frozen=True)
 class OwnRecipe:
-    """A user's recipe under the names that a module here has; ``home`` is what defines them."""
+    """A user's recipe with the interface of a module here. ``home`` defines the names."""
 
     origin: str
     RECIPE: Optional[PretrainRecipe]
-    """Its facts; None where it only has functions."""
+    """The recipe's facts. None: it only has functions."""
     home: Any
 
     def model(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,12 +72,12 @@ class OwnRecipe:
         return self._recipe("pretrain_recipe", args, kwargs)
 
     def finetune_recipe(self, *args: Any, **kwargs: Any) -> Any:
-        """The configured run of fine-tuning. Raises as `pretrain_recipe`."""
+        """The configured run of fine-tuning. Raises the errors of `pretrain_recipe`."""
         return self._recipe("finetune_recipe", args, kwargs)
 
     @property
     def FINETUNE(self) -> Optional[FinetuneRecipe]:
-        """Facts of its fine-tuning; None where it states none."""
+        """The facts of fine-tuning. None: the recipe states none."""
         facts = getattr(self.home, "FINETUNE", None)
         return facts if isinstance(facts, FinetuneRecipe) else None
 
@@ -107,7 +108,7 @@ class OwnRecipe:
 
 
 class _Named:
-    """One name out of a module, as if it were a module of its own."""
+    """A single name of a module, with the interface of a module."""
 
     def __init__(self, value: Any) -> None:
         if isinstance(value, PretrainRecipe):
@@ -119,8 +120,8 @@ class _Named:
 def sources() -> tuple[dict[str, Source], list[str]]:
     """Every recipe outside this package by name, and a line for each that can't be reached by name.
 
-    A shipped name stays the shipped recipe's; of two others of one name, the first in ``$NEMO2_RECIPES`` counts, then
-    the first among packages.
+    A shipped recipe's name always means the shipped recipe. Among others of the same name, the first in
+    ``$NEMO2_RECIPES`` counts, then the first package.
     """
     found: dict[str, Source] = {}
     problems: list[str] = []
@@ -135,7 +136,7 @@ def sources() -> tuple[dict[str, Source], list[str]]:
 
 
 def trusted_modules() -> list[str]:
-    """Modules of the user's own that a recipe in JSON may name: those that announce recipes, and those loaded by path.
+    """The user's own modules that a recipe in JSON may name: those that announce recipes, and those loaded by path.
 
     Files of ``$NEMO2_RECIPES`` become importable.
     """
@@ -148,7 +149,7 @@ def trusted_modules() -> list[str]:
 
 
 def is_path(name: str) -> bool:
-    """Whether the text given in place of a recipe's name is a file."""
+    """Whether the text in place of a recipe's name is a file."""
     return name.endswith(".py") or ".py:" in name or os.sep in name
 
 
@@ -235,10 +236,11 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name; a second file of that name gets a number, and what it defines stays in this process.
+    """The file's own name. A second file of the same name gets a number, and its definitions are only valid in this
+    process.
 
     Raises:
-        ConfigError: in the run's processes that name would be another module.
+        ConfigError: in the run's processes this name would be another module.
     """
     name, others = path.stem, {module.__name__ for module in _loaded.values()}
     if name in others:
@@ -263,7 +265,7 @@ def _imported(module: str, origin: str) -> ModuleType:
 
 
 def _told(error: BaseException) -> str:
-    """The error and the innermost line of the user's that it came through."""
+    """The error and the user's innermost line on its way."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})."
     here = (__file__, importlib.__file__)

@@ -5,13 +5,13 @@ from functools import partial
 from typing import Any, Optional
 
 DEFERRED = {"overlap_param_gather_with_optimizer_step": False, "defer_embedding_wgrad_compute": True}
-"""Pipelines compute the output layer's weight gradient while they drain."""
+"""Pipelines compute the output layer's weight gradient in their drain phase."""
 
 
 def overlap(recipe: Any, *, tp_comm_overlap: Optional[bool] = False, **settings: Any) -> Any:
-    """Overlaps communication: adds ``MegatronCommOverlapCallback`` with these arguments. Edits ``recipe``.
+    """Overlap communication: add ``MegatronCommOverlapCallback`` with these arguments. Edits ``recipe``.
 
-    A callback of the class that the recipe already has is kept as it is.
+    If the recipe already has such a callback, it stays unchanged.
     """
     from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 
@@ -19,7 +19,8 @@ def overlap(recipe: Any, *, tp_comm_overlap: Optional[bool] = False, **settings:
 
 
 def overlap_and_collect(recipe: Any, **settings: Any) -> Any:
-    """Overlaps communication, collects garbage on all ranks at once, reduces gradients in 16 bits. Edits ``recipe``.
+    """Overlap communication, collect garbage on all ranks at the same steps, and reduce gradients in 16 bits. Edits
+    ``recipe``.
 
     Source: NeMo 2.0's ``pretrain_performance_optimizations``. See `overlap` for the settings.
     """
@@ -41,14 +42,16 @@ def finetuned(
     targets: Optional[list[str]] = None,
     **overlap_full: Any,
 ) -> Any:
-    """Fine-tuning: garbage is collected on all ranks at once, gradients are reduced in 16 bits beside the passes, and LoRA is put
-    beside ``targets`` (None: ``linear_qkv``) only. Edits ``recipe``.
+    """Optimize fine-tuning. Edits ``recipe``.
+
+    Garbage is collected on all ranks at the same steps. Gradients are reduced in 16 bits, overlapped with the backward.
+    LoRA is added to ``targets`` (None: ``linear_qkv``) only.
 
     Source: NeMo 2.0's ``finetune_performance_optimizations``.
 
     Args:
-        overlap_lora: Whether LoRA's few gradients are so too.
-        overlap_full: Arguments of the overlap where all parameters are trained.
+        overlap_lora: Whether this also applies to LoRA's few gradients.
+        overlap_full: Arguments of the overlap callback when all parameters are trained.
     """
     from nemo2.callbacks.garbage_collection import GarbageCollectionCallback
 
@@ -70,7 +73,7 @@ finetuned_in_stages = partial(
 
 
 def packed_only(recipe: Any, peft_scheme: str) -> Any:
-    """A performance mode of fine-tuning that packs samples, which the recipe has done, and nothing else."""
+    """A performance mode of fine-tuning that only packs samples, which the recipe already does."""
     return recipe
 
 
@@ -84,19 +87,21 @@ def _overlapped_gradients() -> Any:
 
 
 def drop_tokens(recipe: Any) -> Any:
-    """Every expert gets the same number of tokens, those beyond are dropped, so that no rank waits. Edits ``recipe``."""
+    """Give every expert the same number of tokens and drop the tokens beyond it, so that no rank waits. Edits
+    ``recipe``."""
     recipe.model.config.moe_expert_capacity_factor = 1.0
     recipe.model.config.moe_pad_expert_input_to_capacity = True
     return recipe
 
 
 def drop_tokens_and_overlap(recipe: Any) -> Any:
-    """Both `drop_tokens` and `overlap_and_collect`, with tensor-parallel overlap. Edits ``recipe``."""
+    """Apply `drop_tokens` and `overlap_and_collect`, with tensor-parallel overlap. Edits ``recipe``."""
     return overlap_and_collect(drop_tokens(recipe), tp_comm_overlap=True)
 
 
 def experts_by_tensor(recipe: Any) -> Any:
-    """Mixtral's mode: tensor parallelism of 8 shards the experts, expert-parallel size 1, tokens dropped. Edits ``recipe``."""
+    """Mixtral's mode: shard experts by tensor parallelism of 8, with expert-parallel size 1, and drop tokens. Edits
+    ``recipe``."""
     strategy = recipe.trainer.strategy
     strategy.tensor_model_parallel_size, strategy.expert_model_parallel_size = 8, 1
     strategy.sequence_parallel = True

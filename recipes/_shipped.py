@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of this package: a file each."""
+"""The recipes of this package, one file each."""
 
 from pathlib import Path
 

@@ -1039,11 +1039,11 @@ class _Module:
     ) -> Trainer:
         """The trainer with its strategy as a config, under NeMo 2.0's argument names.
 
-        ``AS_STATED`` takes the recipe's fact. ``pipeline_parallelism_type`` is the dtype that pipeline stages exchange;
-        None takes the precision's. ``expert_parallelism`` is what some recipes of NeMo's call ``expert_model_parallelism``, and
-        ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``. With ``dir`` or ``save_top_k`` the trainer brings a
-        checkpoint callback, which saves there at each validation; otherwise the log's saves. What is asked for is returned
-        as asked: ``check`` is what judges a layout.
+        ``AS_STATED`` selects the recipe's fact. ``pipeline_parallelism_type`` is the dtype between pipeline stages;
+        None selects the precision's. ``expert_parallelism`` is the name in some of NeMo's recipes for
+        ``expert_model_parallelism``. ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``. With ``dir`` or
+        ``save_top_k`` the trainer has a checkpoint callback, which saves there at each validation. Otherwise the log's
+        callback saves. The sizes are returned as given; ``check`` judges the layout.
 
         Raises:
             ConfigError: another precision, or both names of the expert-parallel size.
@@ -1052,7 +1052,7 @@ class _Module:
 class Pretrain(_Module, typing.Generic[_Model, _Data]):
     RECIPE: nemo2.recipes._assembler.PretrainRecipe
     def model(self, seq_length: int | None = None) -> _Model:
-        """The model as a config. ``seq_length`` None is left unset, so that it follows the data's."""
+        """The model as a config. With a ``seq_length`` of None the field stays unset and follows the data's."""
     def pretrain_recipe(
         self,
         dir: str | None = None,
@@ -1064,8 +1064,8 @@ class Pretrain(_Module, typing.Generic[_Model, _Data]):
     ) -> Pretraining[_Model, _Data]:
         """The whole run as an editable tree: ``model, data, trainer, log, optim, resume`` of ``llm.pretrain``.
 
-        Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``. ``fn`` replaces ``llm.pretrain``
-        by a function with the same parameters.
+        Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``. ``fn`` replaces
+        ``llm.pretrain`` by a function with the same parameters.
 
         Raises:
             ConfigError: ``performance_mode`` of a recipe that has none.
@@ -1074,7 +1074,7 @@ class Pretrain(_Module, typing.Generic[_Model, _Data]):
 class Keyword(_Module, typing.Generic[_Model, _Data]):
     RECIPE: nemo2.recipes._vocabularies.KeywordRecipe
     def model(self, seq_length: int | None = None) -> _Model:
-        """The model as a config. ``seq_length`` None is left unset, so that it follows the data's."""
+        """The model as a config. With a ``seq_length`` of None the field stays unset and follows the data's."""
     def pretrain_recipe(
         self,
         dir: str | None = None,
@@ -1106,10 +1106,11 @@ class Keyword(_Module, typing.Generic[_Model, _Data]):
         performance_mode: bool = False,
         fn: collections.abc.Callable[..., typing.Any] | None = None,
     ) -> Pretraining[_Model, _Data]:
-        """Arguments are those of `PretrainRecipe.pretrain_recipe`; ``AS_STATED`` takes the recipe's fact.
+        """The whole run as an editable tree. The arguments are those of `PretrainRecipe.pretrain_recipe`; ``AS_STATED``
+        selects the recipe's fact.
 
-        Batch sizes count samples, ``seq_length`` tokens; ``min_lr=None`` is a tenth of ``max_lr``. ``precision`` is
-        ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``.
+        Batch sizes are in samples, and ``seq_length`` is in tokens. ``min_lr=None`` is a tenth of ``max_lr``.
+        ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``.
 
         Raises:
             ConfigError: another precision, or ``performance_mode`` of a recipe that has none.
@@ -1126,7 +1127,7 @@ class PretrainAndFinetune(Pretrain[_Model, _Data], typing.Generic[_Model, _Data,
         num_gpus_per_node: int = ...,
         fn: collections.abc.Callable[..., typing.Any] | None = None,
     ) -> Pretraining[_Model, _Data]:
-        """`pretrain_recipe` in performance mode, under the name some of NeMo 2.0's recipes have for it."""
+        """`pretrain_recipe` in performance mode, under the name of some of NeMo 2.0's recipes."""
     def finetune_recipe(
         self,
         dir: str | None = None,
@@ -1140,17 +1141,18 @@ class PretrainAndFinetune(Pretrain[_Model, _Data], typing.Generic[_Model, _Data,
         resume_path: str | None = None,
         fn: collections.abc.Callable[..., typing.Any] | None = None,
     ) -> Finetuning[_Model, _FinetuningData]:
-        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of ``llm.finetune``.
+        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of
+        ``llm.finetune``.
 
-        What is asked for is returned as asked: ``check`` is what judges a layout.
+        The sizes are returned as given; ``check`` judges the layout.
 
         Args:
-            dir, name: Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: what the scheme needs, by the facts.
-            peft_scheme: "lora" or "dora"; "none" or None trains all parameters.
-            seq_length: In tokens, of a sample or a packed row. None: by the facts.
-            packed_sequence: Whether several samples share a row. None: in performance mode.
-            resume_path: The weights, as `nemo2.recipes.finetune_default.nemo_resume` takes them. None: the release's.
+            dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
+            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            peft_scheme: "lora" or "dora". "none" or None trains all parameters.
+            seq_length: Tokens of a sample or a packed row. None: as in the facts.
+            packed_sequence: Whether several samples share a row. None: only in performance mode.
+            resume_path: The weights, as in `nemo2.recipes.finetune_default.nemo_resume`. None: the release's.
             fn: Replaces ``llm.finetune`` by a function with the same parameters.
 
         Raises:
@@ -1187,17 +1189,18 @@ class DeepseekV3AndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningDa
         resume_path: str | None = None,
         fn: collections.abc.Callable[..., typing.Any] | None = None,
     ) -> Finetuning[_Model, _FinetuningData]:
-        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of ``llm.finetune``.
+        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of
+        ``llm.finetune``.
 
-        What is asked for is returned as asked: ``check`` is what judges a layout.
+        The sizes are returned as given; ``check`` judges the layout.
 
         Args:
-            dir, name: Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: what the scheme needs, by the facts.
-            peft_scheme: "lora" or "dora"; "none" or None trains all parameters.
-            seq_length: In tokens, of a sample or a packed row. None: by the facts.
-            packed_sequence: Whether several samples share a row. None: in performance mode.
-            resume_path: The weights, as `nemo2.recipes.finetune_default.nemo_resume` takes them. None: the release's.
+            dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
+            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            peft_scheme: "lora" or "dora". "none" or None trains all parameters.
+            seq_length: Tokens of a sample or a packed row. None: as in the facts.
+            packed_sequence: Whether several samples share a row. None: only in performance mode.
+            resume_path: The weights, as in `nemo2.recipes.finetune_default.nemo_resume`. None: the release's.
             fn: Replaces ``llm.finetune`` by a function with the same parameters.
 
         Raises:
@@ -1222,17 +1225,18 @@ class KeywordAndFinetune(Keyword[_Model, _Data], typing.Generic[_Model, _Data, _
         resume_path: str | None = None,
         fn: collections.abc.Callable[..., typing.Any] | None = None,
     ) -> Finetuning[_Model, _FinetuningData]:
-        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of ``llm.finetune``.
+        """The whole run as an editable tree: ``model, data, trainer, log, optim, resume, peft, tokenizer`` of
+        ``llm.finetune``.
 
-        What is asked for is returned as asked: ``check`` is what judges a layout.
+        The sizes are returned as given; ``check`` judges the layout.
 
         Args:
-            dir, name: Runs are kept under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: what the scheme needs, by the facts.
-            peft_scheme: "lora" or "dora"; "none" or None trains all parameters.
-            seq_length: In tokens, of a sample or a packed row. None: by the facts.
-            packed_sequence: Whether several samples share a row. None: in performance mode.
-            resume_path: The weights, as `nemo2.recipes.finetune_default.nemo_resume` takes them. None: the release's.
+            dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
+            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            peft_scheme: "lora" or "dora". "none" or None trains all parameters.
+            seq_length: Tokens of a sample or a packed row. None: as in the facts.
+            packed_sequence: Whether several samples share a row. None: only in performance mode.
+            resume_path: The weights, as in `nemo2.recipes.finetune_default.nemo_resume`. None: the release's.
             fn: Replaces ``llm.finetune`` by a function with the same parameters.
 
         Raises:
@@ -1243,7 +1247,7 @@ class HybridAndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningData])
     RECIPE: nemo2.recipes._vocabularies.HybridRecipe
     FINETUNE: nemo2.recipes._vocabularies.HybridFinetune
     def model(self, tokenizer_model: str | None = None, vocab_file: str | None = None) -> _Model:
-        """`PretrainRecipe.model` with the tokenizer where the facts name a tokenizer."""
+        """`PretrainRecipe.model` with the tokenizer if the facts name one."""
     def pretrain_recipe(
         self,
         dir: str | None = None,
@@ -1316,10 +1320,10 @@ class HybridAndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningData])
             ConfigError: another scheme, both tokenizers are given, or ``performance_mode`` of a recipe that has none.
         """
     def tokenizer(self, tokenizer_model: str | None = None, vocab_file: str | None = None) -> typing.Any:
-        """A tokenizer as a config: of a folder or a name on Hugging Face; None takes the released model's.
+        """A tokenizer as a config, from a folder or a name on Hugging Face. None: the released model's.
 
         Raises:
-            ConfigError: both names are given, or neither and the released model's is not to be had by name.
+            ConfigError: both names are given; or neither is, and the released model's tokenizer has no name on the hub.
         """
 
 baichuan2_7b: PretrainAndFinetune[Baichuan2Model[Baichuan2Config7B], MockDataModule, SquadDataModule]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo 2.0's other ways to call ``pretrain_recipe`` and ``finetune_recipe``; which one a family speaks is a fact of its table.
+"""NeMo 2.0's other signatures of ``pretrain_recipe`` and ``finetune_recipe``. A family's table selects its signature.
 
 Most families take ``num_nodes, num_gpus_per_node, performance_mode`` (`PretrainRecipe`). Qwen, Gemma 2, Nemotron and
-StarCoder take every size by keyword, Mamba and Nemotron-H abbreviate them. All say the same recipe.
+StarCoder take every size as a keyword. Mamba and Nemotron-H abbreviate the sizes. All build the same recipe.
 """
 
 from collections.abc import Callable
@@ -53,10 +53,11 @@ class KeywordRecipe(PretrainRecipe):
         performance_mode: bool = False,
         fn: Optional[Callable[..., Any]] = None,
     ) -> "_typed.Pretraining[Any, Any]":
-        """Arguments are those of `PretrainRecipe.pretrain_recipe`; ``AS_STATED`` takes the recipe's fact.
+        """The whole run as an editable tree. The arguments are those of `PretrainRecipe.pretrain_recipe`; ``AS_STATED``
+        selects the recipe's fact.
 
-        Batch sizes count samples, ``seq_length`` tokens; ``min_lr=None`` is a tenth of ``max_lr``. ``precision`` is
-        ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``.
+        Batch sizes are in samples, and ``seq_length`` is in tokens. ``min_lr=None`` is a tenth of ``max_lr``.
+        ``precision`` is ``"bf16-mixed"``, ``"16-mixed"`` or ``"32"``.
 
         Raises:
             ConfigError: another precision, or ``performance_mode`` of a recipe that has none.
@@ -101,16 +102,16 @@ class KeywordRecipe(PretrainRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class HybridRecipe(PretrainRecipe):
-    """A recipe of a Mamba or hybrid model, which may be given the file or the name of a tokenizer."""
+    """A recipe of a Mamba or hybrid model, which accepts the file or the name of a tokenizer."""
 
     tokenizer_name: Optional[str] = None
-    """The released model's tokenizer on Hugging Face; None where it is a file of NVIDIA's."""
+    """The released model's tokenizer on Hugging Face. None: the tokenizer is a file of NVIDIA's."""
 
     def tokenizer(self, tokenizer_model: Optional[str] = None, vocab_file: Optional[str] = None) -> "Config[Any]":
-        """A tokenizer as a config: of a folder or a name on Hugging Face; None takes the released model's.
+        """A tokenizer as a config, from a folder or a name on Hugging Face. None: the released model's.
 
         Raises:
-            ConfigError: both names are given, or neither and the released model's is not to be had by name.
+            ConfigError: both names are given; or neither is, and the released model's tokenizer has no name on the hub.
         """
         from nemo2.config import Config
         from nemo2.data.tokenizer import AutoTokenizer
@@ -125,7 +126,7 @@ class HybridRecipe(PretrainRecipe):
     def model(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokenizer_model: Optional[str] = None, vocab_file: Optional[str] = None
     ) -> "Config[Any]":
-        """`PretrainRecipe.model` with the tokenizer where the facts name a tokenizer."""
+        """`PretrainRecipe.model` with the tokenizer if the facts name one."""
         model = super().model()
         if tokenizer_model is not None or vocab_file is not None:
             model.tokenizer = self.tokenizer(tokenizer_model, vocab_file)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a trained GPT, token by token, several prompts at once.
+"""Generates text with a trained GPT, token by token, for several prompts at once.
 
-Right for looking at what a model learned; serving belongs to an inference engine. Every rank of a tensor-, pipeline- and
+Use it to see what a model has learned. For serving, use an inference engine. Every rank of a tensor-, pipeline- and
 expert-parallel group must call ``generate`` with the same arguments, and each gets the same text.
 """
 
@@ -29,7 +29,7 @@ from nemo2.models.sampling import Sampling
 from nemo2.overlap.userbuffers import without_userbuffers
 
 _UNFINISHED_LETTER = "\N{REPLACEMENT CHARACTER}"
-"""Decoders write it for bytes of a letter whose rest is still to come."""
+"""Decoders write this for bytes of a character whose remaining bytes are still to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class Generation:
     text: str
     """The continuation, without the prompt, the end token and the stop word."""
     token_ids: list[int]
-    """The continuation's tokens, the end token included where there is one."""
+    """The continuation's tokens, including the end token if there is one."""
     finished: bool
-    """True where the model ended the text itself, or wrote a stop word; False where a limit did."""
+    """True if the model ended the text itself or wrote a stop word. False if a limit ended it."""
     log_probs: list[float]
-    """Of each of ``token_ids`` its log-probability under the model, before temperature and narrowing."""
+    """The log-probability of each of ``token_ids`` under the model, before temperature and filtering."""
 
     @property
     def generated_text(self) -> str:
@@ -54,7 +54,7 @@ class Generation:
 
 @dataclass
 class _Row:
-    """One prompt on its way."""
+    """A prompt that is being continued."""
 
     prompt: str
     ids: list[int]
@@ -70,7 +70,7 @@ class _Row:
         return not self.finished and len(self.ids) + len(self.new) < self.limit
 
     def at(self, position: int) -> int:
-        """The token at a position; 0 behind the end, where nobody looks."""
+        """The token at a position. 0 behind the end, where it is never used."""
         if position < len(self.ids):
             return self.ids[position]
         return self.new[position - len(self.ids)] if position - len(self.ids) < len(self.new) else 0
@@ -95,29 +95,29 @@ def generate(
     add_bos: bool = False,
     end_ids: Sequence[int | None] = (),
 ) -> list[Generation]:
-    """Continues every prompt.
+    """Continue every prompt.
 
     Args:
-        model: A Megatron GPT or hybrid (its ``eval`` mode is entered and left again), a ``GPTModel``, or any function of tokens
-            and position ids that returns this rank's logits.
-        tokenizer: With ``text_to_ids``, ``ids_to_text``, ``vocab_size``, and ``eos_id`` where texts end.
-        prompts: Texts, or their tokens, of any lengths. Those of a batch are read together as far as the shortest goes, then
-            token by token.
-        max_new_tokens: Per prompt.
+        model: A Megatron GPT or hybrid, which is in ``eval`` mode during the call; a ``GPTModel``; or a function of
+            tokens and position ids that returns this rank's logits.
+        tokenizer: A tokenizer with ``text_to_ids``, ``ids_to_text``, ``vocab_size``, and ``eos_id`` if texts end.
+        prompts: Texts, or their tokens, of any lengths. The prompts of a batch are processed together up to the length
+            of the shortest, then token by token.
+        max_new_tokens: The largest number of new tokens per prompt.
         temperature, top_k, top_p, min_p: See `Sampling`.
-        seed: The random numbers of a prompt depend on this and on its place among ``prompts`` alone, not on the layout nor on
-            the batch.
-        stop: A text ends before the first of these words.
-        max_sequence_length: Of prompt and continuation together. None: no limit.
+        seed: The seed. A prompt's random numbers depend only on the seed and the prompt's index in ``prompts``, not on
+            the layout or the batch.
+        stop: Words that end a continuation. The text ends before the first of them.
+        max_sequence_length: The largest length of prompt and continuation together. None: no limit.
         max_batch_size: Prompts that are continued together. None: all.
-        use_cache: False reads everything again for each token, as a check.
-        on_text: Called with a prompt's place and each new piece of its continuation, as it comes.
-        add_bos: Begin each prompt with the tokenizer's token for that.
+        use_cache: False: process all tokens again for each new token, as a check.
+        on_text: A function that is called with a prompt's index and each new piece of its continuation.
+        add_bos: Begin each prompt with the tokenizer's begin-of-sequence token.
         end_ids: Tokens that end a text, beside the tokenizer's ``eos_id``.
 
     Raises:
-        ConfigError: as `read_prompts`; a setting is out of range, the tokenizer has more tokens than the model, or the model's
-            layout can't generate.
+        ConfigError: an error of `read_prompts`; a setting is out of range; the tokenizer has more tokens than the
+            model; or the model's layout doesn't support generation.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if max_new_tokens < 1:
@@ -152,11 +152,11 @@ def read_prompts(
     max_sequence_length: int | None = None,
     add_bos: bool = False,
 ) -> list[list[int]]:
-    """The tokens of each prompt. Arguments are those of `generate`; no model is needed.
+    """The tokens of each prompt. The arguments are those of `generate`; no model is needed.
 
     Raises:
-        ConfigError: there is none, or one that is empty, leaves no room for a token behind it, or has a token that the tokenizer
-            doesn't have.
+        ConfigError: there are no prompts; or a prompt is empty, leaves no room for a new token, or has a token that the
+            tokenizer lacks.
     """
     if isinstance(prompts, str) or not prompts:
         raise ConfigError("prompts must be a list of at least one text.")
@@ -183,11 +183,11 @@ def read_prompts(
 def _continue(
     decoder: Decoder, rows: list[_Row], vocab_size: int, sampling: Sampling, ends: Collection[int | None]
 ) -> Iterator[_Row]:
-    """Each row whenever it has a new token; one of ``ends`` finishes it."""
+    """Each row whenever it has a new token. One of ``ends`` finishes the row."""
     position = min(len(row.ids) for row in rows)
     logits = decoder.feed(_tokens([row.ids[:position] for row in rows]))
     while True:
-        # Rows that only pad the vocabulary were never trained.
+        # Rows that pad the vocabulary were never trained.
         logits = logits[:, :vocab_size]
         writing = [place for place, row in enumerate(rows) if position >= len(row.ids) and row.goes_on]
         if writing:
@@ -206,9 +206,9 @@ def _continue(
 
 
 def _write(row: _Row, tokenizer: Any, stop: Sequence[str], tell: Callable[[str], None] | None) -> None:
-    """Bring a row's text up to its tokens; a stop word ends it."""
+    """Update a row's text to its tokens. A stop word ends the text."""
     if row.goes_on and not stop and tell is None:
-        return  # nobody looks before the end
+        return  # the text is needed only at the end
     text = tokenizer.ids_to_text(row.new[:-1] if row.finished else row.new)
     if found := [text.index(word) for word in stop if word in text]:
         text, row.finished = text[: min(found)], True
@@ -254,7 +254,7 @@ def _tokens(rows: list[list[int]]) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module | Forward) -> Iterator[None]:
-    """``model`` in its ``eval`` mode and without userbuffers, which have the size of a micro-batch of training."""
+    """``model`` in ``eval`` mode and without userbuffers, whose size is that of a training micro-batch."""
     if not isinstance(model, nn.Module):
         yield
         return
@@ -264,5 +264,5 @@ def evaluating(model: nn.Module | Forward) -> Iterator[None]:
         with without_userbuffers(model):
             yield
     finally:
-        for module in were_training:  # each by itself: some of a model that is trained may be frozen
+        for module in were_training:  # restore each module: some of them may be frozen
             module.training = True

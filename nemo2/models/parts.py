@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of layers: attention, feed-forward blocks, experts, mixers, each with its matrices and other weights.
 
-A part knows its linear layers by Megatron-Core's module names and their sizes over all tensor-parallel ranks. Parameters,
-parameters that a token meets and products follow by summing; `nemo2.models.shape` reads the parts off a config.
+A part lists its linear layers by Megatron-Core's module names, with their sizes over all tensor-parallel ranks. The
+numbers of parameters, of parameters that a token uses, and of products follow by summation. `nemo2.models.shape` reads
+the parts from a config.
 """
 
 import dataclasses
@@ -12,12 +13,12 @@ from typing import Literal, Optional
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A linear layer with a weight ``[outputs, inputs]``, or ``copies`` of them: one for each routed expert.
+    """A linear layer with a weight ``[outputs, inputs]``, or ``copies`` of it: one for each routed expert.
 
     Attributes:
-        name: module below its part, ``"linear_qkv"``; ``""`` where the part is the module.
-        split: how tensor-parallel ranks share it: by outputs ("column"), by inputs ("row"), or not at all ("whole").
-        met: copies that a token passes.
+        name: the module below its part, ``"linear_qkv"``. ``""``: the part is the module.
+        split: the dimension that tensor-parallel ranks shard: outputs ("column"), inputs ("row"), or none ("whole").
+        met: the number of copies that a token uses.
     """
 
     name: str
@@ -34,22 +35,23 @@ class Linear:
 
     @property
     def products(self) -> int:
-        """Multiply-adds of one token in the forward pass."""
+        """Multiply-adds per token in the forward."""
         return self.met * self.inputs * self.outputs
 
     def low_rank(self, rank: int) -> int:
-        """Parameters of a pair of matrices beside it, ``inputs`` to ``rank`` to ``outputs`` (LoRA, arXiv:2106.09685)."""
+        """The parameters of a pair of adapter matrices, ``inputs`` to ``rank`` to ``outputs`` (LoRA,
+        arXiv:2106.09685)."""
         return self.copies * rank * (self.inputs + self.outputs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """One residual branch of a layer, with the norms before, in and behind it.
+    """One residual branch of a layer, with the norms before, inside and after it.
 
     Attributes:
-        name: module below its layer.
-        hidden: width of what enters and leaves it.
-        small: weights that are in no matrix: norms, sinks, convolutions, what is kept per head.
+        name: the module below its layer.
+        hidden: the width of its input and output.
+        small: weights outside matrices: norms, sinks, convolutions, values per head.
     """
 
     name: str
@@ -66,27 +68,28 @@ class Part:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets: of the routed experts those it is sent to."""
+        """The parameters that one token uses, including those of its routed experts."""
         return self.parameters - sum(
             linear.parameters // linear.copies * (linear.copies - linear.met) for linear in self.linears
         )
 
     def products(self, keys: float) -> float:
-        """Multiply-adds of one token in the forward pass. ``keys``: how many other tokens a token sees on average."""
+        """Multiply-adds per token in the forward. ``keys`` is the mean number of other tokens that a token attends
+        to."""
         return sum(linear.products for linear in self.linears) + self.mixing(keys)
 
     def mixing(self, keys: float) -> float:
-        """Multiply-adds between tokens, of one token in the forward pass."""
+        """Multiply-adds between tokens, per token in the forward."""
         return 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention(Part):
-    """Queries of ``heads``, keys and values of ``groups``, each head of ``head_dim`` channels.
+    """Queries of ``heads``, keys and values of ``groups``, with ``head_dim`` channels per head.
 
     Attributes:
-        window: tokens that a query sees, itself included; None where it sees all before it.
-        gated: the output is multiplied by a gate, which the first product computes too.
+        window: tokens that a query attends to, including its own. None: all previous tokens.
+        gated: the output is multiplied by a gate, which the first product also computes.
     """
 
     heads: int
@@ -104,7 +107,7 @@ class Attention(Part):
 
     @property
     def value_width(self) -> int:
-        """Channels of all heads that attention gives out."""
+        """Channels of all heads in the output of attention."""
         return self.query_width
 
     @property
@@ -114,7 +117,7 @@ class Attention(Part):
 
     @property
     def score_channels(self) -> int:
-        """Channels of a head that meet in a score, and that are weighted by it."""
+        """Channels of a head in a score, and those weighted by it."""
         return 2 * self.head_dim
 
     @functools.cached_property
@@ -134,13 +137,13 @@ class LatentAttention(Part):
     """Keys and values of all heads from one latent: DeepSeek-V2, arXiv:2405.04434, section 2.1.
 
     Attributes:
-        head_dim: channels of a head without the rotary ones beside them.
+        head_dim: channels of a head without the rotary channels.
         rope_dim: rotary channels of a head.
         value_dim: channels of a head's values.
-        query_rank: width of the queries' latent; 0 where they have none.
-        latent: width of the latent of keys and values.
-        index_heads, index_dim, index_keys: of DeepSeek's sparse attention (DeepSeek-V3.2-Exp's report, section 2): the
-            indexer's heads, their channels, and how many keys it chooses; 0 without.
+        query_rank: the width of the queries' latent. 0: they have none.
+        latent: the width of the latent of keys and values.
+        index_heads, index_dim, index_keys: for DeepSeek's sparse attention (DeepSeek-V3.2-Exp's report, section 2): the
+            indexer's heads, their channels, and the number of keys that it selects. 0: no indexer.
         window: as in `Attention`.
     """
 
@@ -158,22 +161,22 @@ class LatentAttention(Part):
 
     @property
     def query_width(self) -> int:
-        """Channels of all heads of a query, the rotary ones left out."""
+        """Channels of all heads of a query, without the rotary channels."""
         return self.heads * self.head_dim
 
     @property
     def value_width(self) -> int:
-        """Channels of all heads that attention gives out."""
+        """Channels of all heads in the output of attention."""
         return self.heads * self.value_dim
 
     @property
     def kv_width(self) -> int:
-        """Channels of a token's keys and values, which are written out for every head."""
+        """Channels of a token's keys and values, which are stored for every head."""
         return self.query_width + self.value_width
 
     @property
     def score_channels(self) -> int:
-        """Channels of a head that meet in a score, and that are weighted by it."""
+        """Channels of a head in a score, and those weighted by it."""
         return self.head_dim + self.rope_dim + self.value_dim
 
     @functools.cached_property
@@ -206,7 +209,8 @@ class LatentAttention(Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MLP(Part):
-    """A feed-forward block ``width`` wide inside; gated (SwiGLU and the like), its first matrix is twice as wide."""
+    """A feed-forward block with an inner width of ``width``. With a gate (SwiGLU and similar), its first matrix is
+    twice as wide."""
 
     width: int
     gated: bool = False
@@ -214,7 +218,7 @@ class MLP(Part):
 
     @property
     def inner(self) -> int:
-        """Channels behind the first product."""
+        """Channels after the first product."""
         return (2 if self.gated else 1) * self.width
 
     @functools.cached_property
@@ -227,12 +231,13 @@ class MLP(Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts(Part):
-    """``count`` routed experts, of which a token goes to ``topk``, and those that every token passes.
+    """``count`` routed experts, ``topk`` of which a token uses, and the shared experts.
 
     Attributes:
-        width: of one routed expert.
-        latent: width of the space that routed experts work in (a projection there and back); 0: the layer's own.
-        shared: the shared experts as one feed-forward block; None without.
+        width: the width of one routed expert.
+        latent: the width of the space in which routed experts work, with a projection to it and back. 0: the layer's
+            own.
+        shared: the shared experts as one feed-forward block. None: there are none.
     """
 
     count: int
@@ -245,12 +250,12 @@ class Experts(Part):
 
     @property
     def inner(self) -> int:
-        """Channels of one expert behind its first product."""
+        """Channels of one expert after its first product."""
         return (2 if self.gated else 1) * self.width
 
     @property
     def outer(self) -> int:
-        """Channels of what is sent to an expert."""
+        """Channels of an expert's input."""
         return self.latent or self.hidden
 
     @property
@@ -264,7 +269,7 @@ class Experts(Part):
 
     @property
     def routed_parameters(self) -> int:
-        """Weights that expert-parallel ranks share."""
+        """The weights that expert-parallel ranks distribute."""
         return sum(linear.parameters for linear in self.routed)
 
     @functools.cached_property
@@ -282,7 +287,8 @@ class Experts(Part):
         return (*around, *self.routed, *beside)
 
     def products(self, keys: float) -> float:
-        """As every part's; the router's, below a thousandth, are left out by convention (`nemo2.models.flops`)."""
+        """As in every part. The router's products, below a thousandth, are left out by convention
+        (`nemo2.models.flops`)."""
         return super().products(keys) - self.hidden * self.count
 
 
@@ -317,7 +323,7 @@ class Mixer(Part):
     def mixing(self, keys: float) -> float:
         """Per head of P channels and N states, ``B x`` adds to the state and ``C h`` reads it (equation 1): N P each.
 
-        The chunked algorithm of the kernels does more, and that is not counted.
+        The chunked algorithm of the kernels does more operations, which are not counted.
         """
         return 2 * self.inner * self.states
 
@@ -346,14 +352,15 @@ class DeltaNet(Part):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Projection(Part):
-    """One matrix: of a further prediction, which makes one hidden state of two; or in place of attention or feed-forward."""
+    """One matrix: it joins two hidden states into one for multi-token prediction, or replaces attention or
+    feed-forward."""
 
     inputs: int
     bias: bool = False
 
     @property
     def joins(self) -> bool:
-        """Whether two states become one."""
+        """Whether it joins two states into one."""
         return self.inputs != self.hidden
 
     @functools.cached_property

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions stretched beyond the length that a model was first trained on: dynamic NTK, LongRoPE, YaRN.
+"""Rotary positions that are stretched beyond the length of a model's first training: dynamic NTK, LongRoPE, YaRN.
 
-A kind says at which frequencies a sequence of a length turns; two kinds turn otherwise beyond the original length. All tokens
-of a sequence turn at the frequencies of the whole: a token's keys, stored when the sequence was shorter, are then others
-(`Stretching.longest_alike`, which generation asks). Packed sequences turn at those of the longest in their batch.
+A kind determines the frequencies for a sequence of a given length. With two of the kinds the frequencies change beyond
+the original length. All tokens of a sequence use the frequencies of its full length, so a token's keys that were cached
+at a shorter length may no longer match (`Stretching.longest_alike`, which generation uses). Packed sequences use the
+frequencies of the longest sequence in their batch.
 
-Formulas and defaults are those of transformers' ``modeling_rope_utils.py``; linear interpolation is Megatron-Core's
+Formulas and defaults are those of transformers' ``modeling_rope_utils.py``. Linear interpolation is Megatron-Core's
 ``seq_len_interpolation_factor``, and Llama 3.1's scaling is in `nemo2.models.llama`.
 """
 
@@ -25,13 +26,13 @@ from nemo2.errors import ConfigError
 @configurable
 @dataclass
 class Stretching(ABC):
-    """How positions are stretched: by the number of tokens that the model was first trained on, and a factor. Made to be
+    """How positions are stretched: by the number of tokens in the model's first training, and a factor. To be
     subclassed."""
 
     original_length: int
-    """Tokens of the longest sequence that it saw before it was stretched."""
+    """The longest sequence, in tokens, before the stretch."""
     factor: float
-    """How many times longer sequences may become."""
+    """The factor by which sequences may become longer."""
 
     def __post_init__(self) -> None:
         if self.original_length < 2 or not 1 <= self.factor < math.inf:
@@ -42,28 +43,30 @@ class Stretching(ABC):
 
     @abstractmethod
     def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
-        """Radians per position for a sequence of ``length`` tokens, of the shape of ``plain``, which are the unstretched ones."""
+        """Radians per position for a sequence of ``length`` tokens, in the shape of ``plain``, the unstretched
+        frequencies."""
 
     @property
     def amplitude(self) -> float:
-        """What rotated channels of queries and keys are multiplied by."""
+        """The factor of rotated channels of queries and keys."""
         return 1.0
 
     def longest_alike(self, length: int) -> Optional[int]:
-        """The longest sequence that turns at the frequencies of one of ``length`` tokens. None: any longer one does."""
+        """The longest sequence with the same frequencies as one of ``length`` tokens. None: any longer sequence."""
         return None
 
     def check(self, width: int) -> None:  # noqa: B027  # most kinds suit every width
-        """
+        """Check that heads with ``width`` rotated channels can be stretched.
+
         Raises:
-            ConfigError: heads with ``width`` rotated channels can't be stretched like this.
+            ConfigError: they can't.
         """
 
 
 @configurable
 @dataclass
 class DynamicNTK(Stretching):
-    """The rotary base grows with the sequence, once that is longer than the original ones.
+    """The rotary base grows with the length of sequences beyond the original length.
 
     Source: bloc97 and emozilla, "Dynamically Scaled RoPE", 2023, as in transformers.
     """
@@ -86,13 +89,13 @@ class DynamicNTK(Stretching):
 @configurable
 @dataclass
 class LongRope(Stretching):
-    """Each frequency is divided by a number of its own: one for sequences up to the original length, another beyond it.
+    """Each frequency has its own divisor: one for sequences up to the original length, another beyond it.
 
     Source: Ding et al. 2024, arXiv:2402.13753, as in Phi-3's and Phi-4's releases.
     """
 
     short_factors: list[float]
-    """One for each two rotated channels."""
+    """One divisor for each two rotated channels."""
     long_factors: list[float]
     attention_factor: Optional[float] = None
     """`amplitude`. None: sqrt(1 + ln(factor) / ln(original_length))."""
@@ -123,17 +126,18 @@ class LongRope(Stretching):
 @configurable
 @dataclass
 class Yarn(Stretching):
-    """Slow frequencies are divided by the factor, fast ones kept, those between partly: the same for every length.
+    """Slow frequencies are divided by the factor, fast ones stay, and those between are divided partly. The same for
+    every length.
 
     Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4.
     """
 
     beta_fast: float = 32.0
-    """A frequency that turns so many times within the original length is kept."""
+    """The number of turns within the original length from which on a frequency stays."""
     beta_slow: float = 1.0
-    """One that turns less often than this is divided whole."""
+    """The number of turns below which a frequency is divided by the whole factor."""
     round_to_channels: bool = True
-    """Whether the range between the two begins and ends at whole channels."""
+    """Whether the range between the two starts and ends at whole channels."""
     attention_factor: Optional[float] = None
     """`amplitude`. None: 1 + ln(factor) / 10."""
 
@@ -154,12 +158,12 @@ class Yarn(Stretching):
         return 1 + 0.1 * math.log(self.factor) if self.attention_factor is None else self.attention_factor
 
     def _channel(self, turns: float, base: float, width: int) -> float:
-        """The one that turns so many times within the original length."""
+        """The channel with this number of turns within the original length."""
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
 
 class StretchedRotaryEmbedding(RotaryEmbedding):
-    """Megatron-Core's, at the frequencies of a `Stretching`."""
+    """Megatron-Core's rotary embedding, with the frequencies of a `Stretching`."""
 
     def __init__(self, stretching: Stretching, *, rotary_base: float, **settings: Any) -> None:
         super().__init__(rotary_base=rotary_base, **settings)  # pyright: ignore[reportArgumentType]  # a float does as well
@@ -172,7 +176,8 @@ class StretchedRotaryEmbedding(RotaryEmbedding):
         return torch.outer(positions, self.stretching.frequencies(self.inv_freq, base=self.rotary_base, length=length))
 
     def get_rotary_seq_len(self, inference_context: Any, transformer: Any, given: Any, *rest: Any, **more: Any) -> int:
-        """As Megatron-Core's, but over a cache the length now: its own is the longest that the cache has room for."""
+        """Megatron-Core's value, but with a cache the current length. Megatron-Core's own is the capacity of the
+        cache."""
         length = super().get_rotary_seq_len(inference_context, transformer, given, *rest, **more)
         if inference_context is None:
             return length
@@ -182,6 +187,6 @@ class StretchedRotaryEmbedding(RotaryEmbedding):
 
 
 def _at(base: float, plain: Tensor, factors: Any = 1.0) -> Tensor:
-    """Frequencies of this base, each divided by its factor; as transformers rounds them."""
+    """Frequencies of this base, each divided by its factor, rounded as in transformers."""
     shares = torch.arange(0, 2 * len(plain), 2, dtype=plain.dtype, device=plain.device) / (2 * len(plain))
     return 1.0 / (factors * base**shares)

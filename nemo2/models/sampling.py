@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the next token."""
+"""Selects the next token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,22 @@ from nemo2.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn from the model's distribution; narrowed in this order.
+    """How a token is drawn from the model's distribution. The filters apply in the order of the fields.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of range.
     """
 
     temperature: float = 1.0
-    """Divides the logits; 0 always takes the likeliest token."""
+    """The divisor of the logits. 0 always picks the likeliest token."""
     top_k: int = 0
-    """The number of likeliest tokens that are kept; 0 keeps all."""
+    """The number of likeliest tokens to keep. 0: all."""
     top_p: float = 1.0
-    """The smallest set of likeliest tokens whose probabilities reach this is kept (Holtzman et al. 2019, arXiv:1904.09751)."""
+    """Keep the smallest set of likeliest tokens whose probabilities reach this sum (Holtzman et al. 2019,
+    arXiv:1904.09751)."""
     min_p: float = 0.0
-    """Tokens with less than this share of the likeliest token's probability are left out (Nguyen et al. 2024,
-    arXiv:2407.01082); 0 keeps all."""
+    """Drop tokens with less than this fraction of the likeliest token's probability (Nguyen et al. 2024,
+    arXiv:2407.01082). 0: keep all."""
 
     def __post_init__(self) -> None:
         for name, rule, holds in (
@@ -39,8 +40,10 @@ class Sampling:
                 raise ConfigError(f"{name}={getattr(self, name)} must be {rule}.")
 
     def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """One token id per row of ``logits`` ``[batch, vocabulary]``, on the CPU, each row by its own generator: what a prompt
-        draws doesn't depend on those beside it."""
+        """One token id per row of ``logits`` ``[batch, vocabulary]``, on the CPU.
+
+        Each row has its own generator, so a prompt's tokens don't depend on the other prompts of the batch.
+        """
         logits = logits.float().cpu()
         if self.temperature == 0:
             return logits.argmax(dim=-1)
@@ -57,7 +60,7 @@ class Sampling:
         if self.top_p < 1:
             ordered, order = logits.sort(descending=True)
             probabilities = ordered.softmax(dim=-1)
-            # The probability of everything likelier: the token that crosses the threshold still belongs to the set.
+            # The probability of all likelier tokens: the token that crosses the threshold still belongs to the set.
             likelier = probabilities.cumsum(dim=-1) - probabilities
             ordered = ordered.masked_fill(likelier >= self.top_p, float("-inf"))
             logits = torch.full_like(logits, float("-inf")).scatter(-1, order, ordered)

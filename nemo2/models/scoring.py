@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probabilities of given texts under a model."""
+"""Computes the log-probabilities of given texts under a model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from nemo2.models.decoding import core_of, from_last_stage, logits_of_stage, ref
 from nemo2.models.generate import evaluating
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""Tokens that are given, at least one, and tokens that are asked for behind them."""
+"""Context tokens, at least one, and the tokens after them to score."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of the tokens that were asked for."""
+    """The score of the requested tokens."""
 
     log_probs: list[float]
     greedy: bool
-    """Whether each of them is the likeliest."""
+    """Whether each of them is the likeliest token."""
 
     @property
     def log_prob(self) -> float:
@@ -35,18 +35,20 @@ class Score:
 def score(
     model: Any, pairs: Sequence[Pair], *, vocab_size: int, max_sequence_length: int, max_batch_size: int = 8
 ) -> list[Score]:
-    """Scores of ``pairs``, in their order, the same on every rank of the model.
+    """The scores of ``pairs``, in their order, the same on every rank of the model.
 
     Args:
-        model: A Megatron-Core model or a LightningModule around it, of any layout without context parallelism and virtual stages.
-        pairs: A pair longer than the model reads loses the beginning of what is given.
-        vocab_size: Columns of the logits beyond it were never trained.
-        max_sequence_length: Tokens that the model reads at once.
-        max_batch_size: Pairs that are read together, of similar lengths.
+        model: A Megatron-Core model or a LightningModule around it, of any layout without context parallelism and
+            virtual stages.
+        pairs: Pairs of context and tokens. In a pair that is too long for the model, the beginning of the context is
+            cut off.
+        vocab_size: The number of trained columns of the logits.
+        max_sequence_length: The model's longest input, in tokens.
+        max_batch_size: Pairs that are processed together, of similar lengths.
 
     Raises:
-        ConfigError: a pair without given tokens, or asking for more than the model reads; more tokens than the model has rows; a
-            layout that isn't carried.
+        ConfigError: a pair without context, or with more requested tokens than the model's longest input; more tokens
+            than rows of the model; or an unsupported layout.
     """
     core = core_of(model)
     if core is None:
@@ -85,9 +87,8 @@ def _scored(core: Any, batch: Sequence[Pair], vocab_size: int, most: int) -> Ite
 
 
 def _columns(logits: Tensor, batch: Sequence[Pair], rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-    """A tensor ``[widest, 2]`` for each row: the log-probability of each token asked for, and whether it is the likeliest.
-
-    Zeros fill the rest."""
+    """A tensor ``[widest, 2]`` for each row: the log-probability of each requested token, and whether it is the
+    likeliest. Padded with zeros."""
     widest = max(len(asked) for _, asked in batch)
     for (_, asked), row, theirs in zip(batch, rows, logits, strict=True):
         mine = theirs[len(row) - 1 - len(asked) : len(row) - 1].float()

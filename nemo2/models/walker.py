@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the shape of a model off its config: dense, of experts, latent, windowed, heterogeneous or hybrid.
+"""Derives the shape of a model from its config: dense, with experts, latent, windowed, heterogeneous or hybrid.
 
-Only attributes are read, so that a built config of ours or of Megatron-Core's serves as well as a config tree; an absent field
-has Megatron-Core's default. What the parts weigh is what Megatron-Core builds from them.
+It only reads attributes, so it accepts a built config of nemo2 or Megatron-Core and a config tree. A missing field has
+Megatron-Core's default. The weights of the parts are those that Megatron-Core builds.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _CONVOLUTION = 4
 
 
 class HybridPattern(NamedTuple):
-    """Kinds of layers by their letters: of the decoder, and of each depth of multi-token prediction."""
+    """The kinds of layers by letter: those of the decoder, and those of each depth of multi-token prediction."""
 
     decoder: str
     further: tuple[str, ...] = ()
@@ -27,11 +27,11 @@ class HybridPattern(NamedTuple):
 def shape_of(config: Any, vocab_size: Optional[int] = None) -> ModelShape:
     """The shape of the model that ``config`` describes.
 
-    Heterogeneous layers are there once the config is built. ``vocab_size``: rows of the embedding with their padding, if
-    that is to be counted; None takes ``config.vocab_size``, and where that is None too there are none.
+    Heterogeneous layers are included once the config is built. ``vocab_size`` is the number of rows of the embedding,
+    including padding. None: ``config.vocab_size``; if that is None too, the embedding has no rows.
 
     Raises:
-        ConfigError: a hybrid pattern that Megatron-Core does not know, or attention of a kind without a formula here.
+        ConfigError: a hybrid pattern that Megatron-Core does not support, or a kind of attention without a formula.
     """
     read = _Reader(config)
     learned = read("position_embedding_type", "learned_absolute") == "learned_absolute"
@@ -50,8 +50,8 @@ def shape_of(config: Any, vocab_size: Optional[int] = None) -> ModelShape:
 
 
 def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
-    """Outputs and inputs of every linear layer of the model over all ranks, by its full name; None where ``config`` isn't of a
-    transformer."""
+    """The outputs and inputs, over all ranks, of every linear layer of the model, by full name. None: ``config``
+    isn't a transformer's."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     if not isinstance(config, TransformerConfig):
@@ -62,13 +62,13 @@ def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
 
 
 def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
-    """The layers of a hybrid, pipeline cuts (``|``) left out; None for other models.
+    """The layers of a hybrid, without the pipeline separators (``|``). None: another kind of model.
 
-    Megatron-Core reads the pattern where it has a parser (0.19); before, the grammar is the same, without its checks. Without
-    a pattern Megatron-Core spreads the kinds by the two ratios.
+    Megatron-Core's parser reads the pattern if it has one (0.19). Earlier versions use the same grammar without its
+    checks. Without a pattern Megatron-Core distributes the kinds by the two ratios.
 
     Raises:
-        ConfigError: Megatron-Core refuses the pattern.
+        ConfigError: Megatron-Core rejects the pattern.
     """
     if not hasattr(config, "hybrid_override_pattern"):
         return None
@@ -84,7 +84,7 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
         main, further = _parsed(parse(pattern)) if parse is not None else _split(pattern)
     except ValueError as error:
         raise ConfigError(f"model.config.hybrid_override_pattern={pattern!r}: {error}") from error
-    # Megatron-Core builds the further predictions where the config asks for some too.
+    # Megatron-Core builds the additional predictions only if the config requests them too.
     return HybridPattern(main.replace("|", ""), further if getattr(config, "mtp_num_layers", None) else ())
 
 
@@ -123,8 +123,8 @@ def pattern_problems(config: Any) -> Iterator[str]:
 
 
 def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
-    """Settings of the pipeline that Megatron-Core takes no notice of when it shares a hybrid's layers out. ``setting`` gives the
-    value of the one that it is given the name of."""
+    """Pipeline settings that Megatron-Core ignores when it distributes a hybrid's layers. ``setting`` returns the
+    value of a setting by name."""
     names = (f"account_for_{part}_in_pipeline_split" for part in ("embedding", "loss"))
     for name in (*names, "pipeline_model_parallel_layout"):
         if value := setting(name):
@@ -135,8 +135,10 @@ def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
 
 
 def left_out_layers(config: Any) -> Optional[str]:
-    """Why the pipeline stages of a hybrid wouldn't have all its layers between them, which Megatron-Core 0.16 builds without a
-    word; None if they have. With ``|`` the pattern says itself where it is cut."""
+    """Why the pipeline stages of a hybrid would not hold all its layers together. None: they do.
+
+    Megatron-Core 0.16 builds such a model without an error. With ``|`` the pattern itself defines the stages.
+    """
     stages = config.pipeline_model_parallel_size
     ends = [config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage]
     if stages == 1 or "|" in (config.hybrid_override_pattern or ""):
@@ -188,8 +190,8 @@ class _Reader:
         )
 
     def predictions(self, last: Sequence[Part]) -> Iterator[Layer]:
-        """The depths of multi-token prediction: what joins two hidden states, and a layer like the decoder's ``last``, or the
-        layers that a hybrid's pattern names."""
+        """The depths of multi-token prediction: the projection that joins two hidden states, and a layer like the
+        decoder's ``last``, or the layers in a hybrid's pattern."""
         joined = Projection(
             name="eh_proj", hidden=self.hidden, inputs=2 * self.hidden, small=3 * self.norm(self.hidden)
         )
@@ -211,8 +213,7 @@ class _Reader:
         return [index % frequency == 0 for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
 
     def has_linear_attention(self) -> list[bool]:
-        """Which layers have linear attention in place of attention, by ``linear_attention_freq``: all but every n-th, or a
-        pattern."""
+        """Which layers have linear attention, by ``linear_attention_freq``: all except every n-th, or a pattern."""
         layers, frequency = self.config.num_layers, self("linear_attention_freq")
         if self("experimental_attention_variant") != "gated_delta_net":
             return [False] * layers
@@ -223,7 +224,7 @@ class _Reader:
         )
 
     def hybrid(self, kind: str) -> Part:
-        """A layer of a hybrid, which does one thing."""
+        """A layer of a hybrid, which has one part."""
         if kind == "M":
             return self.mixer()
         if kind == "*":
@@ -330,7 +331,7 @@ class _Reader:
     def experts(self) -> Experts:
         shared = self("moe_shared_expert_intermediate_size")
         kind = {"gated": bool(self("gated_linear_unit", False)), "bias": bool(self("add_bias_linear", True))}
-        # The shared experts' output may be gated by one number, of a vector as wide as the model.
+        # The shared experts' output may have a gate: one number, from a vector as wide as the model.
         gate = self.hidden if shared and self("moe_shared_expert_gate", False) else 0
         return Experts(
             name="mlp",
@@ -345,7 +346,7 @@ class _Reader:
         )
 
     def mixer(self) -> Mixer:
-        """The inner width is ``2 * hidden_size`` unless heads are counted."""
+        """A Mamba mixer. Its inner width is ``2 * hidden_size`` unless the number of heads is set."""
         head_dim, states, groups = (
             self.config.mamba_head_dim,
             self.config.mamba_state_dim,
@@ -381,7 +382,7 @@ class _Reader:
         return self("ffn_hidden_size") or 4 * self.hidden
 
     def window(self, index: int) -> Optional[int]:
-        """Tokens that the attention of a layer looks back on, itself included; None: all before it."""
+        """The tokens that a layer's attention covers, including the current token. None: all previous tokens."""
         size: Any = self("window_size")
         if not size or (not isinstance(size, int) and size[0] < 0):
             return None
@@ -394,7 +395,7 @@ class _Reader:
         return self.config.num_attention_heads if self("softmax_type", "vanilla") == "learnable" else 0
 
     def around(self) -> int:
-        """Weights of the norms before a block, and behind it where there is one."""
+        """The weights of the norms before a block, and after it if there is one."""
         return (2 if self("post_sublayer_layernorm", False) else 1) * self.norm(self.hidden)
 
     def norm(self, width: int) -> int:
@@ -410,7 +411,7 @@ def _below(prefix: str, part: Part) -> Part:
 
 
 def _inner_name() -> str:
-    """The module of a further prediction that holds its layer, which newer versions of Megatron-Core call otherwise."""
+    """The module of a prediction depth that holds its layer. Its name differs in newer versions of Megatron-Core."""
     from megatron.core.transformer import multi_token_prediction as mtp
 
     fields = {field.name for field in dataclasses.fields(mtp.MultiTokenPredictionLayerSubmodules)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks as configs, to be appended to a recipe's ``trainer.callbacks``."""
+"""Callbacks as configs, to append to a recipe's ``trainer.callbacks``."""
 
 from nemo2.config import Config
 
@@ -10,9 +10,10 @@ def straggler_det_callback(
     gpu_relative_perf_threshold: float = 0.7,
     gpu_individual_perf_threshold: float = 0.7,
 ) -> Config:
-    """Looks for slow GPUs every ``straggler_report_time_interval`` seconds; needs nvidia-resiliency-ext on the GPU machine.
+    """Detect slow GPUs every ``straggler_report_time_interval`` seconds. Needs nvidia-resiliency-ext on the GPU
+    machine.
 
-    The thresholds are shares of the other GPUs' speed, and of a GPU's own best.
+    The thresholds are fractions of the other GPUs' speed, and of a GPU's own best speed.
     """
     from nemo2.callbacks import StragglerDetectionCallback
 

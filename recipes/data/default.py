@@ -14,21 +14,21 @@ def mock(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: 
 
 
 def squad(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: int = 2) -> Config[Any]:
-    """Questions about a paragraph; downloaded at the first run."""
+    """SQuAD's questions about a paragraph, downloaded in the first run."""
     from nemo2.data.finetuning.published import SquadDataModule
 
     return _sized(SquadDataModule, seq_length, global_batch_size, micro_batch_size)
 
 
 def dolly(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: int = 2) -> Config[Any]:
-    """Instructions and answers; downloaded at the first run."""
+    """Dolly's instructions and answers, downloaded in the first run."""
     from nemo2.data.finetuning.published import DollyDataModule
 
     return _sized(DollyDataModule, seq_length, global_batch_size, micro_batch_size)
 
 
 def alpaca(seq_length: int = 4096, global_batch_size: int = 16, micro_batch_size: int = 2) -> Config[Any]:
-    """Instructions about Python; downloaded at the first run."""
+    """Instructions about Python, downloaded in the first run."""
     from nemo2.data.finetuning.published import AlpacaDataModule
 
     return _sized(AlpacaDataModule, seq_length, global_batch_size, micro_batch_size)

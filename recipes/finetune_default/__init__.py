@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from nemo2.config import Config, Partial
 
 TRAINER_SETTINGS: Mapping[str, Any] = {
-    # "auto" trains on GPUs where there are any and on the CPU elsewhere; NeMo's recipes say "gpu".
+    # "auto" trains on GPUs if there are any and on the CPU elsewhere. NeMo's recipes have "gpu".
     "accelerator": "auto",
     "accumulate_grad_batches": 1,
     "limit_test_batches": None,
@@ -31,13 +31,13 @@ def default_finetune_recipe(
     packed_sequence: bool = False,
     tokenizer: Optional[Any] = "model",
 ) -> "Partial[Any]":
-    """Fine-tuning of all of ``model`` on SQuAD at 2,048 tokens: ``model, data, trainer, log, optim, resume, tokenizer`` of
-    ``llm.finetune``, one GPU per model.
+    """Fine-tune all of ``model`` on SQuAD at 2,048 tokens: ``model, data, trainer, log, optim, resume, tokenizer`` of
+    ``llm.finetune``, with one GPU per model.
 
     Args:
-        resume_path: The weights, as `nemo_resume` takes them. None: to be set in ``resume.restore_config``.
-        dir, name: The folder of all runs (None: the logger's default), and this run's in it.
-        packed_sequence: Whether several samples share a row; 8 rows are as many tokens as 128 samples.
+        resume_path: The weights, as in `nemo_resume`. None: set them in ``resume.restore_config``.
+        dir, name: The folder of all runs (None: the logger's default), and this run's folder in it.
+        packed_sequence: Whether several samples share a row. 8 rows hold as many tokens as 128 samples.
         tokenizer: "model", "data", or a tokenizer: see `nemo2.llm.finetune`.
     """
     from nemo2.data.finetuning.packing import PackedSequenceSpecs
@@ -76,8 +76,11 @@ def default_finetune_trainer(
     limit_val_batches: Optional[int] = None,
     val_check_interval: int = 30,
 ) -> Config[Any]:
-    """The trainer with its strategy, in bf16. ``pipeline_parallelism_type`` is the dtype that pipeline stages exchange; None
-    takes the precision's. A limit of None means all batches."""
+    """The trainer with its strategy, in bf16.
+
+    ``pipeline_parallelism_type`` is the dtype between pipeline stages; None selects the precision's. A limit of None
+    means all batches.
+    """
     from nemo2 import MegatronStrategy, Trainer
     from nemo2.recipes.precision.mixed_precision import bf16_mixed
 
@@ -116,8 +119,11 @@ def default_finetune_log(
     tensorboard_logger: Optional[Config[Any]] = None,
     wandb_logger: Optional[Config[Any]] = None,
 ) -> Config[Any]:
-    """A checkpoint every 50 steps, the two with the lowest validation loss and the last one kept; the last is a link where it is
-    one of them. ``dir`` and ``name`` as in `nemo2.recipes.log.default.default_log`."""
+    """Save a checkpoint every 50 steps, and keep the two with the lowest validation loss and the last one.
+
+    If the last checkpoint is one of the best, it is a link. ``dir`` and ``name`` as in
+    `nemo2.recipes.log.default.default_log`.
+    """
     from nemo2.recipes.log.default import default_log
 
     log: Any = default_log(dir=dir, name=name, tensorboard_logger=tensorboard_logger, wandb_logger=wandb_logger)
@@ -127,11 +133,11 @@ def default_finetune_log(
 
 
 def nemo_resume(model_id: Optional[str]) -> Config[Any]:
-    """Goes on from the newest checkpoint of a run of the same name, or begins with the weights of ``model_id``.
+    """Resume from the newest checkpoint of a run of the same name, or start from the weights of ``model_id``.
 
     Args:
-        model_id: An imported model by its name on the hub (``meta-llama/Meta-Llama-3-8B``, which is ``nemo://`` of that name), a
-            checkpoint's path, or ``hf://`` and a release. None: nothing to begin with; `check` asks for it.
+        model_id: The name of an imported model on the hub (``meta-llama/Meta-Llama-3-8B``, short for ``nemo://`` and
+            this name), a checkpoint's path, or ``hf://`` and a release. None: no weights, so `check` asks for them.
     """
     from nemo2 import RestoreConfig
     from nemo2.recipes.log.default import default_resume

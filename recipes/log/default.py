@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defaults of a run's log folder, its checkpoints and its resumption."""
+"""Defaults of a run's log folder, its checkpoints and its resume."""
 
 from datetime import timedelta
 from typing import Any, Optional
@@ -17,7 +17,8 @@ def tensorboard_logger(name: str, save_dir: str = "tb_logs") -> Config:
 
 
 def wandb_logger(project: str, name: str, entity: Optional[str] = None) -> Config:
-    """Weights & Biases; ``entity`` None is the user's own. The package ``wandb`` is needed where it runs."""
+    """A Weights & Biases logger. An ``entity`` of None is the user's own. The run's machine needs the package
+    ``wandb``."""
     from lightning.pytorch.loggers import WandbLogger
 
     logger: Any = Config(WandbLogger, project=project, name=name)
@@ -32,9 +33,9 @@ def default_log(
     tensorboard_logger: Optional[Config] = None,
     wandb_logger: Optional[Config] = None,
 ) -> Config:
-    """A checkpoint every 15 minutes, the ten with the lowest validation loss and the last one kept.
+    """Save a checkpoint every 15 minutes, and keep the ten with the lowest validation loss and the last one.
 
-    ``dir`` holds all runs; None takes the logger's default. ``name`` is this run's folder in it.
+    ``dir`` holds all runs; None selects the logger's default. ``name`` is this run's folder in it.
     """
     from nemo2 import ModelCheckpoint, NeMoLogger
 
@@ -56,7 +57,7 @@ def default_log(
 
 
 def default_resume(resume_if_exists: bool = True, resume_ignore_no_checkpoint: bool = True) -> Config:
-    """Goes on from the newest checkpoint of a run of the same name, or starts anew where there is none."""
+    """Resume from the newest checkpoint of a run of the same name, or start from the beginning if there is none."""
     from nemo2 import AutoResume
 
     return Config(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the factories of torch's optimizers share."""
+"""Helpers for the factories of torch's optimizers."""
 
 from collections.abc import Callable
 from typing import Any, Optional
@@ -10,12 +10,12 @@ from nemo2.optim.pytorch import PytorchOptimizerModule
 
 
 def flat(optimizer: Callable[..., Any], **settings: Any) -> Any:
-    """``optimizer`` with these settings, at the same learning rate at every step."""
+    """``optimizer`` with these settings and a constant learning rate."""
     return Config(PytorchOptimizerModule, optimizer_fn=Partial(optimizer, **settings))
 
 
 def annealed(made: Any, *, max_lr: float, min_lr: Optional[float], warmup_steps: int, constant_steps: int) -> Any:
-    """``made`` under a cosine from ``max_lr`` down to ``min_lr`` (None: a tenth) after a linear warm-up."""
+    """``made`` with a linear warm-up and a cosine from ``max_lr`` down to ``min_lr`` (None: a tenth)."""
     made.lr_scheduler = Config(
         CosineAnnealingScheduler,
         warmup_steps=warmup_steps,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam, as a config of ``MegatronOptimizerModule``, and by torch or Transformer Engine of ``PytorchOptimizerModule``."""
+"""Adam: Megatron-Core's as a config of ``MegatronOptimizerModule``, torch's and Transformer Engine's as configs of
+``PytorchOptimizerModule``."""
 
 from typing import Optional
 
@@ -21,10 +22,11 @@ def distributed_fused_adam_with_cosine_annealing(
     min_lr: Optional[float] = None,
     clip_grad: float = 1.0,
 ) -> Config:
-    """Adam with the distributed optimizer; linear warm-up to ``max_lr``, cosine down to ``min_lr`` (None: a tenth).
+    """Adam with the distributed optimizer: linear warm-up to ``max_lr``, then a cosine down to ``min_lr`` (None: a
+    tenth).
 
-    ``precision`` ("bf16-mixed", "16-mixed", "32") fixes the dtypes of the optimizer; None leaves them to the trainer's
-    precision plugin, which sets model, gradients and optimizer together. ``constant_steps`` hold ``min_lr`` at the end.
+    ``precision`` ("bf16-mixed", "16-mixed", "32") sets the dtypes of the optimizer. None: the trainer's precision
+    plugin sets the dtypes of model, gradients and optimizer together. ``constant_steps`` keep ``min_lr`` at the end.
     """
     from nemo2 import MegatronOptimizerModule
     from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
@@ -63,13 +65,13 @@ def pytorch_adam_with_cosine_annealing(
     weight_decay: float = 0.01,
     foreach: bool = False,
 ) -> Config:
-    """Torch's Adam; linear warm-up to ``max_lr``, cosine down to ``min_lr`` (None: a tenth)."""
+    """Torch's Adam: linear warm-up to ``max_lr``, then a cosine down to ``min_lr`` (None: a tenth)."""
     made = pytorch_adam_with_flat_lr(max_lr, weight_decay, foreach)
     return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def pytorch_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01, foreach: bool = True) -> Config:
-    """Torch's Adam at the same learning rate at every step."""
+    """Torch's Adam with a constant learning rate."""
     return flat(Adam, lr=lr, weight_decay=weight_decay, betas=(0.9, 0.999), eps=1e-8, foreach=foreach)
 
 
@@ -80,11 +82,12 @@ def te_adam_with_cosine_annealing(
     min_lr: Optional[float] = None,
     weight_decay: float = 0.01,
 ) -> Config:
-    """Transformer Engine's Adam, with fp32 copies of 16-bit parameters; as `pytorch_adam_with_cosine_annealing` else."""
+    """Transformer Engine's Adam, with fp32 copies of 16-bit parameters. Otherwise as
+    `pytorch_adam_with_cosine_annealing`."""
     made = te_adam_with_flat_lr(max_lr, weight_decay)
     return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def te_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01) -> Config:
-    """Transformer Engine's Adam at the same learning rate at every step."""
+    """Transformer Engine's Adam with a constant learning rate."""
     return flat(fused_adam, lr=lr, weight_decay=weight_decay, betas=(0.9, 0.999), eps=1e-8, master_weights=True)

@@ -16,11 +16,11 @@ def pytorch_sgd_with_cosine_annealing(
     min_lr: Optional[float] = None,
     wd: float = 1e-4,
 ) -> Config:
-    """Linear warm-up to ``max_lr``, cosine down to ``min_lr`` (None: a tenth)."""
+    """Torch's SGD: linear warm-up to ``max_lr``, then a cosine down to ``min_lr`` (None: a tenth)."""
     made = flat(SGD, lr=max_lr, weight_decay=wd)
     return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def pytorch_sgd_with_flat_lr(lr: float = 1e-5, wd: float = 1e-4) -> Config:
-    """The same learning rate at every step."""
+    """Torch's SGD with a constant learning rate."""
     return flat(SGD, lr=lr, weight_decay=wd)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precisions by name, as configs of ``MegatronMixedPrecision``.
 
-Parameters and activations are 16 bit in all but `fp32`; FP8 is what matrix products use. Names and values are NeMo 2.0's
-(``llm.recipes.precision.mixed_precision``); Transformer Engine's manual says what the FP8 recipes mean.
+Parameters and activations are 16 bit in all except `fp32`. Only matrix products use FP8. Names and values are NeMo
+2.0's (``llm.recipes.precision.mixed_precision``). Transformer Engine's manual describes the FP8 recipes.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from nemo2.config import Config
 
 
 def fp32() -> Config:
-    """float32 throughout, for CPUs without fast 16-bit arithmetic and for comparisons. Not one of NeMo's."""
+    """float32 everywhere, for CPUs without fast 16-bit arithmetic and for comparisons. Not in NeMo."""
     from nemo2 import MegatronMixedPrecision
 
     return Config(MegatronMixedPrecision, precision="32")
@@ -28,7 +28,7 @@ def fp16_mixed() -> Config:
 
 
 def bf16_with_fp8_mixed() -> Config:
-    """bfloat16 and FP8 with delayed scaling: factors come from the last 1,024 maxima."""
+    """bfloat16 and FP8 with delayed scaling: scaling factors come from the last 1,024 maxima."""
     return _plugin("bf16", **_DELAYED)
 
 
@@ -38,7 +38,7 @@ def fp16_with_fp8_mixed() -> Config:
 
 
 def bf16_with_mxfp8_mixed() -> Config:
-    """bfloat16 and MXFP8: a factor per 32 values. Blackwell only."""
+    """bfloat16 and MXFP8: a scaling factor per 32 values. Blackwell only."""
     return _plugin("bf16", **_MXFP8)
 
 
@@ -48,7 +48,8 @@ def fp16_with_mxfp8_mixed() -> Config:
 
 
 def bf16_with_fp8_current_scaling_mixed() -> Config:
-    """bfloat16 and FP8 with a factor per tensor from its own maximum; first and last layer stay in bfloat16."""
+    """bfloat16 and FP8 with a scaling factor per tensor from its current maximum. The first and the last layer stay
+    in bfloat16."""
     return _plugin("bf16", **_current_scaling("tensorwise", layers_in_bf16=1))
 
 
@@ -58,22 +59,23 @@ def nemotron_h_bf16_with_fp8_current_scaling_mixed() -> Config:
 
 
 def nanov2_bf16_with_fp8_current_scaling_mixed() -> Config:
-    """A factor per block instead of per tensor, two layers at each end in bfloat16."""
+    """bfloat16 and FP8 with a scaling factor per block rather than per tensor. Two layers at each end stay in
+    bfloat16."""
     return _plugin("bf16", **_current_scaling("blockwise", layers_in_bf16=2))
 
 
 def fp16_with_fp8_current_scaling_mixed() -> Config:
-    """float16 and FP8 with a factor per tensor; first and last layer stay in 16 bit."""
+    """float16 and FP8 with a scaling factor per tensor. The first and the last layer stay in 16 bit."""
     return _plugin("fp16", **_current_scaling("tensorwise", layers_in_bf16=1))
 
 
 def bf16_with_fp8_subchannel_scaling_mixed() -> Config:
-    """bfloat16 and FP8 with a factor per block of 128. Hopper and newer."""
+    """bfloat16 and FP8 with a scaling factor per block of 128. Hopper and newer."""
     return _plugin("bf16", **_SUBCHANNEL)
 
 
 def fp16_with_fp8_subchannel_scaling_mixed() -> Config:
-    """float16 and FP8 with a factor per block of 128. Hopper and newer."""
+    """float16 and FP8 with a scaling factor per block of 128. Hopper and newer."""
     return _plugin("fp16", **_SUBCHANNEL)
 
 
@@ -110,5 +112,5 @@ def _plugin(dtype: str, **settings: Any) -> Config:
 
     if dtype == "fp16":
         return Config(MegatronMixedPrecision, precision="16-mixed", grad_reduce_in_fp32=False, **settings)
-    # The dtypes of parameters and pipeline follow `precision`, so that an edit of it changes them too.
+    # The dtypes of parameters and pipeline follow `precision`, so that editing it changes them too.
     return Config(MegatronMixedPrecision, precision="bf16-mixed", **settings)

@@ -9,11 +9,11 @@ from nemo2.config import Config
 
 
 def torchrun(devices: Optional[int] = None) -> nemo_run.Config[nemo_run.LocalExecutor]:
-    """Ranks on this machine, for ``run.executor=torchrun``, which in ``nemo llm`` are as many as ``trainer.devices`` says.
+    """Ranks on this machine, for ``run.executor=torchrun``. In ``nemo llm`` their number is ``trainer.devices``.
 
     Args:
-        devices: How many. None: as many as there are GPUs, without any a single rank. ``run.executor.ntasks_per_node`` goes
-            before.
+        devices: The number of ranks. None: the number of GPUs, or a single rank without any.
+            ``run.executor.ntasks_per_node`` takes precedence.
     """
     import torch
 

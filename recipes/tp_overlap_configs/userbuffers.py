@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The userbuffer presets by name: ``from ...userbuffers import userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192``.
 
-Each is made anew where it is imported. What they are, and which one is taken by itself: `nemo2.overlap.presets`.
+Each import makes a new object. `nemo2.overlap.presets` describes the presets and the automatic choice.
 """
 
 from typing import Any
