@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of every public name of NeMo 2.0 on the page for people who come from it: ``python -m tools.nemo_page`` writes it."""
+"""The table of every public name of NeMo 2.0 in docs/from_nemo.md: ``python -m tools.nemo_page`` writes it."""
 
 from pathlib import Path
 
@@ -9,6 +9,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "from_nemo.md"
 NAMES = ROOT / "tools" / "nemo_names.txt"
 BEGIN, END = "<!-- every name, written by `python -m tools.nemo_page` -->", "<!-- end of every name -->"
+
+
+_HEAD = "This table counts the public names of NeMo 2.0. The next table lists every name that nemo2 renames or lacks."
 
 
 def sections() -> dict[str, list[str]]:
@@ -25,7 +28,7 @@ def sections() -> dict[str, list[str]]:
 def table() -> str:
     """The counts, and a row for each name that isn't the same."""
     rows, counts = [], {"works": 0, "renamed": 0, "gone": 0}
-    lines = ["| of NeMo 2.0 | names | the same | otherwise | gone |", "|---|---|---|---|---|"]
+    lines = [_HEAD, "", "| package of NeMo 2.0 | names | same | renamed | missing |", "|---|---:|---:|---:|---:|"]
     for section, names in sections().items():
         found = {name: find(name) for name in names}
         here = {status: sum(one.status == status for one in found.values()) for status in counts}
@@ -37,8 +40,8 @@ def table() -> str:
                 told = f"`{one.home}.{one.name}`" if one.status == "renamed" else one.reason
                 by_reason.setdefault(told, []).append(f"`{name}`")
         rows += [f"| {', '.join(names)} | {told} |" for told, names in by_reason.items()]
-    lines.append(f"| all | {sum(counts.values())} | {' | '.join(str(counts[status]) for status in counts)} |")
-    return "\n".join([*lines, "", "| not the same | instead, or why not |", "|---|---|", *rows])
+    lines.append(f"| total | {sum(counts.values())} | {' | '.join(str(counts[status]) for status in counts)} |")
+    return "\n".join([*lines, "", "| renamed or missing | replacement or reason |", "|---|---|", *rows])
 
 
 def page(text: str) -> str:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of NeMo 2.0 and where nemo2 has them: what ``nemo2 translate`` writes, and the page for people who come from NeMo says.
+"""Names of NeMo 2.0 and where nemo2 has them, for ``nemo2 translate`` and docs/from_nemo.md.
 
-A name that nemo2 has is found where its front doors list it. Here stand the others: what is called otherwise, and what is gone,
-with the reason.
+`DOORS` lists the packages that have the names of nemo2. This file lists the names that are renamed or gone, with the reason.
 """
 
 import re
@@ -90,37 +89,37 @@ RENAMED = {
 """Names that are something else here: "module:name"."""
 
 _REASONS = {
-    "the strategy's own line or bar: MegatronStrategy(replace_progress_bar, progress_interval)": """
+    "the strategy shows progress itself: MegatronStrategy(replace_progress_bar, progress_interval)": """
         MegatronProgressBar ProgressPrinter
     """,
-    "background saves are finished by the strategy": "AsyncFinalizerCallback",
-    "the data sets of fine-tuning take a path: dataset_root=...": "get_dataset_root",
-    "the evaluation of models behind an API has moved to NVIDIA-NeMo's Eval": """
+    "the strategy finalizes asynchronous saves itself": "AsyncFinalizerCallback",
+    "fine-tuning data modules take a path: dataset_root=...": "get_dataset_root",
+    "NVIDIA-NeMo's Eval evaluates models behind an API": """
         evaluation EvaluationConfig EvaluationTarget ApiEndpoint ConfigParams AdapterConfig
         TensorRTLLM
     """,
-    "ModelOpt's own classes aren't wired in": """
+    "nemo2 doesn't expose ModelOpt's classes": """
         DistillationGPTModel LogitsKLLoss MSELoss
         HiddenStateCosineLoss prune_language_model save_pruned_model Quantizer apply_speculative_decoding
     """,
-    "`nemo2 plan NAME` searches layouts and batch sizes": "AutoConfigurator generate_configs get_results",
-    "no text model that is pre-trained as a decoder: BERT, T5, Hyena, embeddings and re-rankers are left out": """
+    "use `nemo2 plan NAME`, which searches layouts and batch sizes": "AutoConfigurator generate_configs get_results",
+    "not a decoder-only text model: nemo2 leaves out BERT, T5, Hyena, embedding and re-ranker models": """
         BertModel HuggingFaceBertModel BertEmbeddingModel T5Model HyenaModel LlamaEmbeddingModel ReRankerModel
         BERTMockDataModule BERTPreTrainingDataModule CustomRetrievalDataModule CustomReRankerDataModule
         SpecterDataModule SpecterReRankerDataModule Llama32EmbeddingConfig1B Llama32EmbeddingConfig3B
         Llama32Reranker1B Llama32Reranker500M T5Config220M T5Config3B T5Config11B HyenaConfig
     """,
-    "llm.import_ckpt and llm.export_ckpt; a family's table of tensor names replaces connectors": """
+    "use llm.import_ckpt and llm.export_ckpt; each model family has a table of tensor names instead of connectors": """
         Connector ModelConnector ConnectorMixin model_importer model_exporter state_transform apply_transforms
         TransformCTX TransformFns HFCheckpointIO import_from importer exporter
     """,
-    "classes of nemo2 remember their arguments by @nemo2.config.capture.configurable": """
+    "nemo2's classes record their arguments with @nemo2.config.capture.configurable": """
         drop_unexpected_params
     """,
-    "a checkpoint's context/ holds text only: tokenizers by their files and hashes, nothing pickled": """
+    "a checkpoint's context/ holds text only: tokenizers as file names and hashes, no pickles": """
         FileArtifact DirArtifact DirOrStringArtifact PathArtifact PickleArtifact HFAutoArtifact
     """,
-    "a part of the strategy that is no interface here": """
+    "internal to the strategy; no public interface in nemo2": """
         setup_parallel_ranks init_model_parallel setup_data_sampler fix_progress_bar create_checkpoint_io
         mcore_to_pyt_sharded_state_dict pyt_to_mcore_state_dict fsdp2_strategy_parallelize get_hf_tp_shard_plan
         translate_to_torch_parallel_style to_cpu create_context_parallel_ctx get_train_context teardown
@@ -134,36 +133,38 @@ _REASONS = {
         add_megatron_sampler MegatronPretrainingSampler MegatronPretrainingRandomSampler
         setup_model_and_tokenizer setup_mcore_engine MCoreTokenizerWrappper build_pretraining_datamodule
     """,
-    "no multimodal models; FLOPsMeasurementCallback counts a text model's configuration": "MM_FLOPsMeasurementCallback",
-    "checkpoints are written in the background to the run's directory; none node-local": """
+    "nemo2 has no multimodal models; FLOPsMeasurementCallback counts FLOPs from a text model's config": """
+        MM_FLOPsMeasurementCallback
+    """,
+    "nemo2 has no node-local checkpoints; it saves asynchronously to the run directory": """
         update_trainer_local_checkpoint_io
     """,
-    "models of transformers are imported (llm.import_ckpt)": "HFAutoModelForCausalLM hf_auto_model_for_causal_lm",
-    "HFDatasetDataModule(packed_sequence_specs=...)": "HFDatasetDataModulePacked",
-    "MockDataModule": "HFMockDataModule",
-    "SquadDataModule": "SquadHFDataModule",
-    "ChatDataModule or FineTuningDataModule over its files": "MLPerfGovReportDataModule",
-    "a recipe of the family has model() and trainer()": "deepseek gemma2 nemotron qwen2 qwen3 starcoder2",
-    "the machine decides between Transformer Engine's layers and others; config.transformer_layer_spec takes one's own": """
+    "import transformers models with llm.import_ckpt": "HFAutoModelForCausalLM hf_auto_model_for_causal_lm",
+    "use HFDatasetDataModule(packed_sequence_specs=...)": "HFDatasetDataModulePacked",
+    "use MockDataModule": "HFMockDataModule",
+    "use SquadDataModule": "SquadHFDataModule",
+    "use ChatDataModule or FineTuningDataModule on the data set's files": "MLPerfGovReportDataModule",
+    "use model() and trainer() of a recipe of this family": "deepseek gemma2 nemotron qwen2 qwen3 starcoder2",
+    "nemo2 uses Transformer Engine's layers if installed; set config.transformer_layer_spec to override": """
         local_layer_spec transformer_engine_layer_spec transformer_engine_full_layer_spec
     """,
-    "llm.peft's methods are named by their settings, and an adapter's checkpoint by its folder": "AdapterPath",
-    "run.Partial(llm.distill, ...) and run.Partial(llm.prune, ...) with a recipe's parts": "distillation_recipe prune_recipe",
-    "nemo2.recipes.finetune_default.nemo_resume(model_id)": "nemotron3_8b.nemo_resume",
-    "finetune_recipe(performance_mode=True)": "finetune_performance_optimizations",
-    "weights/ of the folder that get_trainer_ckpt_path names": "AutoResume.get_weights_path",
-    "the fields of the step: sizes, microbatches and data are known when it is made": """
+    "llm.peft's methods are identified by their settings, and an adapter checkpoint by its directory": "AdapterPath",
+    "use run.Partial(llm.distill, ...) or run.Partial(llm.prune, ...) with a recipe's parts": "distillation_recipe prune_recipe",
+    "use nemo2.recipes.finetune_default.nemo_resume(model_id)": "nemotron3_8b.nemo_resume",
+    "use finetune_recipe(performance_mode=True)": "finetune_performance_optimizations",
+    "use weights/ in the directory that get_trainer_ckpt_path returns": "AutoResume.get_weights_path",
+    "read the fields of the step: it is created with its sizes, micro-batches and data": """
         MegatronStep.infer MegatronStep.infer_micro_batch_size MegatronStep.infer_seq_length
         MegatronStep.infer_num_microbatches MegatronStep.to_data_iterator_list
         MegatronStep.get_data_iterator_and_seq_length MegatronStep.forward_backward_func
         MegatronStep.adjust_tensor_shapes_fn MegatronStep.has_global_batch_sampler
     """,
-    "chunks are wrapped while the strategy sets up; their wrapper, Megatron-Core's, has the hooks": """
+    "the strategy wraps model chunks during setup; Megatron-Core's wrapper has the hooks": """
         MegatronParallel.wrapped_forward_step MegatronParallel.init_model_parallel MegatronParallel.init_ddp
         MegatronParallel.teardown_ddp MegatronParallel.apply_convert_module_fn
         MegatronParallel.enable_forward_pre_hook MegatronParallel.disable_forward_pre_hook
     """,
-    "done within the strategy's setup, load and save": """
+    "the strategy does this in its setup, load and save": """
         MegatronStrategy.init_model_parallel MegatronStrategy.optimizer_sharded_state_dict
         MegatronStrategy.should_restore_optimizer_states MegatronStrategy.unwrapped_checkpoint_io
         MegatronStrategy.sharded_state_dict_metadata MegatronMixedPrecision.convert_optimizer
@@ -171,12 +172,12 @@ _REASONS = {
         PEFT.setup PEFT.apply_transform PEFT.adapter_key_filter PEFT.set_params_to_save PEFT.get_wrappped_io
         GPTModel.get_inference_wrapper
     """,
-    "arguments are remembered without a method: nl.io.reinit makes an object anew, a run writes its recipe": """
+    "objects record their arguments automatically: nl.io.reinit rebuilds an object, and a run saves its recipe": """
         Trainer.add_io Trainer.io_init IOMixin.io_init IOMixin.io_transform_args IOMixin.io_artifacts IOMixin.io_dump
         TrainerContext.from_trainer TrainerContext.construct_extra
     """,
 }
-"""The names that aren't there, by what is in their place or why not."""
+"""The names that nemo2 lacks, by the replacement or the reason."""
 GONE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 

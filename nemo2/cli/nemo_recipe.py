@@ -88,8 +88,8 @@ def recipe_of(path: Path) -> Translated:
     source = next((file for file in files if file.is_file()), None)
     if source is None:
         raise CheckpointError(
-            f"{path} is no run or checkpoint of NeMo 2.0 that says how it was made: it has neither {TASK_FILE} nor "
-            f"{CONTEXT_PATH}/{IO_FILE}, nor {CONTEXT_PATH}/{MODEL_FILE}."
+            f"{path} doesn't describe a run or checkpoint of NeMo 2.0: it has no {TASK_FILE}, "
+            f"{CONTEXT_PATH}/{IO_FILE} or {CONTEXT_PATH}/{MODEL_FILE}."
         )
     if source.parent.name == CONTEXT_PATH:
         refuse_links(source.parent)
@@ -127,7 +127,7 @@ class _Making:
     def run(self, tree: Any) -> Any:
         """The whole: an entry point with its parts, NeMo's context of a trainer, or a model alone."""
         if not isinstance(tree, Call):
-            raise CheckpointError(f"{self._folder} describes no run of NeMo 2.0: its root is {tree!r:.80}.")
+            raise CheckpointError(f"{self._folder} doesn't describe a run of NeMo 2.0: its root is {tree!r:.80}.")
         parts = dict(tree.arguments)
         if tree.target.name == "TrainerContext":
             parts = _parts_of_context(parts)
@@ -138,7 +138,9 @@ class _Making:
         for part in ("model", "data", "trainer"):
             if not isinstance(made.get(part), Config):
                 made.pop(part, None)
-                self._leave(part, parts.get(part), "the run needs one, and the file has none that nemo2 knows: set it")
+                self._leave(
+                    part, parts.get(part), "the file has none that nemo2 supports, and a run requires one: set it"
+                )
         entry = finetune if made.get("peft") is not None or _is_finetuning(tree, made.get("data")) else pretrain
         made["log"] = made.get("log") or default_log(name=_name_of(self._folder))
         known = parameter_names(entry)
@@ -164,7 +166,7 @@ class _Making:
             made = [(one, self.value(f"{path}[{number}]", one)) for number, one in enumerate(value)]
             # A callback that nemo2 doesn't have leaves no gap.
             return type(value)(new for old, new in made if new is not None or old is None)
-        return self._leave(path, value, "no value of a recipe")
+        return self._leave(path, value, "a recipe can't hold such a value")
 
     def _called(self, path: str, call: Call) -> Any:
         name = call.target.name
@@ -188,7 +190,7 @@ class _Making:
     def _set(self, node: Any, argument: str, value: Any, path: str) -> None:
         cls = node.__fn_or_cls__
         if argument in NAMES_THAT_ARE_IMPORTED or (argument in SWITCHES_THAT_RUN_CODE and value):
-            self._leave(path, value, "it has code run that the file names: set it yourself where you know that code")
+            self._leave(path, value, "it runs code that the file names: set it yourself if you trust that code")
         elif argument not in parameter_names(cls) and argument not in aliases_of(cls):
             if value is not None:
                 told = (
@@ -215,7 +217,7 @@ class _Making:
             return self._leave(path, call, f"{call.target}: {why}")
         ours = getattr(import_module(found.home), found.name)
         if not isinstance(ours, type) or not RecipePolicy().may_be_called(ours):
-            return self._leave(path, call, f"{call.target}: {found.home}.{found.name} is no part of a recipe")
+            return self._leave(path, call, f"{call.target}: a recipe can't contain {found.home}.{found.name}")
         return ours
 
     def _constant(self, path: str, named: Named) -> Any:
@@ -230,12 +232,12 @@ class _Making:
     def _without_arguments(self, path: str, call: Call, cls: type) -> Any:
         parameters = inspect.signature(cls).parameters.values()
         needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        told = f"NeMo pickled its arguments into {call.pickled:.60}, which isn't opened"
+        told = f"NeMo pickled its arguments into {call.pickled:.60}, and nemo2 opens no pickles"
         if cls is MegatronMixedPrecision:
             return Config(cls)  # what it wrote into the model's configuration tells the rest
         if needed:
             return self._leave(path, call, f"{told}, and {cls.__name__} needs {', '.join(needed)}: set it yourself")
-        self._leave(path, call, f"{told}: it is there with its defaults, look whether they are yours")
+        self._leave(path, call, f"{told}. The recipe has it with default arguments: check them")
         return Config(cls)
 
     def _beside(self, text: Any) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, or its run as a recipe, and a list of what needs a hand.
+"""``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, or its run as a recipe, and a list of the lines to edit.
 
-A script is read, never run. Its import statements are rewritten, and what NeMo took without using is taken out; everything else
-stays as it is, line by line. A run's or checkpoint's description is `nemo2.cli.nemo_recipe`'s.
+A script is read, never run. Its import statements are rewritten, and arguments that NeMo ignored are removed; every other line
+is kept. `nemo2.cli.nemo_recipe` reads the description of a run or checkpoint.
 """
 
 import ast
@@ -32,13 +32,19 @@ def register(app: typer.Typer) -> None:
 
 
 def translate(
-    script: Annotated[Path, typer.Argument(help="A Python file for NeMo 2.0, or the folder of its run or checkpoint.")],
+    script: Annotated[
+        Path, typer.Argument(help="A NeMo 2.0 script, or the directory of a NeMo 2.0 run or checkpoint.")
+    ],
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="Where to write; a recipe as .py or .json. Default: print.")
+        Optional[Path], typer.Option("--output", "-o", help="Output file; for a recipe .py or .json. Default: print.")
     ] = None,
 ) -> None:
-    """Rewrite a NeMo 2.0 script's imports for nemo2, or write its run as a recipe. Exit code 1 where something is left to do,
-    which is listed, as is what was taken out."""
+    """Convert a NeMo 2.0 script to nemo2, or a NeMo 2.0 run to a recipe.
+
+    The command never runs the script. It lists the lines that it removed and the lines that you must edit.
+
+    Exit code 1: you have lines to edit.
+    """
     text, left, taken_out = _of_run(script, output) if script.is_dir() else _of_script(script)
     if output is None:
         print(text, end="")
@@ -114,7 +120,7 @@ def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]]
             written.append(f"# import {one.name}")
         elif one.asname is None and home != one.name:
             problems.append(
-                f"import {one.name}: give it a name (import {home} as ...), which the code uses in place of {one.name}"
+                f"import {one.name}: use `import {home} as NAME`, and NAME instead of {one.name} in the code"
             )
             written.append(f"import {home}")
         else:
@@ -153,7 +159,7 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
                 written.append(f"import {found.home}" + (f" as {used}" if used != found.home else ""))
             if found.status == "renamed":
                 problems.append(
-                    f"{one.name} is {found.home}.{found.name} now: look whether its arguments fit" if found.name else ""
+                    f"{one.name} is now {found.home}.{found.name}: check its arguments" if found.name else ""
                 )
         else:
             written.append(f"# from {node.module} import {one.name}")
@@ -203,7 +209,7 @@ def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list
             home = aliases[node.value.id]
             if not _has(home, node.attr):
                 found = find(node.attr)
-                told = f"it is in {found.home}" if found.status in ("works", "renamed") else found.reason
+                told = f"import it from {found.home}" if found.status in ("works", "renamed") else found.reason
                 yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {told}"
 
 
@@ -213,7 +219,7 @@ class _Unused(NamedTuple):
 
 
 UNUSED_BASES = {
-    "ConnectorMixin": "a model's weights come and go by llm.import_ckpt and llm.export_ckpt, which know every family",
+    "ConnectorMixin": "llm.import_ckpt and llm.export_ckpt convert the weights of every model family",
 }
 """Bases of a class whose methods nothing of a run calls, and what is in their place."""
 UNUSED_ARGUMENTS = {
@@ -230,12 +236,12 @@ def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
         if isinstance(node, ast.ClassDef):
             for base in node.bases if len(node.bases) > 1 else ():
                 if (name := _last(base)) in UNUSED_BASES:
-                    yield _Unused(base, f"{name} is taken out of {node.name}: {UNUSED_BASES[name]}")
+                    yield _Unused(base, f"removed the base class {name} of {node.name}: {UNUSED_BASES[name]}")
         elif isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
             for keyword in node.keywords:
                 name = keyword.arg or ""
                 if (reason := UNUSED_ARGUMENTS.get(name) or gone(MegatronStrategy, name)) is not None:
-                    yield _Unused(keyword, f"MegatronStrategy({name}=...) is taken out: {reason}")
+                    yield _Unused(keyword, f"removed MegatronStrategy({name}=...): {reason}")
 
 
 def _last(node: ast.expr) -> str:

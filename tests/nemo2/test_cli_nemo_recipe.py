@@ -184,7 +184,7 @@ def test_what_is_not_known_is_told_by_its_path_with_its_value_and_the_reason(the
     assert "does nothing" in told["trainer.strategy.store_optimizer_states"].reason
     assert "nemo.lightning.run.plugins.Unheard: nemo2 has no such class" in told["trainer.callbacks[2]"].reason
     assert "needs gc_interval_train" in told["trainer.callbacks[3]"].reason
-    assert "it has code run" in told["data.tokenizer.trust_remote_code"].reason
+    assert "it runs code" in told["data.tokenizer.trust_remote_code"].reason
     assert (
         len(done.recipe.trainer.callbacks) == 2 and "trust_remote_code" not in done.recipe.data.tokenizer.__arguments__
     )
@@ -261,7 +261,7 @@ def _deep(levels: int) -> Any:
         ({"root": _ref("no")}, "there is no object no"),
         ({"root": {"type": "strange"}}, "isn't a configuration of fiddle's"),
         ({"root": {"type": {"module": 1, "name": "x"}}}, "without module and name"),
-        ({"root": 3}, "describes no run"),
+        ({"root": 3}, "doesn't describe a run"),
         ({"root": {"type": {"module": "os", "name": "system"}, "items": 5}}, "without items"),
     ],
     ids=["holds itself", "a bomb", "deep", "a lost object", "a strange type", "no name", "a number", "no items"],
@@ -287,7 +287,7 @@ def test_names_that_would_run_something_run_nothing(theirs, tmp_path, monkeypatc
     assert not (tmp_path / "RAN").exists() and "evil" not in sys.modules
     assert {"trainer.callbacks[1]"} <= {one.path for one in done.left}
     (context / "io.json").write_text(json.dumps({"root": pyref, "objects": {}}))
-    with pytest.raises(CheckpointError, match="describes no run"):
+    with pytest.raises(CheckpointError, match="doesn't describe a run"):
         recipe_of(context)
     assert not (tmp_path / "RAN").exists()
 

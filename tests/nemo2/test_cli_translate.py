@@ -72,10 +72,10 @@ def test_what_needs_a_hand_is_listed_by_line_with_its_reason(tmp_path) -> None:
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(tmp_path / "new.py")])
     assert done.exit_code == 1
     for words in (
-        ":3: HyenaModel: no text model",
-        ":4: nl.teardown: nemo2 has no teardown; a part of the strategy",
+        ":3: HyenaModel: not a decoder-only text model",
+        ":4: nl.teardown: nemo2 has no teardown; internal to the strategy",
         ":5: import nemo.core: nemo2 has no such module",
-        ":7: T5Model: no text model",
+        ":7: T5Model: not a decoder-only text model",
     ):
         assert f"script.py{words}" in done.stderr, done.stderr
     text = (tmp_path / "new.py").read_text()
@@ -107,10 +107,10 @@ def test_what_nemo_took_without_using_it_is_taken_out_and_told(tmp_path) -> None
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(new)])
     assert done.exit_code == 0, "nothing is left to do"
     for words in (
-        ":4: MegatronStrategy(store_optimizer_states=...) is taken out: NeMo 2.0 takes it",
-        ":5: MegatronStrategy(precision=...) is taken out: dtypes are the precision's",
-        ":10: MegatronStrategy(find_unused_parameters=...) is taken out",
-        ":13: ConnectorMixin is taken out of Own: a model's weights come and go by llm.import_ckpt",
+        ":4: removed MegatronStrategy(store_optimizer_states=...): NeMo 2.0 takes it",
+        ":5: removed MegatronStrategy(precision=...): dtypes are the precision's",
+        ":10: removed MegatronStrategy(find_unused_parameters=...)",
+        ":13: removed the base class ConnectorMixin of Own: llm.import_ckpt",
     ):
         assert f"script.py{words}" in done.stderr, done.stderr
     text = new.read_text()
