@@ -26,171 +26,229 @@ class Room:
 
 
 FLOOR = ("errors", "files", "names", "columns", "lazy", "deferred", "noise", "place")
-"""Rooms that all may import."""
+"""Rooms that every room may import."""
 
 ROOMS = (
     Room(
         "errors",
-        "`ConfigError`, `DataError`, `CheckpointError`, `RuntimeFault`: what a user is told, in one paragraph",
+        "`ConfigError`, `DataError`, `CheckpointError`, `RuntimeFault`: every error that a user sees, in one paragraph",
         (),
     ),
     Room(
         "files",
-        "files in folders that somebody else may have filled: regular, inside, of a bearable size; no links are written through",
+        "safe access to files in directories that others may have filled: regular files only, inside the directory, "
+        "of limited size; never writes through links",
         (),
     ),
-    Room("names", "nearest known names for a typo; safe run names", ()),
-    Room("columns", "tables of text, laid out by `rich`: whole in a file or a pipe, folded on a narrow terminal", ()),
-    Room("lazy", "packages whose names are imported on first use", ()),
-    Room("deferred", "packages that other libraries import for what few runs use, imported at that use instead", ()),
-    Room("noise", "warnings of other libraries that nobody can act on", ()),
-    Room("place", "who this process is among those started together: the one reader of launchers' variables", ()),
-    Room("gpus", "GPUs by name: what torch sees of their memory, capability, data-sheet rates, links", ()),
+    Room(
+        "names",
+        "suggestions for misspelled names; safe run names",
+        (),
+    ),
+    Room(
+        "columns",
+        "text tables, laid out by `rich`: full width in a file or a pipe, wrapped on a narrow terminal",
+        (),
+    ),
+    Room(
+        "lazy",
+        "packages that import their public names on first use",
+        (),
+    ),
+    Room(
+        "deferred",
+        "delays imports of other libraries that few runs need until their first use",
+        (),
+    ),
+    Room(
+        "noise",
+        "filters warnings of other libraries that a user can't act on",
+        (),
+    ),
+    Room(
+        "place",
+        "rank, world size and node of this process: the only reader of launchers' environment variables",
+        (),
+    ),
+    Room(
+        "gpus",
+        "GPUs by name: memory as torch reports it, compute capability, data-sheet rates, links",
+        (),
+    ),
     Room(
         "config",
-        "the recipe tree: `Config`, `Partial`, aliases, captured live objects, overrides, JSON and what of it may be "
-        "called (`policy.py`), printing; `codegen.py` (a tree as Python), `edits.py` (what turns one into another)",
+        "the recipe tree: `Config`, `Partial`, aliases, captured live objects, overrides, JSON, printing. `policy.py`"
+        " decides what a JSON recipe may call, `codegen.py` writes a tree as Python, `edits.py` lists the edits "
+        "between two trees",
         (),
     ),
     Room(
         "backend",
-        "`cpu.py`, `cuda.py`: device, process-group backend, memory figures, what gloo needs done differently",
+        "`cpu.py`, `cuda.py`: device, process-group backend, memory figures, workarounds for gloo",
         (),
     ),
     Room(
         "parallel",
-        "`layout.py` (tp pp vp cp ep etp dp), `groups.py`, `megatron_parallel.py` (chunks and the step), `transform.py` (what is "
-        "done to a chunk before it is wrapped), `sharded_state.py` (how it is stored), `cuda_graphs.py` (the step captured), "
-        "`loss.py`",
+        "`layout.py` (tp pp vp cp ep etp dp), `groups.py`, `megatron_parallel.py` (model chunks and the step), "
+        "`transform.py` (changes to a chunk before it is wrapped), `sharded_state.py` (how a chunk is stored), "
+        "`cuda_graphs.py` (capturing the step), `loss.py`",
         ("backend", "config"),
     ),
     Room(
         "pictures",
-        "SVG and HTML without libraries: `svg.py`, `page.py`, line charts, bars, scatter plots; which rank holds what "
-        "(`ranks.py`) and a pipeline's timeline (`schedule.py`), drawn",
+        "SVG and HTML without libraries: `svg.py`, `page.py`, line charts, bars, scatter plots. `ranks.py` draws "
+        "which rank holds what, `schedule.py` draws a pipeline's timeline",
         ("config", "parallel"),
     ),
     Room(
         "trace",
-        "what ran when: `recorder.py` (every collective of a process), `chrome.py` (torch profiler traces), `events.py` (hidden "
-        "fractions), `report.py`",
+        "what ran when: `recorder.py` (every collective of a process), `chrome.py` (torch profiler traces), "
+        "`events.py` (overlapped fractions), `report.py`",
         ("pictures",),
     ),
     Room(
         "precision",
-        "one value that sets model, optimizer and gradient buffers together",
+        "one object that sets the dtypes of model, optimizer and gradient buffers together",
         ("backend", "config", "parallel"),
     ),
     Room(
         "overlap",
-        "which communication runs beside computation: `rules.py` decides from `settings.py`, `facts.py` gathers them, `apply.py` "
-        "writes the answers into the configurations, `tp_overlap_cfg.py` and `presets.py` are Transformer Engine's buffers",
+        "which communication overlaps computation: `settings.py` holds the requests, `facts.py` collects the facts, "
+        "`rules.py` decides, `apply.py` writes the decisions into the configs. `tp_overlap_cfg.py` and `presets.py` "
+        "describe Transformer Engine's userbuffers",
         ("gpus", "backend", "config", "parallel"),
     ),
     Room(
-        "optim", "`megatron.py` (optimizer module), `lr_scheduler.py`", ("backend", "config", "parallel", "precision")
+        "optim",
+        "`megatron.py` (optimizer module), `lr_scheduler.py`",
+        ("backend", "config", "parallel", "precision"),
     ),
     Room(
         "data",
-        "tokenizers, text → `.bin/.idx`, data modules, `MegatronDataSampler`; `finetuning/` (samples with masks, chats, packing)",
+        "tokenizers, text → `.bin/.idx`, data modules, `MegatronDataSampler`; `finetuning/` (samples with loss masks,"
+        " chats, packing)",
         ("config", "backend", "parallel"),
     ),
     Room(
         "models",
-        "`layers/` (plain PyTorch stand-ins for Transformer Engine), `gpt.py`, a file per family; `walker.py` reads a config as "
-        "a `shape.py` of `parts.py`, from which parameters, FLOPs and what the planner needs follow by summing; `conversion/` is "
-        "a table per family between our checkpoints' tensors and Hugging Face's",
+        "`layers/` (plain PyTorch versions of Transformer Engine's layers), `gpt.py`, one file per family. "
+        "`walker.py` reads a config into a `shape.py` of `parts.py`; parameters, FLOPs and the planner's inputs are "
+        "sums over the parts. `conversion/` has one table per family that maps our tensors to Hugging Face's",
         ("backend", "config", "parallel", "precision", "overlap", "optim", "data"),
     ),
     Room(
         "peft",
-        "parameter-efficient fine-tuning: `base.py` (a method is a transform), `lora.py`, `dora.py`, `canonical_lora.py`, "
-        "`canonical_dora.py`; "
-        "`placement.py` (how an addition lies on the ranks of its layer), `adapter.py`, `targets.py` (which layers), `merge.py`",
+        "parameter-efficient fine-tuning: `base.py` (a method is a transform), `lora.py`, `dora.py`, "
+        "`canonical_lora.py`, `canonical_dora.py`, `placement.py` (how an adapter is sharded over the ranks of its "
+        "layer), `adapter.py`, `targets.py` (which layers), `merge.py`",
         ("config", "backend", "parallel"),
     ),
     Room(
         "checkpoint",
-        "checkpoint IO under a watch (`writing.py`, `background.py` with its `writer_process.py`, and `reading.py`, which puts "
-        "tensors where they belong while their files are "
-        "hashed), the directory's lock, `context/`, `ModelCheckpoint`, `AutoResume`; `forms/` of a model and its optimizer; "
-        "what is "
-        "read from others (`untrusted`, `identify`, `nemo_context`, `nemo_tree`)",
+        "checkpoint IO: `writing.py`, `background.py` with `writer_process.py` (asynchronous saves), `reading.py` "
+        "(loads tensors while their files are hashed); the directory's lock, `context/`, `ModelCheckpoint`, "
+        "`AutoResume`; `forms/` of a model and its optimizer; readers of other programs' files (`untrusted`, "
+        "`identify`, `nemo_context`, `nemo_tree`)",
         ("backend", "config", "parallel", "precision", "optim", "data", "models"),
     ),
     Room(
         "hugging_face",
-        "files of released models: `safetensors_files.py`; `importing.py` and `exporting.py` between them and checkpoints, "
-        "without a model, in `streams.py` of bounded memory; `restore.py` fills a model from them; `stored.py` and `released.py` "
-        "give any rows of any tensor of either; `adapters.py`, `tokenizers.py`; `foreign.py` (NeMo 2.0, Megatron-LM); "
-        "`api.py` is what users call",
+        "files of released models: `safetensors_files.py`; `importing.py` and `exporting.py` convert to and from "
+        "checkpoints without building a model, in `streams.py` of bounded memory; `restore.py` fills a model; "
+        "`stored.py` and `released.py` return any rows of any tensor of a checkpoint or a release; `adapters.py`, "
+        "`tokenizers.py`; `foreign.py` (NeMo 2.0, Megatron-LM); `api.py` has the functions that users call",
         ("config", "parallel", "data", "models", "peft", "checkpoint"),
     ),
     Room(
         "run_dir",
-        "`NeMoLogger`, `metrics.jsonl`, progress, environment, report; stopping on signals, hangs and when time is over "
+        "`NeMoLogger`, `metrics.jsonl`, progress, environment, report; stopping on signals, hangs and time limits "
         "(`max_time.py`)",
         ("backend", "config", "parallel", "pictures", "checkpoint"),
     ),
     Room(
         "settle",
-        "what a recipe settles to on a machine, with who asked, who won and what is refused: `machine.py`, `world.py` (nodes "
-        "times devices), `parts.py` (its settings built), `settling.py` (`settle`, which all above read and a strategy applies), "
-        "`agreement.py` (one value in several configurations)",
+        "the settings of a recipe on a machine, with the origin of each setting and the refusals: `machine.py`, "
+        "`world.py` (nodes times devices), `parts.py` (builds the settings), `settling.py` (`settle`, which every "
+        "room above reads and a strategy applies), `agreement.py` (one value in several configs)",
         ("gpus", "config", "backend", "parallel", "precision", "overlap"),
     ),
     Room(
         "strategies",
-        "what strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_config.py`; `set_up.py` is set-up without "
-        "a loop; `fsdp2.py`, `fsdp.py` on `torch_sharded.py`",
+        "what all strategies share: `world.py`, `stepping.py`, `checkpoints.py`, `megatron_config.py`; `set_up.py` "
+        "sets up a model without a loop; `fsdp2.py` and `fsdp.py` build on `torch_sharded.py`",
     ),
-    Room("strategy", "`MegatronStrategy`: Lightning's hooks mapped onto the above"),
-    Room("fabric", "`Fabric`, `FabricMegatronStrategy`: a loop of the user's own over the same strategy"),
-    Room("trainer", "`Trainer`: NeMo's arguments, one strategy and one precision"),
+    Room(
+        "strategy",
+        "`MegatronStrategy`: maps Lightning's hooks to the rooms below",
+    ),
+    Room(
+        "fabric",
+        "`Fabric`, `FabricMegatronStrategy`: a user's own loop on the same strategy",
+    ),
+    Room(
+        "trainer",
+        "`Trainer`: NeMo's arguments, one strategy and one precision",
+    ),
     Room(
         "checks",
-        "what is known to be wrong with a recipe before it runs: `rules/` by topic, `table.py` of them all, `facts.py` they look "
-        "at, with what `settle` refuses; `nearest.py` legal layouts",
+        "finds mistakes in a recipe before it runs: `rules/` by topic, `table.py` lists them, `facts.py` holds the "
+        "values that they read and the refusals of `settle`, `nearest.py` finds valid layouts",
     ),
-    Room("doctor", "what is installed, missing or broken, and what this machine can run", ("gpus", "backend")),
+    Room(
+        "doctor",
+        "reports what is installed, missing or broken, and what this machine can run",
+        ("gpus", "backend"),
+    ),
     Room(
         "evaluation",
-        "how good a trained model is: `perplexity.py` (bits per byte of texts), `harness.py` (lm-eval's tasks), `task_files.py` "
-        "(what of a folder of tasks is data), `answers.py` (kept while an evaluation goes on), `figures.py` (what it gave, by "
-        "name)",
+        "evaluates a trained model: `perplexity.py` (bits per byte of texts), `harness.py` (lm-eval's tasks), "
+        "`task_files.py` (which files of a task directory are data), `answers.py` (saves answers so that an "
+        "interrupted evaluation resumes), `figures.py` (results by name)",
         ("config", "models", "checkpoint", "run_dir"),
     ),
     Room(
         "llm",
-        "the front door for users and the entry points `pretrain`, `validate`, `generate`; `connecting.py` tells the parts of a "
-        "run of each other; `serving.py` hands a checkpoint to a server of `engines.py`, in a form of `exported.py`; "
-        "`distillation.py`, `pruning.py`, `quantization.py`",
+        "the public package `nemo2.llm` with the entry points `pretrain`, `validate`, `generate`; `connecting.py` "
+        "connects the parts of a run; `serving.py` starts a server of `engines.py` on a checkpoint, in a format of "
+        "`exported.py`; `distillation.py`, `pruning.py`, `quantization.py`",
     ),
     Room(
         "rehearse",
-        "one rank of a job of any size, run on meta tensors with a silent process group: bytes, messages, arithmetic counted; "
-        "recipes shrunk (`shrink.py`)",
+        "one rank of a job of any size, run on meta tensors with a process group that sends nothing; counts bytes, "
+        "messages and arithmetic; `shrink.py` shrinks recipes",
     ),
-    Room("explain", "`fields.py` tells the layers of each setting: who set it, what a run changes"),
+    Room(
+        "explain",
+        "`fields.py` lists the origin of each setting and what a run changes",
+    ),
     Room(
         "planner",
-        "how fast, how full, how dear a job will be: `job.py` is what is asked (beside the model's shape), `layer_time.py`, "
-        "`step_time.py` and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py` reads a recipe, "
-        "`search.py` finds layouts, `goodput.py` counts interruptions; `bench/planner` calibrates",
+        "predicts a job's time, memory and cost: `job.py` holds the question (beside the model's shape), "
+        "`layer_time.py`, `step_time.py` and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py`"
+        " reads a recipe, `search.py` finds layouts, `goodput.py` counts interruptions; `bench/planner` calibrates",
     ),
     Room(
         "launch",
-        "executors and profiles of clusters (`clusters.py`, `shape.py`), exit codes, a rank's failure as told; `slurm/`: "
-        "a job's script, its lives and their verdicts; `kubeflow/`: a run's manifest, what its pods run; "
-        "`experiment.py`: all else, through nemo-run",
+        "executors and cluster profiles (`clusters.py`, `shape.py`), exit codes, reports of a rank's failure; "
+        "`slurm/`: a job's script, its attempts and their outcomes; `kubeflow/`: a run's manifest and what its pods "
+        "run; `experiment.py`: all other executors, through nemo-run",
     ),
-    Room("callbacks", "one Lightning callback per file, from the folder `callbacks/`"),
+    Room(
+        "callbacks",
+        "one Lightning callback per file, from the directory `callbacks/`",
+    ),
     Room(
         "plugins",
-        "what edits a recipe and its executor together before a launch, under NeMo 2.0's names",
+        "plugins that edit a recipe and its executor together before a launch, under NeMo 2.0's names",
     ),
-    Room("recipes", "one small module per recipe and what recipes share, from the folder `recipes/`"),
-    Room("cli", "the commands, and nemo-run's own (`nemo_run.py`); recipes are found by name, lazily"),
+    Room(
+        "recipes",
+        "one small module per recipe and the code that recipes share, from the directory `recipes/`",
+    ),
+    Room(
+        "cli",
+        "the commands, and nemo-run's CLI (`nemo_run.py`); finds recipes by name and imports them on first use",
+    ),
 )
 
 FRONT_DOORS = ("nemo2", "nemo2.llm")
