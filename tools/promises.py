@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of NeMo 2.0's documentation on parallelisms, overlap, precision, the distributed optimizer and the bridge to
-Lightning, and ours on plans and pictures, row by row with the test that holds it: docs/promises.md.
+"""The promises of NeMo 2.0's documentation on parallelism, overlap, precision, the distributed optimizer and the bridge
+to Lightning, and our own on plans and figures, each with the test that proves it: docs/promises.md.
 
     python -m tools.promises
 
@@ -88,61 +88,66 @@ SECTIONS = (
         "Parallelisms",
         (
             Row(
-                "every kind of parallelism, alone and mixed, trains as one process does",
+                "every kind of parallelism, alone and combined, trains like one process",
                 f"{_PARITY}::test_a_layout_trains_as_one_process_does",
             ),
-            Row("FSDP and FSDP2 train as one process does", f"{_SHARDED}::test_it_trains_as_one_process_does"),
+            Row("FSDP and FSDP2 train like one process", f"{_SHARDED}::test_it_trains_as_one_process_does"),
             Row(
-                "`offload_policy`, `parallelize_fn`, `auto_wrap_policy`, `sharding_strategy`, `cpu_offload` change no number",
+                "`offload_policy`, `parallelize_fn`, `auto_wrap_policy`, `sharding_strategy` and "
+                "`cpu_offload` don't change the results",
                 f"{_FSDP}::test_where_shards_are_and_what_is_gathered_together_changes_no_number",
             ),
             Row(
-                "`mp_policy` and `mixed_precision` are torch's own",
+                "`mp_policy` and `mixed_precision` take torch's objects",
                 f"{_FSDP}::test_torchs_own_policy_of_dtypes_is_used",
             ),
             Row(
-                "`custom_tp_plan` cuts tensors, `use_hf_tp_plan=False` without one is refused",
+                "`custom_tp_plan` shards tensors; `use_hf_tp_plan=False` without a plan raises an error",
                 f"{_FSDP}::test_tensors_are_cut_by_the_users_plan_and_by_none_where_there_is_none",
             ),
             Row(
-                "environment, devices, checkpoint IO and data sampler of an FSDP strategy are the user's",
+                "an FSDP strategy uses the user's cluster environment, devices, checkpoint IO and data sampler",
                 f"{_FSDP}::test_the_users_objects_are_used",
             ),
-            Row("their gradients are those of one process", f"{_SHARDED}::test_every_gradient_is_that_of_one_process"),
             Row(
-                "settings of the documents' pages on these systems, as written there, are what would run",
+                "FSDP and FSDP2 compute the gradients of one process",
+                f"{_SHARDED}::test_every_gradient_is_that_of_one_process",
+            ),
+            Row(
+                "settings written as in NeMo's documentation on parallelism take effect",
                 f"{_DOCUMENTED}::test_a_documented_setting_is_what_would_run",
             ),
             Row(
-                "`trainer.strategy.expert_model_parallel_size=4`",
+                "`trainer.strategy.expert_model_parallel_size=4` distributes the experts",
                 f"{_DOCUMENTED}::test_experts_are_cut_as_documented",
             ),
             Row(
-                "their mistakes (`sequence_parallelism`, `recompute_method=full`, `trainer.fp8`) are refused with what to write",
+                "mistakes in NeMo's documentation (`sequence_parallelism`, `recompute_method=full`, `trainer.fp8`) raise an "
+                "error that names the correct setting",
                 f"{_DOCUMENTED}::test_a_documented_mistake_is_refused_with_what_to_write",
             ),
             Row(
-                "a layout is legal where Megatron-Core makes its groups, and refused elsewhere",
+                "a layout is valid if Megatron-Core accepts it, and raises an error otherwise",
                 f"{_LAYOUT}::test_legal_is_what_megatron_core_accepts",
             ),
             Row(
-                "replicas are what is left of the world",
+                "the number of data-parallel replicas is the world size divided by the model-parallel size",
                 f"{_LAYOUT}::test_replicas_are_what_is_left_of_the_world",
             ),
             Row(
-                "a world that is too small is told the size that fits",
+                "the error for a world that is too small names the size that fits",
                 f"{_LAYOUT}::test_a_world_too_small_is_told_the_product_and_the_next_size_that_fits",
             ),
             Row(
-                "`strategy.tensor_model_parallel_size = 2` and its like, set before a run, lay it out",
+                "parallel sizes of a live strategy can be set before a run, such as `strategy.tensor_model_parallel_size = 2`",
                 "nemo2/strategies/test_live_settings.py::test_a_run_is_laid_out_by_what_was_set_and_says_so",
             ),
             Row(
-                "a back end of attention that goes with the layout and the version, or a refusal",
+                "the attention backend fits the layout and the Transformer Engine version, or an error is raised",
                 f"{_FORMATS}::test_a_back_end_that_a_version_does_not_leave_is_refused",
             ),
             Row(
-                "stages send each other activations as they are; another dtype is refused",
+                "stages send activations in their own dtype; another `pipeline_dtype` raises an error",
                 f"{_STRATEGY}::test_stages_send_activations_as_they_are",
             ),
         ),
@@ -156,75 +161,82 @@ SECTIONS = (
         },
     ),
     Section(
-        "Overlap of communication",
+        "Communication overlap",
         (
             Row(
-                "data-parallel overlap is on with the distributed optimizer and several replicas, off for one", _VALUES
+                "data-parallel overlap is on with the distributed optimizer and several replicas, and off with one replica",
+                _VALUES,
             ),
             Row(
-                "`overlap_grad_reduce` and `overlap_param_gather` change no number",
+                "`overlap_grad_reduce` and `overlap_param_gather` don't change the results",
                 "nemo2/optim/test_megatron.py::test_overlapping_communication_changes_no_number",
             ),
             Row(
-                "tensor-parallel overlap needs TP, sequence parallelism and Transformer Engine; off otherwise, with the reason",
+                "tensor-parallel overlap requires TP, sequence parallelism and Transformer Engine; otherwise it is "
+                "off, with the reason",
                 f"{_RULES}::test_tensor_overlap_is_turned_off_with_the_first_obstacle",
             ),
-            Row("pipeline overlap is on with virtual stages, messages are batched without", _VALUES),
+            Row("pipeline overlap is on with virtual stages; without virtual stages, messages are batched", _VALUES),
             Row(
-                "context-parallel messages overlap wherever there is a ring",
+                "context-parallel messages overlap in every ring exchange",
                 f"{_RULES}::test_context_parallel_messages_overlap_wherever_there_is_a_ring",
             ),
             Row(
-                "plain attention gathers unless asked, and the run says that nothing overlaps",
+                "plain attention all-gathers by default, and the run reports that nothing overlaps",
                 "nemo2/models/layers/test_attention.py::"
                 "test_that_nothing_overlaps_is_said_once_where_no_way_is_asked_for",
             ),
             Row(
-                "windows and learnt sinks over context-parallel ranks are refused with an exchange that lacks them",
+                "sliding windows and learned sinks with context parallelism raise an error if the exchange doesn't support them",
                 f"{_FORMATS}::test_what_a_version_does_not_exchange_is_refused",
             ),
             Row(
-                "19 presets of userbuffers, under NeMo's names",
+                "19 userbuffers presets have NeMo's names",
                 f"{_TP}::test_a_preset_is_under_nemos_name_and_obeys_transformer_engine",
             ),
             Row(
-                "the preset of the run's GPU, size and batch is taken",
+                "the preset is selected by the run's GPU, model size and batch",
                 f"{_TP}::test_the_preset_of_a_run_is_found_by_what_it_was_tuned_for",
             ),
             Row(
-                "`BulkOverlapCfg`, `RingExchangeOverlapCfg`, `PipelineOverlapCfg` as Transformer Engine takes them",
+                "`BulkOverlapCfg`, `RingExchangeOverlapCfg` and `PipelineOverlapCfg` reach Transformer Engine",
                 f"{_TP}::test_settings_reach_transformer_engine_without_what_is_unset",
             ),
-            Row("a GEMM of None is off; switches follow", "nemo2/overlap/test_tp_switches.py::test_none_is_off"),
             Row(
-                "`explain` shows each switch with its reason",
+                "a GEMM set to None is off, and its switches follow",
+                "nemo2/overlap/test_tp_switches.py::test_none_is_off",
+            ),
+            Row(
+                "`nemo2 explain` shows each switch with its reason",
                 f"{_LIMITS}::test_explain_shows_each_switch_with_its_reason",
             ),
             Row(
-                "userbuffers run in fit, validate, resume and generate, with every measured Transformer Engine",
+                "userbuffers work in fit, validate, resume and generate, with every tested Transformer Engine",
                 f"{_BUFFERS}::test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them",
             ),
             Row(
-                "formats that userbuffers don't carry are refused",
+                "number formats that userbuffers don't support raise an error",
                 f"{_LIMITS}::test_a_format_is_refused_where_the_version_refuses_it",
             ),
             Row(
-                "batches of another size than the buffers' are refused",
+                "batches that don't fit the buffers raise an error",
                 f"{_LIMITS}::test_micro_batches_of_another_size_are_refused",
             ),
-            Row("snippet: the callback is filtered out and appended with `tp_comm_overlap=False`", _SNIPPETS),
-            Row("snippet: `overlap_p2p_comm=True, batch_p2p_comm=False`", _SNIPPETS),
-            Row("snippet: `recipe.strategy.ddp_config.overlap_grad_sync = False`", _SNIPPETS),
             Row(
-                "`overlap_grad_sync` and `overlap_param_sync` are second names",
+                "documented snippet: remove the overlap callback and append it with `tp_comm_overlap=False`", _SNIPPETS
+            ),
+            Row("documented snippet: `overlap_p2p_comm=True, batch_p2p_comm=False`", _SNIPPETS),
+            Row("documented snippet: `recipe.strategy.ddp_config.overlap_grad_sync = False`", _SNIPPETS),
+            Row(
+                "`overlap_grad_sync` and `overlap_param_sync` are aliases",
                 "nemo2/parallel/test_ddp_config.py::test_both_spellings_are_one_field_of_a_config",
             ),
             Row(
-                "two settings of one thing that contradict each other are refused with both lines",
+                "two settings that contradict each other raise an error that names both lines",
                 f"{_RULES}::test_contradictions_name_both_sources_and_their_lines",
             ),
             Row(
-                "what doesn't take effect is said once",
+                "a setting without effect is reported once",
                 "callbacks/test_megatron_comm_overlap.py::test_what_does_not_take_effect_is_said_once",
             ),
         ),
@@ -254,55 +266,55 @@ SECTIONS = (
     Section(
         "Precision",
         (
-            Row("one value sets model, optimizer and gradient buffers", _TOGETHER),
+            Row("one plugin sets the dtypes of model, optimizer and gradient buffers", _TOGETHER),
             Row(
-                "`MegatronMixedPrecision` is a Lightning `MixedPrecision`",
+                "`MegatronMixedPrecision` derives from Lightning's `MixedPrecision`",
                 f"{_PRECISION}::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
             ),
             Row(
-                "bf16: parameters in 16 bits, gradients accumulated in fp32",
+                "bf16: parameters have 16 bits, gradients accumulate in fp32",
                 f"{_PRECISION}::test_bf16_parameters_accumulate_in_fp32_and_stay_close_to_fp32",
             ),
-            Row("fp16: a loss scale, steps that overflow are left out", _SCALE),
-            Row("every factory of `llm.recipes.precision.mixed_precision`, bf16 and fp16", _OF_FP8),
+            Row("fp16: the loss is scaled, and steps that overflow are skipped", _SCALE),
+            Row("every factory of `llm.recipes.precision.mixed_precision` works, for bf16 and fp16", _OF_FP8),
             Row(
-                "a factory by its name on the command line",
+                "the command line takes a precision factory by name",
                 "nemo2/config/test_factories.py::test_every_precision_is_reachable_by_its_name",
             ),
             Row(
-                "text where a plugin belongs is refused",
+                "text in place of a plugin raises an error",
                 "nemo2/config/test_factories.py::test_text_set_in_python_is_refused_by_check_and_by_the_run",
             ),
             Row(
-                "a format that the GPU lacks is refused",
+                "a number format that the GPU doesn't support raises an error",
                 f"{_FP8}::test_the_check_knows_which_generation_has_which_recipe",
             ),
             Row(
-                "a format that Transformer Engine lacks is refused",
+                "a number format that Transformer Engine doesn't support raises an error",
                 "tools/test_te_calls.py::test_a_recipe_is_refused_where_the_version_has_none",
             ),
             Row(
-                "a step in each format, through each measured Transformer Engine's own code",
+                "a training step runs in each number format, with each tested Transformer Engine",
                 f"{_FORMATS}::test_a_format_that_a_version_has_goes_through_a_step",
             ),
             Row(
-                "tokens and widths that are no multiples of a format's blocks are refused",
+                "token counts and widths that aren't a multiple of a format's block size raise an error",
                 f"{_FORMATS}::test_a_recipe_of_other_sizes_is_refused",
             ),
             Row(
-                "states of fp8 in a checkpoint are found to be data, as each version saves them",
+                "fp8 states in a checkpoint are recognized as data, for every version that saved them",
                 f"{_FORMATS}::test_a_real_state_is_found_to_be_data",
             ),
             Row(
-                "these states are loaded by each version",
+                "each version loads these fp8 states",
                 f"{_FORMATS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give",
             ),
             Row(
-                "what is set on a configuration wins over the plugin's default, and holds for the others",
+                "a value set on one config overrides the plugin's default, in all configs",
                 f"{_PRECISION}::test_what_is_set_in_one_configuration_holds_for_the_others",
             ),
             Row(
-                "a field that the precision decides reads as what runs",
+                "a field that the precision plugin decides reads as the value of the run",
                 "nemo2/config/test_decided_elsewhere.py::test_every_field_that_another_part_decides_reads_as_what_runs",
             ),
         ),
@@ -333,33 +345,35 @@ SECTIONS = (
     Section(
         "Distributed optimizer",
         (
-            Row("the documented defaults", f"{_ADAM}::test_the_defaults_are_the_documents"),
             Row(
-                "Apex's defaults, all at once, make a legal recipe",
+                "`distributed_fused_adam` has the documented defaults", f"{_ADAM}::test_the_defaults_are_the_documents"
+            ),
+            Row(
+                "Apex's defaults together make a valid recipe",
                 f"{_ADAM}::test_apexs_defaults_all_at_once_make_a_legal_recipe",
             ),
             Row(
-                "the options reach the recipe, and the rest stays",
+                "the options reach the recipe, and other settings stay",
                 f"{_ADAM}::test_a_recipe_gets_the_options_and_keeps_the_rest",
             ),
             Row(
-                "`optim=distributed_fused_adam_with_cosine_annealing` on the command line",
+                "the command line takes `optim=distributed_fused_adam_with_cosine_annealing`",
                 "nemo2/config/test_factories.py::test_parts_are_made_by_name_and_their_arguments_are_typed",
             ),
             Row(
-                "`model.optim.name=distributed_fused_adam` and its options",
+                "the command line takes `model.optim.name=distributed_fused_adam` and its options",
                 "nemo2/config/test_factories.py::test_documented_settings_of_the_optimizer_work_below_the_model",
             ),
             Row(
-                "a suggestion is never an abstract class",
+                "an error never suggests an abstract class",
                 "nemo2/config/test_factories.py::test_no_abstract_class_is_ever_suggested",
             ),
             Row(
-                "state is sharded over replicas, by one switch",
+                "one switch shards the optimizer state over replicas",
                 "nemo2/optim/test_megatron.py::test_the_distributed_optimizer_is_one_switch",
             ),
             Row(
-                "weight decay apart from the gradient is torch's",
+                "decoupled weight decay equals torch's",
                 f"{_ADAM}::test_decay_with_and_apart_from_the_gradient_is_that_of_torch_on_ranks",
             ),
         ),
@@ -410,15 +424,15 @@ SECTIONS = (
         "The strategy",
         (
             Row(
-                "a second trainer of a process gets the groups of its own layout",
+                "a second trainer in a process gets process groups of its own layout",
                 f"{_STRATEGY}::test_a_second_trainer_gets_the_groups_of_its_own_layout",
             ),
             Row(
-                "on GPUs Megatron-Core is given what was asked for of NCCL",
+                "on GPUs, NCCL settings reach Megatron-Core",
                 f"{_STRATEGY}::test_on_gpus_megatron_core_is_given_what_was_asked_for",
             ),
             Row(
-                "values that nothing takes are refused as they are set",
+                "unsupported values raise an error when they are set",
                 f"{_STRATEGY}::test_values_that_nothing_takes_are_refused",
             ),
         ),
@@ -492,65 +506,68 @@ SECTIONS = (
         "Bridge between Lightning and Megatron-Core",
         (
             Row(
-                "a Lightning script gets model parallelism by its strategy: bit by bit a bare Megatron loop",
+                "a Lightning script gets model parallelism from its strategy, and trains like a bare Megatron loop bit for bit",
                 "nemo2/test_strategy.py::test_the_stack_trains_bit_by_bit_as_a_bare_megatron_loop",
             ),
             Row(
-                "a module of one's own trains as one loop does",
+                "a user's own module trains like a plain loop",
                 "nemo2/strategies/test_any_model.py::test_an_mlp_of_ones_own_trains_as_one_loop_does",
             ),
             Row(
-                "the sizes of a live strategy are readable",
+                "the parallel sizes of a live strategy are readable",
                 "nemo2/strategies/test_live_settings.py::test_arguments_are_readable_under_their_names",
             ),
             Row(
-                "`forward_step(self, batch)` and `forward_step(self, model, batch)`",
+                "a module may define `forward_step(self, batch)` or `forward_step(self, model, batch)`",
                 f"{_FORMS}::test_a_forward_step_with_and_without_the_model_trains_the_same",
             ),
             Row(
-                "`training_loss_reduction` as property and method, `loss_reduction(self, model)`",
+                "`training_loss_reduction` may be a property or a method; `loss_reduction(self, model)` works too",
                 f"{_FORMS}::test_a_reduction_of_the_users_is_used_in_either_form",
             ),
             Row(
-                "`MaskedTokenLossReduction`: the mean over all kept tokens",
+                "`MaskedTokenLossReduction` is the mean over all unmasked tokens",
                 "nemo2/parallel/test_loss.py::test_the_reported_loss_is_the_mean_over_all_kept_tokens_of_all_replicas",
             ),
             Row(
-                "`MaskedTokenLossReductionWithLossMask`: the model's mask in place of the batch's",
+                "`MaskedTokenLossReductionWithLossMask` uses the model's mask instead of the batch's",
                 f"{_FORMS}::test_a_mask_that_the_model_returns_decides",
             ),
             Row(
-                "the same over context-parallel ranks",
+                "`MaskedTokenLossReductionWithLossMask` works over context-parallel ranks",
                 f"{_FORMS}::test_a_mask_that_the_model_returns_is_counted_over_shares_of_a_sequence",
             ),
             Row(
-                "`get_batch_on_this_context_parallel_rank`",
+                "`get_batch_on_this_context_parallel_rank` slices a batch like Megatron-Core",
                 f"{_FORMS}::test_a_share_of_the_sequence_is_megatron_cores_and_knows_the_whole_count",
             ),
-            Row("`get_packed_seq_params`", f"{_FORMS}::test_packed_sequences_begin_and_end_where_cu_seqlens_says"),
             Row(
-                "hooks of the step, in the documented order, with the arguments they name",
+                "`get_packed_seq_params` reads the boundaries of packed sequences from `cu_seqlens`",
+                f"{_FORMS}::test_packed_sequences_begin_and_end_where_cu_seqlens_says",
+            ),
+            Row(
+                "the step calls its hooks in the documented order, with the arguments that they name",
                 "nemo2/parallel/test_hooks.py::test_a_real_step_calls_them_in_the_documented_order",
             ),
             Row(
-                "a step is cut into micro-batches, and a module's own steps are used",
+                "a step is split into micro-batches, and calls the module's own step methods",
                 "nemo2/parallel/"
                 "test_megatron_parallel.py::test_a_modules_own_steps_are_used_micro_batch_by_micro_batch",
             ),
             Row(
-                "`val_drop_last=False` counts every token once, with a reduction of one's own too",
+                "`val_drop_last=False` counts every token once, also with a user's own loss reduction",
                 "nemo2/strategies/test_evaluation.py::test_every_kept_token_counts_once_whatever_the_global_batch",
             ),
             Row(
-                "`trainer.test` has a line of its own",
+                "`trainer.test` prints its own result line",
                 "nemo2/strategies/test_evaluation.py::test_a_test_has_a_line_of_its_own",
             ),
             Row(
-                "a GPT under `strategy='ddp'` says what it needs",
+                "a GPT model with `strategy='ddp'` raises an error that names the strategy it needs",
                 "nemo2/strategies/test_evaluation.py::test_a_gpt_under_lightnings_own_strategies_says_what_it_needs",
             ),
             Row(
-                "data is sampled by Megatron's samplers, whatever loader the user gives",
+                "Megatron's samplers sample the data of any loader",
                 "nemo2/test_user_module.py::test_two_replicas_train_as_one_loop_on_whole_batches",
             ),
         ),
@@ -571,63 +588,65 @@ SECTIONS = (
         },
     ),
     Section(
-        "Recomputation and offloading, as planned",
+        "Recomputation and offloading in plans",
         (
             Row(
-                "`recompute_num_layers` of a block: time and memory layer by layer",
+                "`recompute_method=block`: `recompute_num_layers` trades time for memory layer by layer",
                 f"{_PLANNED}::test_blocks_trade_time_for_memory_layer_by_layer",
             ),
             Row(
-                "`recompute_method=uniform`: groups keep an input each and are whole while they run again",
+                "`recompute_method=uniform`: each group of layers keeps one input, and is in memory as a whole "
+                "during recomputation",
                 f"{_PLANNED}::test_groups_keep_fewer_inputs_and_are_whole_longer",
             ),
             Row(
-                "`cpu_offloading`: its layers' activations leave the GPU, and `plan` says what it doesn't count",
+                "`cpu_offloading`: activations of offloaded layers don't count as GPU memory, and `plan` "
+                "names the copies that it doesn't count",
                 f"{_PLANNED}::test_offloaded_activations_are_not_counted_on_the_gpu_and_their_copies_are_told",
             ),
             Row(
-                "what a search proposes undoes what the recipe recomputes or offloads",
+                "overrides that a search proposes reset the recipe's recomputation and offloading",
                 "nemo2/planner/test_search.py::test_overrides_undo_what_the_recipe_recomputes_or_offloads",
             ),
             Row(
-                "activations kept are near those of the real layers",
+                "predicted activation memory is close to that of the real layers",
                 "nemo2/planner/test_against_rehearsal.py::test_activations_are_near_what_the_real_layers_keep",
             ),
         ),
     ),
     Section(
-        "Pictures",
+        "Figures",
         (
             Row(
-                "`show-layout`'s page has one bubble, and a colour means one thing",
+                "the page of `show-layout` has one bubble figure, and one meaning per color",
                 "nemo2/test_cli_layout.py::test_the_page_has_one_bubble_and_a_colour_means_one_thing",
             ),
             Row(
-                "its timeline is what Megatron-Core does on real ranks",
+                "the timeline of `show-layout` equals Megatron-Core's schedule on real ranks",
                 "nemo2/pictures/test_schedule.py::test_the_timeline_is_what_megatron_core_does_on_real_ranks",
             ),
             Row(
-                "its groups are those that Megatron-Core makes",
+                "the groups of `show-layout` equal Megatron-Core's process groups",
                 "nemo2/pictures/test_ranks.py::test_groups_are_those_that_megatron_core_makes",
             ),
             Row(
-                "figures are what the program draws, and a changed one is noticed",
+                "figures on pages are up to date, and a changed figure fails a test",
                 f"{_FIGURES}::test_figures_are_current_and_a_changed_one_is_noticed",
             ),
             Row(
-                "each is shown on a page and described there",
+                "each figure is on a page that describes it",
                 f"{_FIGURES}::test_every_figure_is_shown_on_a_page_and_described_there",
             ),
             Row(
-                "each is readable 400 px wide and names the classes and functions that it shows",
+                "each figure is readable at 400 px width and names the classes and functions that it shows",
                 f"{_FIGURES}::test_a_figure_is_readable_on_a_phone_and_names_what_it_shows",
             ),
             Row(
-                "pages are readable in light and dark",
+                "report pages are readable in light and dark themes",
                 "nemo2/pictures/test_kit.py::test_every_fill_a_picture_may_name_is_in_the_stylesheet_for_both_themes",
             ),
             Row(
-                "wide tables and pictures scroll on a narrow screen",
+                "wide tables and figures scroll on a narrow screen",
                 "nemo2/pictures/test_kit.py::test_on_a_narrow_screen_tables_and_pictures_scroll",
             ),
         ),
@@ -658,20 +677,23 @@ def rows(section: Section) -> Iterator[tuple[str, str]]:
 def page(told: Callable[[Section], Iterator[tuple[str, str]]] = rows) -> str:
     lines = [_HEAD]
     for section in SECTIONS:
-        lines += ["", f"## {section.title}", "", "| promise | held by |", "|---|---|"]
+        lines += ["", f"## {section.title}", "", "| promise | test |", "|---|---|"]
         lines += [
             f"| {promise} | `{test.rpartition('/')[2].replace('::', '` `')}` |" for promise, test in told(section)
         ]
     return "\n".join(lines) + "\n"
 
 
-_HEAD = """# What the documentation of these systems promises
+_HEAD = """# What NeMo's documentation promises
 
 <!-- Written by `python -m tools.promises`; a test compares. -->
 
-What NeMo 2.0's documentation says of parallelisms, overlap, precision, the distributed optimizer the bridge between Lightning and
-Megatron-Core, planned recomputation, and pictures, each with the test that holds it. Options and defaults are read off the
-signatures. Where we refuse what can't be, the test is of the refusal."""
+This page lists the promises of NeMo 2.0's documentation that nemo2 keeps, and the test that proves each promise. The promises
+cover parallelism, communication overlap, precision, the distributed optimizer, the strategy, and the bridge between Lightning and
+Megatron-Core. The last two sections list our own promises on plans and figures.
+
+The second column names a test's file and function below `tests/`. Options and defaults come from the signatures in the code. If
+nemo2 rejects an option, the test checks the error."""
 
 
 def main() -> None:

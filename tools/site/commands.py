@@ -13,8 +13,9 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "`nemo2 COMMAND --help` says the same. [Exit codes](../environment.md#exit-codes) are those of all commands. "
-        "`-v` shows what else goes to the run's log, `--debug` shows tracebacks; both may stand anywhere.",
+        "This page lists every command with its arguments and options. `nemo2 COMMAND --help` prints the same text. All commands "
+        "use the same [exit codes](../environment.md#exit-codes). Put `-v` anywhere in a command to print more of the run's "
+        "log, and `--debug` to print tracebacks.",
         "",
     ]
     for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",))):

@@ -13,17 +13,19 @@ def page() -> str:
     lines = [
         "# Recipes",
         "",
-        "Each is `llm.NAME.pretrain_recipe()` in Python and `nemo2 pretrain NAME` as a command, and is laid out for the GPUs "
-        "that are stated. [Recipes](../recipes.md) says how they are changed, [Every recipe, rehearsed](../rehearsed_recipes.md) "
-        "what memory they take.",
+        "This page lists every recipe that nemo2 ships. The column GPUs is the number of GPUs that the recipe's layout is made "
+        "for. [Recipes](../recipes.md) shows how to change a recipe. [Every recipe, rehearsed](../rehearsed_recipes.md) lists "
+        "the memory that each recipe needs.",
         "",
         "## Pre-training",
+        "",
+        "Use `llm.NAME.pretrain_recipe()` in Python, or the command `nemo2 pretrain NAME`.",
         "",
         *_table((name, row(module.RECIPE)) for name, module in shipped if module.RECIPE is not None),
         "",
         "## Fine-tuning",
         "",
-        "`llm.NAME.finetune_recipe(peft_scheme=...)` in Python, `nemo2 finetune NAME:METHOD` as a command.",
+        "Use `llm.NAME.finetune_recipe(peft_scheme=...)` in Python, or the command `nemo2 finetune NAME:METHOD`.",
         "",
         *_table(
             (name, row_of_finetuning(module.FINETUNE, method))

@@ -30,50 +30,80 @@ class Door:
 
 DOORS = (
     Door(
-        "nemo2", "training", "nemo2", "`import nemo2 as nl`: the trainer, strategies, precision, checkpoints, logging."
+        "nemo2", "training", "nemo2", "`import nemo2 as nl`: trainer, strategies, precision, checkpoints and logging."
     ),
     Door(
         "nemo2.models",
         "models",
         "Models",
-        "Named configurations and the models that train them. All are in `nemo2.llm` too.",
+        "Model classes, and a config class for each size. `nemo2.llm` exports them too.",
     ),
     Door(
-        "nemo2.data", "data", "nemo2.data", "Data modules, datasets, tokenizers. Data modules are in `nemo2.llm` too."
+        "nemo2.data",
+        "data",
+        "nemo2.data",
+        "Data modules, datasets and tokenizers. `nemo2.llm` exports the data modules too.",
     ),
-    Door("nemo2.llm", "llm", "nemo2.llm", "`from nemo2 import llm`: what is done with a model."),
-    Door("nemo2.llm.io", "llm", "nemo2.llm.io", "`nl.io`: objects that remember their arguments.", ("nemo2.llm.io",)),
-    Door("nemo2.llm.fn", "llm", "nemo2.llm.fn", "`llm.fn`: functions over the modules of a model.", ("nemo2.llm.fn",)),
-    Door("nemo2.callbacks", "callbacks", "nemo2.callbacks", "Callbacks: `recipe.trainer.callbacks.append(...)`."),
+    Door(
+        "nemo2.llm",
+        "llm",
+        "nemo2.llm",
+        "`from nemo2 import llm`: functions that train, evaluate, convert and serve models.",
+    ),
+    Door("nemo2.llm.io", "llm", "nemo2.llm.io", "`nl.io`: objects that record their arguments.", ("nemo2.llm.io",)),
+    Door(
+        "nemo2.llm.fn",
+        "llm",
+        "nemo2.llm.fn",
+        "`llm.fn`: functions that visit the modules of a model.",
+        ("nemo2.llm.fn",),
+    ),
+    Door(
+        "nemo2.callbacks",
+        "callbacks",
+        "nemo2.callbacks",
+        "Callbacks. Add one to a recipe with `recipe.trainer.callbacks.append(...)`.",
+    ),
     Door(
         "nemo2.optim",
         "optim",
         "nemo2.optim",
-        "Schedules of the learning rate, and optimizers.",
+        "Learning-rate schedules and optimizers.",
         (
             "nemo2.optim.lr_scheduler",
             "nemo2.optim.pytorch",
             "nemo2.optim.distributed_fused_adam",
         ),
     ),
-    Door("nemo2.peft", "peft", "nemo2.peft", "LoRA, DoRA and their kin. All are in `llm.peft` too."),
-    Door("nemo2.overlap", "overlap", "nemo2.overlap", "Settings by which communication hides behind computation."),
-    Door("nemo2.launch", "launch", "nemo2.launch", "A recipe, started on this machine or a cluster."),
-    Door("nemo2.plugins", "plugins", "nemo2.plugins", "Plugins: what edits a recipe and its executor together."),
-    Door("nemo2.run_dir", "run_dir", "nemo2.run_dir", "A run's folder: what writes it and what reads it."),
-    Door("nemo2.config", "config", "nemo2.config", "The tree of settings: made, changed, compared, written, read."),
-    Door("nemo2.settle", "settle", "nemo2.settle", "What a recipe will be on a machine."),
-    Door("nemo2.explain", "settle", "nemo2.explain", "Where each setting comes from."),
-    Door("nemo2.backend", "settle", "nemo2.backend", "The devices that a process has."),
+    Door("nemo2.peft", "peft", "nemo2.peft", "LoRA, DoRA and related methods. `llm.peft` exports them too."),
+    Door("nemo2.overlap", "overlap", "nemo2.overlap", "Settings that overlap communication with computation."),
+    Door("nemo2.launch", "launch", "nemo2.launch", "Functions that start a recipe on this machine or a cluster."),
+    Door("nemo2.plugins", "plugins", "nemo2.plugins", "Plugins that edit a recipe and its executor together."),
+    Door("nemo2.run_dir", "run_dir", "nemo2.run_dir", "Classes that write and read a run directory."),
+    Door(
+        "nemo2.config",
+        "config",
+        "nemo2.config",
+        "The tree of settings: functions that build, edit, compare, save and load it.",
+    ),
+    Door("nemo2.settle", "settle", "nemo2.settle", "Functions that compute a recipe's settings on a machine."),
+    Door("nemo2.explain", "settle", "nemo2.explain", "Functions that report the origin of each setting."),
+    Door("nemo2.backend", "settle", "nemo2.backend", "The devices of a process."),
     Door(
         "nemo2.rehearse",
         "rehearse",
         "nemo2.rehearse",
-        "A job of any size, run on tensors without memory.",
+        "Rehearsals: jobs of any size, run on meta tensors.",
         ("nemo2.rehearse",),
     ),
-    Door("nemo2.planner", "planner", "nemo2.planner", "A job's memory and time by formula.", ("nemo2.planner",)),
-    Door("nemo2.errors", "errors", "Errors", "Every error that nemo2 raises on purpose.", ("nemo2.errors",)),
+    Door(
+        "nemo2.planner",
+        "planner",
+        "nemo2.planner",
+        "Predictions of a job's memory and time by formula.",
+        ("nemo2.planner",),
+    ),
+    Door("nemo2.errors", "errors", "Errors", "The errors that nemo2 raises.", ("nemo2.errors",)),
 )
 """In the order in which a name that several have is documented: the first has it."""
 
@@ -163,9 +193,9 @@ def _default(one: Any) -> str:
         value = one.default
         text = getattr(value, "__qualname__", None) or repr(value)
     elif one.default_factory is not dataclasses.MISSING:
-        text = f"{getattr(one.default_factory, '__name__', 'made anew')}()"
+        text = f"{getattr(one.default_factory, '__name__', 'factory')}()"
     else:
-        return "to be given"
+        return "required"
     return "`" + text.replace("|", "\\|") + "`"
 
 
@@ -174,10 +204,10 @@ def _model_fields() -> str:
     from nemo2 import models
 
     lines = [
-        "# Fields of models",
+        "# Fields of model configs",
         "",
-        "Every field of `model.config`, with its type and default. Most are Megatron-Core's `TransformerConfig`: their meaning "
-        "stands there, and [the page on checks](../checks.md) says which go together.",
+        "This page lists every field of `model.config`, with its type and default. Most fields come from Megatron-Core's "
+        "`TransformerConfig`, which documents their meaning. [Checks](../checks.md) lists which values are valid together.",
         "",
     ]
     for config in (models.GPTConfig, models.SSMConfig):
@@ -201,11 +231,11 @@ def _index(told: dict[str, str]) -> str:
     lines = [
         "# Reference",
         "",
-        "What has a name, and where it stands: [commands](commands.md), [recipes](recipes.md), [rules](../checks.md), "
-        "[environment variables and exit codes](../environment.md), [fields of models](model_fields.md), and the classes and "
-        "functions below.",
+        "This page lists every public class and function. Other references: [commands](commands.md), [recipes](recipes.md), "
+        "[rules](../checks.md), [environment variables and exit codes](../environment.md), and [fields of model "
+        "configs](model_fields.md).",
         "",
-        "| name | what it is | import from |",
+        "| name | description | import from |",
         "|---|---|---|",
     ]
     for path, target in sorted(told.items(), key=lambda item: item[0].rpartition(".")[2].lower()):
