@@ -51,10 +51,19 @@ from nemo2.run_dir.faults import words_of
 
 _DEBUG = "--debug"
 _VERBOSE = ("-v", "--verbose")
+PANELS = {
+    "Recipes": ("list", "show", "explain", "diff", "freeze", "new-recipe", "translate"),
+    "Before a run": ("doctor", "prepare-data", "preview-data", "check", "rehearse", "plan", "show-layout"),
+    "Train": ("pretrain", "finetune", "distill", "validate"),
+    "Runs": ("report", "trace", "runs", "jobs", "cluster"),
+    "Checkpoints": ("inspect", "evaluate", "generate", "chat", "serve", "export", "import", "merge", "prune"),
+    "Shell": ("completion",),
+}
+"""The commands as ``nemo2 --help`` groups them, in this order."""
 
 app = App(
     name="nemo2",
-    help="LLM training recipes: list them, look into them, change them, run them.",
+    help="Train large language models from recipes: list, inspect, change and run recipes.",
     epilog="Example: nemo2 pretrain llama_tiny trainer.max_steps=50 --devices 2",
     no_args_is_help=True,
     add_completion=False,
@@ -65,11 +74,11 @@ app = App(
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks; may stand anywhere in the command.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks. May appear anywhere in a command.")] = False,
     verbose: Annotated[
-        bool, typer.Option(*_VERBOSE, help="Show what else goes to the run's log; may stand anywhere too.")
+        bool, typer.Option(*_VERBOSE, help="Print more of the run's log. May appear anywhere in a command.")
     ] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
         from nemo2 import __version__
@@ -102,6 +111,11 @@ jobs.register(app)
 run_list.register(app)
 tools.register(app)
 translate.register(app)
+_panels = {name: panel for panel, names in PANELS.items() for name in names}
+for _order in (app.registered_commands, app.registered_groups):
+    _order.sort(key=lambda one: list(_panels).index(str(one.name)))
+for _registered in (*app.registered_commands, *app.registered_groups):
+    _registered.rich_help_panel = _panels[str(_registered.name)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,10 +156,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         elif isinstance(error, OSError) and (refusal := why_output_is_refused()) is not None:
             drop_output()
-            print(f"error: the output can't be written: {refusal}.", file=sys.stderr)
+            print(f"error: can't write the output: {refusal}.", file=sys.stderr)
         else:
             print(f"error: {type(error).__name__}: {redact_text(words_of(error))}", file=sys.stderr)
-            print("This is not an error that nemo2 expects; --debug shows where it comes from.", file=sys.stderr)
+            print("nemo2 doesn't expect this error. Use --debug to print its traceback.", file=sys.stderr)
         return 1
     finally:
         gc.freeze()

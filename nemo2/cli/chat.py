@@ -13,11 +13,11 @@ from nemo2.cli.run_names import Checkpoint, checkpoint_called
 CHAT_EXAMPLE = "Example: nemo2 chat runs/tuned --system 'Answer in one sentence.'"
 _PROMPT = "> "
 _COMMANDS = {
-    "/reset": "forget the conversation",
-    "/save FILE": "add it to a file of JSON lines, which ChatDataModule reads",
-    "/system WORDS": "what stands before the first turn; without words, tell it",
-    "/help": "these",
-    "/exit": "leave; Ctrl-D does too, and Ctrl-C stops an answer",
+    "/reset": "start a new conversation",
+    "/save FILE": "append the conversation to a JSON-lines file for ChatDataModule",
+    "/system WORDS": "set the system message; without WORDS, print it",
+    "/help": "list these commands",
+    "/exit": "exit; Ctrl-D exits too, Ctrl-C stops an answer",
 }
 
 
@@ -27,24 +27,30 @@ def register(app: typer.Typer) -> None:
 
 def chat(
     checkpoint: Checkpoint,
-    system: Annotated[Optional[str], typer.Option(help="What stands before the first turn.")] = None,
+    system: Annotated[Optional[str], typer.Option(help="System message.")] = None,
     template: Annotated[
-        Optional[Path], typer.Option(help="A file with the chat template (Jinja), in place of the run's.")
+        Optional[Path], typer.Option(help="File with a Jinja chat template. Default: the run's template.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample among this many likeliest tokens; 0 means all.")] = 0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample within this probability mass.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Leave out what is less likely than this share of the likeliest.")
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all tokens.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
     trust_remote_code: Annotated[
         bool,
-        typer.Option("--trust-remote-code", help="Run Python that lies beside the tokenizer's files. Read it before."),
+        typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first."),
     ] = False,
 ) -> None:
-    """Talk with the model of a checkpoint, in this process. /help lists what can be done."""
+    """Chat with the model of a checkpoint, in this process. Type /help for commands."""
     from nemo2.errors import ConfigError
 
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
@@ -74,7 +80,7 @@ def _talk(talk: Any) -> None:
             print()
             return
         except KeyboardInterrupt:
-            print("\n(Ctrl-D leaves)")
+            print("\n(Ctrl-D exits)")
             continue
         if line == "/exit":
             return
@@ -97,7 +103,7 @@ def _answer(talk: Any, question: str) -> None:
         print(error)
     if talk.unread > before:
         print(
-            f"(The first {talk.unread} turns no longer fit into {talk.max_sequence_length} tokens: the model doesn't read them.)"
+            f"(The first {talk.unread} turns no longer fit into {talk.max_sequence_length} tokens; the model doesn't see them.)"
         )
 
 
@@ -106,7 +112,7 @@ def _obey(talk: Any, command: str, rest: str = "") -> None:
 
     if command == "/reset":
         talk.reset()
-        print("(The conversation is forgotten.)")
+        print("(New conversation.)")
     elif command == "/system":
         talk.system = rest or talk.system
         print(f"(system: {talk.system or 'nothing'})")
@@ -115,7 +121,7 @@ def _obey(talk: Any, command: str, rest: str = "") -> None:
             save(talk, Path(rest).expanduser())
             print(f"({len(talk.turns)} turns saved in {rest})")
         except OSError as error:
-            print(f"{rest} can't be written: {error.strerror}.")
+            print(f"can't write {rest}: {error.strerror}.")
     elif command == "/help":
         print("\n".join(f"{name:15}{what}" for name, what in _COMMANDS.items()))
     else:

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    name: Annotated[Optional[str], typer.Argument(help="A recipe; `nemo2 list` names them.")] = None,
+    name: Annotated[Optional[str], typer.Argument(help="A recipe; `nemo2 list` lists them.")] = None,
     overrides: Overrides = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
@@ -37,12 +37,18 @@ def check(
     performance: Performance = False,
     data: Data = None,
     here: Annotated[
-        bool, typer.Option("--here", help="It will run on this machine: look at its files, packages and variables too.")
+        bool,
+        typer.Option(
+            "--here", help="Also check this machine's files, packages and variables, because the run will start here."
+        ),
     ] = False,
-    rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List all rules instead of checking a recipe.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a recipe against every rule at once, and tell the nearest legal layouts. Exit code 2 where a rule is broken."""
+    """Check a recipe against all rules, without running it.
+
+    Lists every broken rule and the nearest legal layouts. Exit code 2: a rule is broken.
+    """
     not_with("rules", "name", "overrides", "gpus", "nodes", "devices", "performance", "data", "here")
     not_with("here", "gpus")
     if rules:
@@ -51,7 +57,7 @@ def check(
     if name is None:
         from nemo2.errors import ConfigError
 
-        raise ConfigError("check needs a recipe: `nemo2 check llama3_8b`; `nemo2 list` names them.")
+        raise ConfigError("check needs a recipe: `nemo2 check llama3_8b`; `nemo2 list` lists them.")
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     from nemo2.settle.machine import Machine
 

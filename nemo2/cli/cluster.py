@@ -10,12 +10,12 @@ import typer
 
 from nemo2.cli.commands import App
 
-Name = Annotated[str, typer.Argument(help="A profile's name.")]
+Name = Annotated[str, typer.Argument(help="Name of the profile.")]
 Settings = Annotated[
-    Optional[list[str]], typer.Argument(metavar="KEY=VALUE...", help="Fields; values are TOML or text.")
+    Optional[list[str]], typer.Argument(metavar="KEY=VALUE...", help="Fields of the profile; values are TOML or text.")
 ]
 
-cluster = App(no_args_is_help=True, help="Profiles of clusters: add, list, show, test.")
+cluster = App(no_args_is_help=True, help="Add, list, show and test cluster profiles.")
 
 
 def register(app: typer.Typer) -> None:
@@ -26,14 +26,14 @@ def register(app: typer.Typer) -> None:
     "add", epilog="Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs"
 )
 def add(name: Name, settings: Settings = None) -> None:
-    """Write a profile into ~/.config/nemo2/clusters.toml; refused where one of that name is."""
+    """Add a profile to ~/.config/nemo2/clusters.toml. Fails if the name exists."""
     from nemo2.errors import ConfigError
     from nemo2.launch.clusters import Profile, built, profiles, user_file
     from nemo2.names import safe_name
 
     safe_name(name, field="cluster")
     if name in profiles():
-        raise ConfigError(f"{name} is there already, in {profiles()[name].file}: edit it, or take another name.")
+        raise ConfigError(f"{name} already exists in {profiles()[name].file}: edit it, or use another name.")
     values: dict[str, Any] = {}
     for setting in settings or []:
         key, equals, text = setting.partition("=")
@@ -47,18 +47,18 @@ def add(name: Name, settings: Settings = None) -> None:
         out.write(
             f"\n[clusters.{json.dumps(name)}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
         )
-    print(f"{name}: written to {file}; `nemo2 cluster test {name}` tries it")
+    print(f"{name}: written to {file}; test it with `nemo2 cluster test {name}`")
 
 
 @cluster.command("list", epilog="Example: nemo2 cluster list")
 def list_clusters() -> None:
-    """The profiles that there are."""
+    """List all profiles."""
     from nemo2.columns import columns
     from nemo2.launch.clusters import profiles, user_file
 
     known = profiles()
     if not known:
-        print(f"no profiles: `nemo2 cluster add NAME kind=slurm ...` writes one to {user_file()}")
+        print(f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}")
         return
     rows = [[one.name, str(one.values.get("kind")), str(one.file)] for one in known.values()]
     print("\n".join(columns(rows, head=["name", "kind", "file"])))
@@ -66,7 +66,7 @@ def list_clusters() -> None:
 
 @cluster.command("show", epilog="Example: nemo2 cluster show mycluster")
 def show(name: Name) -> None:
-    """A profile, and the executor that it makes. Values of variables that look like secrets are left out."""
+    """Print a profile and the executor that it creates. Hides values that look like secrets."""
     from nemo2.launch.clusters import built
     from nemo2.launch.local import split_secrets
 
@@ -76,16 +76,20 @@ def show(name: Name) -> None:
         shown = {**value, **dict.fromkeys(split_secrets(value)[1], "***")} if key == "env" else value
         print(f"{key} = {_toml(shown)}")
     executor, _ = built(profile)
-    print(f"# makes a nemo_run.{type(executor).__name__}")
+    print(f"# creates a nemo_run.{type(executor).__name__}")
 
 
 @cluster.command("test", epilog="Example: nemo2 cluster test mycluster --nodes 2")
 def test(
     name: Name,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes that add up a number.")] = 2,
-    wait: Annotated[float, typer.Option("--wait", min=1, help="Seconds that the job may wait in the queue.")] = 600.0,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, help="Nodes of the test job, which all-reduces a number over them.")
+    ] = 2,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1, help="Maximum seconds that the job waits in the queue.")
+    ] = 600.0,
 ) -> None:
-    """Run a job of seconds, and say what is wrong."""
+    """Run a job of a few seconds on the cluster, and report problems."""
     from nemo2.launch.clusters import built
     from nemo2.launch.slurm.probing import settled, test_cluster
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a command line is read: no option is taken and then ignored, and what isn't an option is told how it is written."""
 
+import functools
+import re
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -11,22 +13,30 @@ _READ: ContextVar[Any] = ContextVar("nemo2_command_line", default=None)
 """typer's context of the command that runs. typer ships a click of its own from 0.20 on, so that click's is no help."""
 
 
-class _WithFlags:
-    """Help in which a flag has no type: typer 0.29 writes ``<bool>`` behind one, as if a value were to follow."""
+class _ShortTypes:
+    """Help with short types, so that 80 columns have room for the help texts. typer 0.29 writes ``<bool>`` behind a flag, as if a
+    value were to follow, ``<list[str]>``, and ``<int range> [x>=1]``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
         for one in params:
-            if getattr(one, "is_flag", False):
-                one.display_type_rich = lambda ctx: None
+            one.display_type_rich = functools.partial(_short_type, one)
+            one._get_number_range_help_str = lambda: None
         return params
 
 
-class Group(_WithFlags, TyperGroup):
+def _short_type(parameter: Any, ctx: Any) -> str | None:
+    if getattr(parameter, "is_flag", False):
+        return None
+    full = type(parameter).display_type_rich(parameter, ctx)
+    return full and re.sub(r"list\[(.*?)\]", r"\1", full.replace(" range", ""))
+
+
+class Group(_ShortTypes, TyperGroup):
     """Commands of nemo2."""
 
 
-class Command(_WithFlags, TyperCommand):
+class Command(_ShortTypes, TyperCommand):
     """A command of nemo2."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -52,11 +62,13 @@ class Command(_WithFlags, TyperCommand):
         name, takes_changes = option.lstrip("-"), any(one.name in ("overrides", "words") for one in self.params)
         if takes_changes and ("." in name or "=" in next((one for one in args if one.startswith(option)), "")):
             written = _value_of(option, args)
-            raise ConfigError(
-                f"{option}: a change of the recipe is written without dashes: {name}={written}"
-            ) from error
+            raise ConfigError(f"{option}: write a change of the recipe without dashes: {name}={written}") from error
         close = did_you_mean(option, known) if len(known) > 12 else "."
-        also = " A field of the recipe is changed by its path, as in trainer.max_steps=100." if takes_changes else ""
+        also = (
+            " To change a field of the recipe, write its path, for example trainer.max_steps=100."
+            if takes_changes
+            else ""
+        )
         raise ConfigError(
             f"nemo2 {self.name} has no option {option}{close}{also} `nemo2 {self.name} --help` lists its options."
         ) from error

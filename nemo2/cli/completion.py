@@ -69,8 +69,8 @@ def register(app: typer.Typer) -> None:
     app.command("completion", epilog=COMPLETION_EXAMPLE)(completion)
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="For which shell.")]) -> None:
-    """Print the script that completes nemo2's commands, options, recipes, settings and their values in a shell."""
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Your shell.")]) -> None:
+    """Print a shell script that completes commands, options, recipes, settings and values."""
     print(SCRIPTS[shell], end="")
 
 

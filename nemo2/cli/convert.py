@@ -11,13 +11,14 @@ from nemo2.cli.run_names import Checkpoint, checkpoint_called
 IMPORT_EXAMPLE = "Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama"
 EXPORT_EXAMPLE = "Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama"
 MERGE_EXAMPLE = "Example: nemo2 merge nemo_experiments/llama3_8b_lora --output checkpoints/tuned"
-_Output = Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")]
+_Output = Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
 _Dtype = Annotated[
-    Optional[Literal["bf16", "fp16", "fp32"]], typer.Option(help="Of the weights. Without it they stay as they are.")
+    Optional[Literal["bf16", "fp16", "fp32"]],
+    typer.Option(help="Data type of the written weights. Default: unchanged."),
 ]
 _Recipe = Annotated[
-    Optional[str], typer.Option(help="A recipe of the model, where the weights don't say what model they are of.")
+    Optional[str], typer.Option(help="A recipe of the same model, if the weights don't describe their model.")
 ]
 
 
@@ -31,20 +32,23 @@ def import_weights(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of Hugging Face's (a model, or an adapter of peft), NeMo 2.0's or Megatron-LM's; or "
-            "hf://organisation/name."
+            help="hf://organisation/name, or a directory from Hugging Face (a model or a peft adapter), NeMo 2.0 or "
+            "Megatron-LM."
         ),
     ],
     output: _Output,
     recipe: _Recipe = None,
     base: Annotated[
         Optional[str],
-        typer.Option(help="Of an adapter: what it was trained over. Without it, what adapter_config.json names."),
+        typer.Option(help="For an adapter: its base model. Default: the base model in adapter_config.json."),
     ] = None,
     dtype: _Dtype = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    """Make a checkpoint from weights of others: any layout and strategy starts from it."""
+    """Import weights from Hugging Face, NeMo 2.0 or Megatron-LM as a checkpoint.
+
+    Runs of any layout and strategy can start from the checkpoint.
+    """
     _refuse_missing(source)
     from nemo2.checkpoint.directory import read_manifest
     from nemo2.hugging_face.api import import_ckpt
@@ -64,7 +68,7 @@ def export_weights(
     dtype: _Dtype = None,
     overwrite: _Overwrite = False,
 ) -> None:
-    """Write a checkpoint as Hugging Face's libraries load it: safetensors, config.json and the tokenizer."""
+    """Export a checkpoint to Hugging Face format: safetensors, config.json and the tokenizer."""
     folder = checkpoint_called(checkpoint)
     from nemo2.hugging_face.api import export_ckpt
 
@@ -76,7 +80,7 @@ def merge(
     output: _Output,
     overwrite: _Overwrite = False,
 ) -> None:
-    """Put the additions of LoRA, DoRA or canonical LoRA into the weights that they were trained beside, in one process."""
+    """Merge the adapters of LoRA, DoRA or canonical LoRA into the base weights, in this process."""
     folder = checkpoint_called(checkpoint)
     from nemo2.llm.peft import merge_lora
 
@@ -90,7 +94,7 @@ def _refuse_missing(path: str) -> None:
     if "://" not in folder and not Path(folder).expanduser().is_dir():
         from nemo2.errors import CheckpointError
 
-        raise CheckpointError(f"{path}: there is no folder {folder}.")
+        raise CheckpointError(f"{path}: there is no directory {folder}.")
 
 
 def _model(recipe: Optional[str]) -> Any:

@@ -22,32 +22,32 @@ def register(app: typer.Typer) -> None:
 @with_options
 def distill(
     student: Checkpoint,
-    teacher: Annotated[str, typer.Option(help="The teacher: a checkpoint's folder, or a run by its folder or name.")],
+    teacher: Annotated[str, typer.Option(help="The teacher: a checkpoint directory, or a run (directory or name).")],
     overrides: Overrides = None,
     recipe: Annotated[
         Optional[str],
         typer.Option(
-            help="Whose trainer, data and optimizer it has. Without it, those of the student's or teacher's run."
+            help="Recipe that provides trainer, data and optimizer. Default: the recipe of the student's or teacher's run."
         ),
     ] = None,
-    temperature: Annotated[Optional[float], typer.Option(help="Divides both models' logits.")] = None,
+    temperature: Annotated[Optional[float], typer.Option(help="Temperature that divides both models' logits.")] = None,
     top_k: Annotated[
-        Optional[int], typer.Option(help="The teacher's likeliest tokens that are kept, to save memory.")
+        Optional[int], typer.Option(help="Keep only this many most likely tokens of the teacher, to save memory.")
     ] = None,
     write: Annotated[
         Optional[Path],
-        typer.Option(help="Write the recipe there, for check, plan, rehearse and pretrain; start nothing."),
+        typer.Option(help="Write the recipe to this .json file for other commands, and start nothing."),
     ] = None,
     *,
     options: TrainingOptions,
 ) -> None:
-    """Train a student on a teacher's distributions, with your changes applied."""
+    """Distill a teacher into a student: train the student on the teacher's token distributions."""
     from nemo2.errors import ConfigError
 
     not_with("write", "executor", "dryrun", "detach", "chain", "plugins", "force", "yes")
     begin, taught_by = checkpoint_called(student), checkpoint_called(teacher)
     if write is not None and write.suffix != ".json":
-        raise ConfigError(f"--write {write}: must be a .json file, which commands take for a recipe.")
+        raise ConfigError(f"--write {write}: must be a .json file, which commands accept as a recipe.")
     source = recipe or _run_with_recipe(begin, taught_by)
 
     def made() -> Any:
@@ -93,6 +93,6 @@ def _run_with_recipe(student: Path, teacher: Path) -> str:
         if (run / RECIPE_FILE).is_file():
             return str(run)
     raise ConfigError(
-        f"Neither {student} nor {teacher} lies in the directory of a run that was launched with a recipe: name a recipe whose "
-        "trainer, data and optimizer the distillation has, --recipe NAME."
+        f"Neither {student} nor {teacher} is in a run directory with a recipe: use --recipe NAME to provide trainer, data and "
+        "optimizer."
     )

@@ -19,7 +19,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look at the packages, the machine and its network. Exit code 1 where something that nemo2 needs is broken."""
+    """Check the installed packages, this machine and its network.
+
+    Exit code 1: something that nemo2 needs is broken.
+    """
     from nemo2.doctor import examine, report
 
     findings = [*examine(), _left_behind()]
@@ -44,7 +47,7 @@ def _left_behind() -> Finding:
         topic=TOPIC,
         name="leftovers",
         state="note" if found else "ok",
-        value=f"{len(found)} folders of launches that were killed, in {folder}" if found else "none",
-        costs="they hold the recipes of those runs" if found else "",
-        fix="the next launch deletes them; a run's unfinished saves go when it is resumed" if found else "",
+        value=f"{len(found)} directories of killed launches, in {folder}" if found else "none",
+        costs="they contain the recipes of these runs" if found else "",
+        fix="the next launch deletes them; resuming a run deletes its unfinished saves" if found else "",
     )

@@ -19,28 +19,35 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     checkpoint: Checkpoint,
     text: Annotated[
-        Optional[list[Path]], typer.Option(help="A text file to predict: loss, perplexity, bits per byte.")
+        Optional[list[Path]],
+        typer.Option(help="Text file; reports loss, perplexity and bits per byte. May be repeated."),
     ] = None,
-    tasks: Annotated[Optional[str], typer.Option(help="lm-eval's tasks, by commas; needs nemo2[evaluate].")] = None,
-    include: Annotated[Optional[Path], typer.Option(help="A folder with tasks of your own, in lm-eval's form.")] = None,
+    tasks: Annotated[
+        Optional[str], typer.Option(help="lm-eval tasks, separated by commas; needs nemo2[evaluate].")
+    ] = None,
+    include: Annotated[Optional[Path], typer.Option(help="Directory with your own tasks, in lm-eval's format.")] = None,
     trust_tasks: Annotated[
         bool,
-        typer.Option("--trust-tasks", help="Let --include's files run code: functions they name, scripts of metrics."),
+        typer.Option("--trust-tasks", help="Allow --include's files to run code: functions and metric scripts."),
     ] = False,
-    fewshot: Annotated[Optional[int], typer.Option(min=0, help="Solved examples before each question.")] = None,
-    limit: Annotated[Optional[int], typer.Option(min=1, help="Questions per task.")] = None,
-    stride: Annotated[Optional[int], typer.Option(min=1, help="New tokens per window of a text.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts that are read together.")] = 8,
-    output: Annotated[Optional[Path], typer.Option(help="Also write the tasks' results there, as JSON.")] = None,
+    fewshot: Annotated[
+        Optional[int], typer.Option(min=0, help="Number of solved examples before each question.")
+    ] = None,
+    limit: Annotated[Optional[int], typer.Option(min=1, help="Maximum number of questions per task.")] = None,
+    stride: Annotated[Optional[int], typer.Option(min=1, help="With --text: new tokens per window.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 8,
+    output: Annotated[
+        Optional[Path], typer.Option(help="Also write the results of --tasks to this file, as JSON.")
+    ] = None,
 ) -> None:
-    """Measure the model of a checkpoint, in this process."""
+    """Evaluate the model of a checkpoint on text files or lm-eval tasks, in this process."""
     from nemo2.errors import ConfigError
 
     only_with("tasks", "include", "trust_tasks", "fewshot", "limit", "output")
     only_with("include", "trust_tasks")
     only_with("text", "stride")
     if not text and not tasks:
-        raise ConfigError("evaluate needs something to measure: --text FILE, or --tasks NAME.")
+        raise ConfigError("evaluate needs --text FILE or --tasks NAME.")
     folder = checkpoint_called(checkpoint)
     if text:
         print("\n".join(_of_texts(folder, text, stride, batch_size)))

@@ -23,8 +23,8 @@ def explain(
     words: Annotated[
         Optional[list[str]],
         typer.Argument(
-            help="A field, by its path or its name alone, then changes such as trainer.max_steps=100. No field: every "
-            "setting that differs from its default. 'environment': the variables of the ranks."
+            help="A field (path or name), then changes such as trainer.max_steps=100. Without a field: every setting that "
+            "differs from its default. 'environment': the environment variables of the ranks."
         ),
     ] = None,
     gpus: Gpus = None,
@@ -33,23 +33,25 @@ def explain(
     performance: Performance = False,
     executor: Annotated[
         Optional[str],
-        typer.Option("--executor", help="With 'environment': a cluster's profile (`nemo2 cluster list`)."),
+        typer.Option("--executor", help="With 'environment': a cluster profile (`nemo2 cluster list`)."),
     ] = None,
     plugins: Annotated[
-        Optional[list[str]], typer.Option("--plugins", help="With 'environment': as of `nemo2 pretrain`.")
+        Optional[list[str]], typer.Option("--plugins", help="With 'environment': plugins, as in `nemo2 pretrain`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a setting: its value, everybody who set it, what the run makes of it, and why."""
+    """Explain a setting: its value in the run, every place that set it, and why."""
     from nemo2.errors import ConfigError
 
     words = list(words or [])
     fields = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if len(fields) > 1:
-        raise ConfigError(f"{', '.join(fields)}: one field at a time, then changes of the form path=value.")
+        raise ConfigError(f"{', '.join(fields)}: give one field, then changes of the form path=value.")
     if fields != [_ENVIRONMENT] and (executor or plugins):
-        raise ConfigError(f"--executor and --plugins say who sets variables: nemo2 explain {name} {_ENVIRONMENT} ...")
+        raise ConfigError(
+            f"--executor and --plugins need the word {_ENVIRONMENT}: nemo2 explain {name} {_ENVIRONMENT} ..."
+        )
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
     if fields == [_ENVIRONMENT]:
         _tell_variables(recipe, gpus, executor, plugins or [], as_json=as_json)
@@ -67,10 +69,10 @@ def explain(
         return
     print("\n\n".join(map(str, found)) if fields else "\n".join(one.line() for one in found))
     ranks = f"{size} rank{'' if size == 1 else 's'}"
-    how = "; the last line of each setting is what runs" if fields else ""
+    how = "; the last line of each setting is the value in the run" if fields else ""
     print(f"\nOn {ranks} of {effective.machine.describe()}, {effective.layout.describe()}{how}.")
     for refusal in effective.messages:
-        print(f"\nThe run would be refused: {refusal}")
+        print(f"\nThe run would stop with an error: {refusal}")
 
 
 def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
@@ -118,6 +120,6 @@ def _tell_variables(
         variables = {variable: [one._asdict() for one in values] for variable, values in found.items()}
         print(json.dumps({"variables": variables, "machine": where}, indent=2, ensure_ascii=False))
     elif not found:
-        print(f"No variable is set for {where}.")
+        print(f"nemo2 sets no variables for {where}.")
     else:
-        print("\n".join([*lines(found), f"\nOn {where}; the first line of each is what the ranks get."]))
+        print("\n".join([*lines(found), f"\nOn {where}; the first line of each is the value that the ranks get."]))

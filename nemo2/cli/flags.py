@@ -14,16 +14,16 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         "--gpu",
-        help="GPUs by kind, by number or both: H100, 64 or H100x64. A number sets nodes and devices: nodes of 8 GPUs, or of as "
-        "many as the trainer asks for.",
+        help="GPU type, number of GPUs, or both: H100, 64 or H100x64. A number sets nodes and devices; nodes have 8 GPUs unless "
+        "the trainer sets another number.",
     ),
 ]
-Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Nodes; sets trainer.num_nodes.")]
+Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Number of nodes; sets trainer.num_nodes.")]
 Devices = Annotated[
-    Optional[int], typer.Option("--devices", min=1, help="GPUs, or processes, per node; sets trainer.devices.")
+    Optional[int], typer.Option("--devices", min=1, help="GPUs (or CPU processes) per node; sets trainer.devices.")
 ]
-Performance = Annotated[bool, typer.Option("--performance", help="The recipe's performance mode.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def recipe_on(
@@ -71,14 +71,14 @@ def spread(recipe: Any, gpus: Optional[str], *, nodes: Optional[int] = None, dev
         per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // asked
         if asked * per_node != count:
             raise ConfigError(
-                f"{option}: {count} GPUs are not {asked} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): leave "
+                f"{option}: {count} GPUs aren't {asked} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): leave "
                 "one of them out."
             )
         if trainer.devices != per_node:
             put(trainer, "devices", per_node, option=option, path="trainer.devices")
     elif said(trainer, "devices") and count % (per_node := devices_of(trainer.devices, machine)):
         raise ConfigError(
-            f"{option}: {count} GPUs are not whole nodes of {per_node} (trainer.devices): leave one of them out."
+            f"{option}: {count} GPUs can't be split into nodes of {per_node} (trainer.devices): leave one of them out."
         )
     with recorded_at(option, 1):
         return on(recipe, machine)

@@ -19,11 +19,16 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A checkpoint, a folder of them, or a run by its folder or name.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its SHA-256.")] = False,
+    path: Annotated[
+        str, typer.Argument(help="A checkpoint, a directory of checkpoints, or a run (directory or name).")
+    ],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and verify its SHA-256.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a checkpoint is: ours, NeMo 2.0's, Megatron's or Hugging Face's. Exit code 2 if it isn't whole."""
+    """Identify a checkpoint of nemo2, NeMo 2.0, Megatron-LM or Hugging Face.
+
+    Also reports whether the checkpoint is complete. Exit code 2: it isn't complete.
+    """
     from nemo2.checkpoint.identify import identify
 
     found = identify(checkpoint_called(path), verify=verify)

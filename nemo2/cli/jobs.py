@@ -11,10 +11,10 @@ import typer
 from nemo2.cli.commands import App, not_with
 from nemo2.cli.flags import AsJson
 
-Name = Annotated[str, typer.Argument(help="A run's name, for its newest launch, or a launch's own, or a job's number.")]
-Lines = Annotated[int, typer.Option("--lines", min=1, help="How many of rank 0's last lines.")]
+Name = Annotated[str, typer.Argument(help="A run's name (its newest launch), a launch's name, or a Slurm job id.")]
+Lines = Annotated[int, typer.Option("--lines", min=1, help="Number of last lines to print.")]
 
-jobs = App(no_args_is_help=True, help="Runs on Slurm: list, status, logs, report, cancel.")
+jobs = App(no_args_is_help=True, help="List, follow and cancel the runs that you submitted to Slurm.")
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 @jobs.command("list", epilog="Example: nemo2 jobs list")
 def list_jobs(as_json: AsJson = False) -> None:
-    """Jobs that were submitted from here, with their states."""
+    """List the runs that you submitted from this machine, with their states."""
     from nemo2.columns import columns
 
     told = [{**asdict(one), "state": _state(one)[0]} for one in _submissions()]
@@ -36,7 +36,7 @@ def list_jobs(as_json: AsJson = False) -> None:
 
 @jobs.command("status", epilog="Example: nemo2 jobs status llama3_70b")
 def status(name: Name, as_json: AsJson = False) -> None:
-    """Slurm's state of a run, its lives, how far it has come, its loss and speed, and the time that is left."""
+    """Print a run's Slurm state, attempts, progress, loss, speed and remaining time."""
     from nemo2.launch.slurm.follow import run_directory
     from nemo2.launch.slurm.progress import progress
 
@@ -63,9 +63,9 @@ def status(name: Name, as_json: AsJson = False) -> None:
 @jobs.command("report", epilog="Example: nemo2 jobs report llama3_70b --output report.html")
 def report(
     name: Name,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("report.html"),
 ) -> None:
-    """Fetch a run's report.html, which is written when it ends or saves."""
+    """Download a run's report.html. The run writes it at every save and at its end."""
     from shlex import quote
 
     from nemo2.errors import DataError
@@ -76,7 +76,7 @@ def report(
     directory = run_directory(shell, submission.folder)
     code, page, _ = (1, "", "") if directory is None else shell.run(f"cat {quote(directory)}/report.html 2>/dev/null")
     if code != 0:
-        raise DataError(f"{submission.name} has no report yet; `nemo2 jobs status {name}` tells how far it is.")
+        raise DataError(f"{submission.name} has no report yet; `nemo2 jobs status {name}` shows its progress.")
     output.write_text(page, encoding="utf-8")
     print(output)
 
@@ -84,10 +84,13 @@ def report(
 @jobs.command("logs", epilog="Example: nemo2 jobs logs llama3_70b --follow")
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends; Ctrl-C leaves it alone.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Keep printing until the run ends. Ctrl-C stops printing, not the run."),
+    ] = False,
     lines: Lines = 40,
 ) -> None:
-    """The output of rank 0."""
+    """Print the output of rank 0."""
     from shlex import quote
 
     from nemo2.launch.slurm.follow import follow as to_the_end
@@ -102,7 +105,7 @@ def logs(
         raise typer.Exit(0 if ending.state == "done" else 1)
     life = last_life(shell, submission.folder)
     if life is None:
-        print(f"{submission.name} has not begun; `nemo2 jobs status {name}` tells how it is.")
+        print(f"{submission.name} hasn't started; `nemo2 jobs status {name}` shows its state.")
     else:
         place = f"{quote(submission.folder)}/lives/{life}"
         files = f"{place}/task-*.out {place}/rank-00000.err {place}/rank-00000.out"
@@ -112,7 +115,7 @@ def logs(
 
 @jobs.command("cancel", epilog="Example: nemo2 jobs cancel llama3_70b")
 def cancel(name: Name) -> None:
-    """End a run: its ranks save, and it doesn't come back."""
+    """Cancel a run. Its ranks save a checkpoint first, and the run doesn't restart."""
     from nemo2.launch.slurm import queue
 
     submission = _find(name)
@@ -138,7 +141,9 @@ def _find(name: str) -> Any:
     for submission in reversed(known):
         if name in (submission.name, submission.folder.rpartition("/")[2], *submission.jobs):
             return submission
-    raise ConfigError(f"no run {name!r} was submitted from here{did_you_mean(name, [one.name for one in known])}")
+    raise ConfigError(
+        f"no run {name!r} was submitted from this machine{did_you_mean(name, [one.name for one in known])}"
+    )
 
 
 def _state(submission: Any) -> tuple[str, dict[str, Any]]:
@@ -157,5 +162,5 @@ def _state(submission: Any) -> tuple[str, dict[str, Any]]:
             words = [queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)]
             word = next((one for one in words if queue.lives(one.partition(",")[0])), word or words[-1])
     except Nemo2Error as error:
-        return f"can't be asked: {error}", told
+        return f"unknown: {error}", told
     return str(word), told

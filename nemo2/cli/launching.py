@@ -16,29 +16,35 @@ from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, spread
 from nemo2.cli.sources import changed
 from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
 
-Executor = Annotated[str, typer.Option("--executor", help="'local', or a cluster's profile (`nemo2 cluster list`).")]
-RunName = Annotated[Optional[str], typer.Option("--name", help="The run's name; sets log.name.")]
-Directory = Annotated[Optional[Path], typer.Option("--dir", help="The folder that holds runs; sets log.log_dir.")]
-Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Check everything, print what would run, start nothing.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Return once submitted, on executors that can.")]
+Executor = Annotated[
+    str, typer.Option("--executor", help="Where to run: 'local', or a cluster profile (`nemo2 cluster list`).")
+]
+RunName = Annotated[Optional[str], typer.Option("--name", help="Name of the run; sets log.name.")]
+Directory = Annotated[Optional[Path], typer.Option("--dir", help="Directory for all runs; sets log.log_dir.")]
+Dryrun = Annotated[bool, typer.Option("--dryrun", "-n", help="Run all checks and print the launch, but start nothing.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Return after submitting, if the executor supports it.")]
 AcceptChanges = Annotated[
     bool,
     typer.Option(
-        "--accept-changes", help="Go on from a checkpoint that the recipe no longer fits (resume.accept_changes)."
+        "--accept-changes",
+        help="Resume although the recipe no longer matches the checkpoint; sets resume.accept_changes.",
     ),
 ]
 Chain = Annotated[
-    int, typer.Option("--chain", min=1, help="Slurm: jobs, each after the one before, that share the run.")
+    int,
+    typer.Option(
+        "--chain", min=1, help="Slurm only: number of jobs that run one after another and continue the same run."
+    ),
 ]
 PluginNames = Annotated[
     Optional[list[str]],
     typer.Option(
         "--plugins",
-        help="Plugins by name, 'NsysPlugin(start_step=5,end_step=8)'; several, or the option several times.",
+        help="Add a plugin, such as 'NsysPlugin(start_step=5,end_step=8)'. Takes several; may be repeated.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Start a run that does not fit its GPUs by formula.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before submitting to a cluster.")]
+Force = Annotated[bool, typer.Option("--force", help="Start the run although its predicted memory exceeds the GPUs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Submit to a cluster without asking.")]
 
 
 @dataclass(frozen=True)
@@ -176,11 +182,12 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     if result.status == "continued":
         raise typer.Exit(result.exit_code)
     if result.jobs and result.status == "submitted":
-        print(
-            f"`nemo2 jobs logs {result.experiment_id}` follows it, `nemo2 jobs cancel {result.experiment_id}` ends it"
-        )
+        run = result.experiment_id
+        print(f"follow the run with `nemo2 jobs logs {run}`, end it with `nemo2 jobs cancel {run}`")
     elif result.status == "submitted":
-        print(f"submitted as {result.experiment_id}; `nemo experiment status {result.experiment_id}` tells how it is")
+        print(
+            f"submitted as {result.experiment_id}; show its status with `nemo experiment status {result.experiment_id}`"
+        )
     elif result.run_dir is not None:
         print(f"run directory: {result.run_dir}")
         report = result.run_dir / "report.html"
@@ -196,8 +203,8 @@ def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool) -> None:
     if executor != "local" or dryrun or (here := Machine.here()).model == kind.partition("-")[0].lower():
         return
     raise ConfigError(
-        f"--gpus {kind}: the run would start on {here.describe()}. Leave --gpus out and say --devices, name a cluster with "
-        "--executor, or look at the run with --dryrun."
+        f"--gpus {kind}: the run would start on {here.describe()}. Use --devices instead of --gpus, name a cluster with "
+        "--executor, or add --dryrun."
     )
 
 

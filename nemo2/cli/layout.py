@@ -28,25 +28,29 @@ def show_layout(
     devices: Devices = None,
     performance: Performance = False,
     world_size: Annotated[
-        Optional[int], typer.Option("--world-size", min=1, help="Ranks in all, also where they are no whole nodes.")
+        Optional[int], typer.Option("--world-size", min=1, help="Number of ranks, even if they don't fill whole nodes.")
     ] = None,
     microbatches: Annotated[
-        Optional[int], typer.Option(min=1, help="Micro-batches per step; else from the recipe's batch sizes.")
+        Optional[int], typer.Option(min=1, help="Micro-batches per step. Default: from the recipe's batch sizes.")
     ] = None,
-    backward: Annotated[float, typer.Option(min=0, help="Time of a backward pass; a forward pass takes 1.")] = 2.0,
-    rank: Annotated[Optional[int], typer.Option(min=0, help="Only what this rank is and holds.")] = None,
+    backward: Annotated[
+        float, typer.Option(min=0, help="Duration of a backward pass, relative to a forward pass.")
+    ] = 2.0,
+    rank: Annotated[
+        Optional[int], typer.Option(min=0, help="Print only the position and contents of this rank.")
+    ] = None,
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="A page (.html) or picture (.svg) to write.")
+        Optional[Path], typer.Option("--output", "-o", help="HTML page (.html) or figure (.svg) to write.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which rank holds what, and the pipeline's timeline: as text, page or picture."""
+    """Show which layers each rank holds, the process groups, and the pipeline's timeline."""
     from nemo2.errors import ConfigError
 
     not_with("rank", "microbatches", "backward", "output", "as_json")
     not_with("world_size", "gpus", "nodes", "devices")
     if output is not None and output.suffix not in (".html", ".svg"):
-        raise ConfigError(f"--output {output}: must end in .html for a page or .svg for a picture.")
+        raise ConfigError(f"--output {output}: must end in .html or .svg.")
     from nemo2.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
     from nemo2.pictures.ranks import place_recipe
     from nemo2.settle import on

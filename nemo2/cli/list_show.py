@@ -34,25 +34,31 @@ def register(app: typer.Typer) -> None:
 def list_recipes(
     pattern: Annotated[
         Optional[str],
-        typer.Argument(help="Only recipes whose name or family contains this, or matches it with * and ?."),
+        typer.Argument(help="Only recipes whose name or family contains this text, or matches it (with * and ?)."),
     ] = None,
-    family: Annotated[Optional[str], typer.Option(help="Only this family; as the pattern.")] = None,
-    max_gpus: Annotated[Optional[int], typer.Option(min=1, help="Only those for at most this many GPUs.")] = None,
-    min_params: Annotated[Optional[str], typer.Option(help="Only models of at least, say, 7B parameters.")] = None,
-    max_params: Annotated[Optional[str], typer.Option(help="Only models of at most this many.")] = None,
-    precision: Annotated[Optional[str], typer.Option(help="Only this precision, such as bf16; as the pattern.")] = None,
+    family: Annotated[Optional[str], typer.Option(help="Only this model family; same syntax as PATTERN.")] = None,
+    max_gpus: Annotated[Optional[int], typer.Option(min=1, help="Only recipes for at most this many GPUs.")] = None,
+    min_params: Annotated[
+        Optional[str], typer.Option(help="Only models with at least this many parameters, such as 7B.")
+    ] = None,
+    max_params: Annotated[Optional[str], typer.Option(help="Only models with at most this many parameters.")] = None,
+    precision: Annotated[
+        Optional[str], typer.Option(help="Only this precision, such as bf16; same syntax as PATTERN.")
+    ] = None,
     layout: Annotated[
-        Optional[str], typer.Option(help="Only layouts with all of these: 'pp cp=2' is any pipeline, context 2.")
+        Optional[str],
+        typer.Option(help="Only layouts with these sizes: 'pp cp=2' is any pipeline size above 1 and context size 2."),
     ] = None,
     origin: Annotated[
-        Optional[bool], typer.Option("--own/--shipped", help="Only recipes of your own, or only nemo2's.")
+        Optional[bool],
+        typer.Option("--own/--shipped", help="Only your own recipes, or only the recipes that nemo2 ships."),
     ] = None,
     finetune: Annotated[
-        bool, typer.Option("--finetune", help="Those of fine-tuning, each by LoRA and of all parameters.")
+        bool, typer.Option("--finetune", help="List fine-tuning recipes, each with LoRA and with all parameters.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes with their default size and layout: nemo2's, and your own."""
+    """List all recipes, including your own, with model size, number of GPUs, memory and layout."""
     limits = parameter_count(min_params, "--min-params"), parameter_count(max_params, "--max-params")
     rows, problems = _rows(own=origin is not False, shipped=origin is not True, finetune=finetune)
     found = [
@@ -66,13 +72,13 @@ def list_recipes(
         and (layout is None or has_layout(item["layout"], layout))
     ]
     for problem in problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"not listed: {problem}", file=sys.stderr)
     if not found and len(rows) > 0:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
         if pattern is None:
-            raise ConfigError("No recipe passes all of these filters: leave one of them out.")
+            raise ConfigError("No recipe passes all filters: leave one of them out.")
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
     from nemo2.planner.peaks import rehearsed
 
@@ -88,18 +94,18 @@ def list_recipes(
 def show(
     name: RecipeName,
     overrides: Overrides = None,
-    flat: Annotated[bool, typer.Option("--flat", help="One dotted path per line, for grep and diff.")] = False,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Also what nobody has set.")] = False,
-    who: Annotated[bool, typer.Option("--who", help="Also the file and line that set each value.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Print one path=value per line, for grep and diff.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Also print fields that have their default.")] = False,
+    who: Annotated[bool, typer.Option("--who", help="Also print the file and line that set each value.")] = False,
     as_json: AsJson = False,
     as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="Print a recipe.yaml to edit, which commands take in place of a name.")
+        bool, typer.Option("--yaml", help="Print YAML. Every command accepts the edited file as a recipe.")
     ] = False,
     recipe_json: Annotated[
-        bool, typer.Option("--recipe-json", help="Print a recipe.json, which commands take in place of a name.")
+        bool, typer.Option("--recipe-json", help="Print JSON that every command accepts as a recipe.")
     ] = False,
     graph: Annotated[
-        Optional[Path], typer.Option(help="Draw it into a file: .svg, .html or .dot; .png and .pdf with Graphviz.")
+        Optional[Path], typer.Option(help="Draw the recipe to a file: .svg, .html or .dot; .png or .pdf with Graphviz.")
     ] = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
@@ -107,8 +113,7 @@ def show(
     performance: Performance = False,
     data: Data = None,
 ) -> None:
-    """Show everything a recipe sets, with your changes applied: as a tree, as changes, as plain JSON, or as a recipe in YAML or
-    JSON."""
+    """Print every setting of a recipe with your changes, as a tree or in another format."""
     not_with("graph", "flat", "who", "as_json", "recipe_json", "as_yaml")
     not_with("recipe_json", "flat", "defaults", "who", "as_json", "as_yaml")
     not_with("as_yaml", "flat", "who", "as_json")
@@ -271,7 +276,7 @@ def parameter_count(text: Optional[str], option: str) -> Optional[float]:
     except ValueError:
         from nemo2.errors import ConfigError
 
-        raise ConfigError(f"{option} {text}: takes a number of parameters such as 7B or 350M.") from None
+        raise ConfigError(f"{option} {text}: must be a number of parameters, such as 7B or 350M.") from None
 
 
 def _memory(peak: Optional[float]) -> str:

@@ -10,7 +10,8 @@ Data = Annotated[
     Optional[str],
     typer.Option(
         "--data",
-        help="Train on this: token files of `nemo2 prepare-data` by their prefix, or, to fine-tune, a file or folder of samples.",
+        help="Your data. Pre-training: the prefix of token files from `nemo2 prepare-data`. Fine-tuning: a file or directory of "
+        "samples.",
     ),
 ]
 
@@ -39,7 +40,7 @@ def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
         from nemo2.errors import ConfigError
 
         raise ConfigError(
-            f"--data {path}: there is no {path}_tokenizer.json beside the tokens; name the tokenizer that made them, as in "
+            f"--data {path}: there is no {path}_tokenizer.json beside the tokens; set the tokenizer that made them: "
             "'data.tokenizer=BPETokenizer(path=tokenizer.json)' or 'data.tokenizer=AutoTokenizer(pretrained_model_name=NAME)'."
         )
 
@@ -55,7 +56,7 @@ def _tokens(path: str) -> Any:
     if not Path(f"{prefix}.bin").expanduser().is_file():
         raise ConfigError(
             f"--data {path}: there is no {prefix}.bin. `nemo2 prepare-data TEXT --output {prefix} --train-bpe 8192` makes token "
-            "files and a tokenizer of text."
+            "files and a tokenizer from text."
         )
     data = Config(PreTrainingDataModule, paths=prefix)
     if Path(f"{prefix}_tokenizer.json").expanduser().is_file():
@@ -69,5 +70,5 @@ def _samples(path: str) -> Any:
     from nemo2.errors import ConfigError
 
     if not Path(path).expanduser().exists():
-        raise ConfigError(f"--data {path}: there is no such file or folder.")
+        raise ConfigError(f"--data {path}: there is no such file or directory.")
     return Config(HFDatasetDataModule, path_or_dataset=path)

@@ -28,47 +28,53 @@ def plan(
     devices: Devices = None,
     performance: Performance = False,
     tokens: Annotated[
-        Optional[float], typer.Option("--tokens", help="A budget of tokens such as 1e12: how long it takes.")
+        Optional[float],
+        typer.Option("--tokens", help="Tokens to train on, such as 1e12; predicts the days that the run takes."),
     ] = None,
     price: Annotated[
-        Optional[float], typer.Option("--cost-per-gpu-hour", min=0, help="With --tokens: what a GPU costs per hour.")
+        Optional[float],
+        typer.Option("--cost-per-gpu-hour", min=0, help="With --tokens: price of a GPU hour; predicts the cost."),
     ] = None,
     mtbf: Annotated[
         Optional[float],
         typer.Option(
-            "--gpu-hours-per-failure", min=1, help="GPU hours between interruptions; default as Llama 3 405B's: 50,677."
+            "--gpu-hours-per-failure",
+            min=1,
+            help="With --tokens: GPU hours between interruptions. Default: 50,677, as for Llama 3 405B.",
         ),
     ] = None,
     save: Annotated[
-        float, typer.Option("--save-seconds", min=0, help="For how long a checkpoint stops training.")
+        float, typer.Option("--save-seconds", min=0, help="With --tokens: seconds that a save stalls training.")
     ] = 6.3,
     restart: Annotated[
-        float, typer.Option("--restart-seconds", min=0, help="From an interruption to the next step.")
+        float,
+        typer.Option("--restart-seconds", min=0, help="With --tokens: seconds from an interruption to the next step."),
     ] = 600.0,
     headroom: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of a GPU that must stay free to call it a fit.")
+        float, typer.Option(min=0.0, max=0.9, help="Fraction of GPU memory that must stay free.")
     ] = HEADROOM,
     search: Annotated[
-        bool, typer.Option("--search", help="Look for the fastest legal layouts of the recipe that fit these GPUs.")
+        bool, typer.Option("--search", help="Search for the fastest legal layouts of the recipe on these GPUs.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="With --search: how many to tell.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, help="With --search: number of layouts to print.")] = 5,
     seq: Annotated[
-        Optional[int], typer.Option("--seq", min=1, help="Tokens of a sequence; sets data.seq_length.")
+        Optional[int], typer.Option("--seq", min=1, help="Tokens per sequence; sets data.seq_length.")
     ] = None,
     global_batch: Annotated[
-        Optional[int], typer.Option("--global-batch", min=1, help="Sequences of a step; sets data.global_batch_size.")
+        Optional[int], typer.Option("--global-batch", min=1, help="Sequences per step; sets data.global_batch_size.")
     ] = None,
     html: Annotated[
-        Optional[Path], typer.Option(help="With --search: also write a page with a scatter plot there.")
+        Optional[Path], typer.Option(help="With --search: also write an HTML page with a scatter plot.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Memory by formula, in no time; else a rehearsal counts it.")
+        bool,
+        typer.Option("--quick", help="Predict memory by formula instead of counting it in a rehearsal; takes no time."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a run: its speed with an error band, where a step's time goes, its memory, its days and its cost.
+    """Predict a run's speed with an error band, time per step, memory, duration and cost, without running it.
 
-    Ends with 0 where it fits its GPUs and with 1 where it does not.
+    Exit code 0: the run fits its GPUs. 1: it doesn't fit.
     """
     not_with("search", "tokens", "price", "mtbf", "save", "restart", "quick")
     only_with("search", "limit", "html")

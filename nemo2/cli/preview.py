@@ -28,27 +28,34 @@ def preview_data(
     source: Annotated[
         str,
         typer.Argument(
-            help="Files or a folder of them, data by name such as 'squad' or 'dolly(seq_length=512)', or a recipe."
+            help="A file or directory, a data set by name such as 'squad' or 'dolly(seq_length=512)', or a recipe."
         ),
     ],
     overrides: Annotated[
-        Optional[list[str]], typer.Argument(help="Changes of the recipe, such as data.seq_length=512.")
+        Optional[list[str]], typer.Argument(help="Changes to the recipe, such as data.seq_length=512.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples to print.")] = 3,
+    split: Annotated[str, typer.Option(help="Split: train, validation or test.")] = "train",
     tokenizer: Annotated[
-        Optional[str], typer.Option(help="A folder or hub name of a Hugging Face tokenizer, or a tokenizer.json.")
+        Optional[str], typer.Option(help="A tokenizer.json, or the directory or hub name of a Hugging Face tokenizer.")
     ] = None,
-    seq_length: Annotated[Optional[int], typer.Option(min=1, help="Tokens per sample, where SOURCE is files.")] = None,
-    chat_template: Annotated[Optional[str], typer.Option(help="A file with it, where SOURCE is files.")] = None,
+    seq_length: Annotated[
+        Optional[int], typer.Option(min=1, help="Tokens per sample, if SOURCE is a file or directory.")
+    ] = None,
+    chat_template: Annotated[
+        Optional[str], typer.Option(help="File with a chat template, if SOURCE is a file or directory.")
+    ] = None,
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Tokenize (and pack) the whole split, keep it for the run, and tell what was left out."
+            "--all", help="Tokenize (and pack) the whole split, cache it for the run, and report skipped records."
         ),
     ] = False,
 ) -> None:
-    """Print samples with the tokens that are trained on in colour, or in double brackets where there is none."""
+    """Print samples of fine-tuning data, with the trained tokens marked.
+
+    Trained tokens, which the loss counts, are in color, or in double brackets without colors.
+    """
     from rich.console import Console
 
     from nemo2.data.base import SPLITS
@@ -167,7 +174,9 @@ def _configured(source: str, overrides: list[str]) -> "SampleDataModule":
     try:
         made = made_by_name(source, (pl.LightningDataModule,), fit=typed)
         if overrides:
-            raise ConfigError(f"{overrides[0]}: data by name takes its settings in brackets, {source}(seq_length=512).")
+            raise ConfigError(
+                f"{overrides[0]}: write the settings of a data set in brackets: {source}(seq_length=512)."
+            )
         tokenizer = None
     except WrongType:
         recipe = configured(source, overrides)
@@ -175,8 +184,8 @@ def _configured(source: str, overrides: list[str]) -> "SampleDataModule":
     data: Any = fdl.build(made)
     if not isinstance(data, SampleDataModule):
         raise ConfigError(
-            f"{source}: its data is a {type(data).__name__}, which has no samples with masks; preview-data is for "
-            "fine-tuning data."
+            f"{source}: its data is a {type(data).__name__}, which has no loss masks; preview-data takes "
+            "fine-tuning data only."
         )
     if data.tokenizer is None and isinstance(tokenizer, fdl.Buildable):
         data.tokenizer = fdl.build(tokenizer)

@@ -17,27 +17,30 @@ def register(app: typer.Typer) -> None:
 
 def prune(
     checkpoint: Checkpoint,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The checkpoint to write.")],
-    layers: Annotated[Optional[int], typer.Option(min=1, help="Layers to keep, the most important ones.")] = None,
-    drop: Annotated[Optional[str], typer.Option(help="Layers to drop, counted from 1, by commas.")] = None,
-    hidden_size: Annotated[Optional[int], typer.Option(min=1, help="Channels to keep.")] = None,
-    ffn_hidden_size: Annotated[Optional[int], typer.Option(min=1, help="Neurons of each layer to keep.")] = None,
-    heads: Annotated[Optional[int], typer.Option(min=1, help="Attention heads of each layer to keep.")] = None,
-    groups: Annotated[Optional[int], typer.Option(min=1, help="Groups of queries to keep, that heads are in.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory of the checkpoint to write.")],
+    layers: Annotated[Optional[int], typer.Option(min=1, help="Number of layers to keep.")] = None,
+    drop: Annotated[Optional[str], typer.Option(help="Layers to drop, such as 3,4; the first layer is 1.")] = None,
+    hidden_size: Annotated[Optional[int], typer.Option(min=1, help="Hidden channels to keep.")] = None,
+    ffn_hidden_size: Annotated[Optional[int], typer.Option(min=1, help="MLP neurons to keep in each layer.")] = None,
+    heads: Annotated[Optional[int], typer.Option(min=1, help="Attention heads to keep in each layer.")] = None,
+    groups: Annotated[Optional[int], typer.Option(min=1, help="Query groups to keep in each layer.")] = None,
     data: Annotated[
         Optional[str],
-        typer.Option(help="A recipe whose data measure importances. Without it, random tokens do, and say little."),
+        typer.Option(help="Recipe whose data measures importance. Default: random tokens, which give poor results."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Of the data.")] = 1024,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")] = False,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 1024,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")] = False,
 ) -> None:
-    """Make a smaller model of a checkpoint's, in this process: what matters least to some samples goes."""
+    """Prune the model of a checkpoint to a smaller model, in this process.
+
+    Removes the parts that matter least on sample data.
+    """
     from nemo2.errors import ConfigError
 
     folder = checkpoint_called(checkpoint)
     numbers = drop.split(",") if drop else []
     if not all(number.strip().isdigit() for number in numbers):
-        raise ConfigError(f"--drop {drop}: must be numbers of layers, such as 3,4.")
+        raise ConfigError(f"--drop {drop}: must be layer numbers, such as 3,4.")
     from nemo2.llm.pruning import PruningConfig
     from nemo2.llm.pruning import prune as entry
 
@@ -57,5 +60,5 @@ def prune(
 
         built = fiddle.build(configured(data, []).data)
     target = entry(str(folder), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)
-    print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # train it on")
-    print(f"  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or from the whole model's distributions")
+    print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # continue training")
+    print(f"  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or distill the full model into it")

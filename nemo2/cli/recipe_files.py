@@ -34,7 +34,7 @@ def recipe_file(source: str) -> Optional[Path]:
         return path
     if path.is_dir() and ("/" in source or (path / RECIPE_FILE).is_file()):
         if (run := latest(path)) is None:
-            raise ConfigError(f"{source} is a folder without a {RECIPE_FILE}, and no run's.")
+            raise ConfigError(f"{source} is a directory without a {RECIPE_FILE}, and not a run directory.")
         return _recipe_of(run)
     from nemo2 import recipes
 

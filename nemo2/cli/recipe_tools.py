@@ -28,21 +28,26 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    old: Annotated[str, typer.Argument(help="A recipe: a name, file.py, recipe.json or a run's directory.")],
-    new: Annotated[str, typer.Argument(help="Another, or the same for comparing it with its changes.")],
+    old: Annotated[str, typer.Argument(help="A recipe: a name, file.py, recipe.json or run directory.")],
+    new: Annotated[str, typer.Argument(help="Another recipe, or the same recipe to compare it with your changes.")],
     overrides: Overrides = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
-    code: Annotated[
-        bool, typer.Option("--code", help="A Python function that turns the first into the second.")
+    code: Annotated[bool, typer.Option("--code", help="Print a Python function that turns OLD into NEW.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show fields that one recipe sets to the other's default.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also defaults that one of them writes down.")] = False,
     as_json: AsJson = False,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 where they differ in effect.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with code 1 if the recipes differ in effect.")
+    ] = False,
 ) -> None:
-    """Show what differs between two recipes, changes and options applied to the second."""
+    """Compare two recipes.
+
+    Changes and options apply to the second recipe.
+    """
     not_with("code", "everything", "as_json", "exit_code")
     before = configured(old, [])
     after = recipe_on(new, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
@@ -66,16 +71,14 @@ def diff(
 def freeze(
     name: RecipeName,
     overrides: Overrides = None,
-    output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="A new .py file. Without it, printed.")
-    ] = None,
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="New .py file. Default: print.")] = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
     data: Data = None,
 ) -> None:
-    """Write a recipe with its changes down as a Python function that rebuilds exactly this tree."""
+    """Write a recipe with your changes as a Python function that rebuilds every setting."""
     if output is not None:
         _refuse_output(output)
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
@@ -99,11 +102,14 @@ def freeze(
 
 
 def new_recipe(
-    name: Annotated[str, typer.Argument(help="What it is called: a Python name, as in my_llama.")],
-    parent: Annotated[str, typer.Option("--from", help="The recipe to start from: a name or a file.py.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write NAME.py into.")] = Path("."),
+    name: Annotated[str, typer.Argument(help="Name of the new recipe, a Python identifier such as my_llama.")],
+    parent: Annotated[str, typer.Option("--from", help="Recipe to start from: a name or file.py.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for NAME.py.")] = Path("."),
 ) -> None:
-    """Start a recipe of your own: a file that works at once, and says where to put what differs."""
+    """Create a recipe file of your own, based on another recipe.
+
+    Comments in the file show where to put your changes.
+    """
     from nemo2 import recipes
     from nemo2.recipes._page import check_name, page
 
@@ -112,7 +118,7 @@ def new_recipe(
     _refuse_output(file)
     source = page(name, parent, recipes.get(parent))
     _write_new(file, source)
-    print(f"{file}: look at it with `nemo2 show {_as_source(file)}`; `nemo2 list` has it with")
+    print(f"{file}: print it with `nemo2 show {_as_source(file)}`; to add it to `nemo2 list`, run")
     print(f"  export NEMO2_RECIPES={output.resolve()}")
 
 
@@ -127,7 +133,7 @@ def _print_steps(old: str, new: str, steps: list[Any], *, hidden: int) -> None:
     if not steps:
         print("no difference" if not hidden else "no difference in effect")
     if hidden:
-        print(f"({hidden} more where one writes down what is the other's default: --all)")
+        print(f"({hidden} more fields are set to the other's default; show them with --all)")
 
 
 def _print_json(steps: list[Any]) -> None:
@@ -158,7 +164,7 @@ def _refuse_output(path: Path) -> None:
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ConfigError(f"{path} must be a Python file that can be imported, such as my_recipe.py.")
     if path.exists():
-        raise ConfigError(f"{path} exists and is left as it is: give another name, or remove it first.")
+        raise ConfigError(f"{path} already exists: use another name, or remove it first.")
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -28,32 +28,36 @@ def rehearse(
     devices: Devices = None,
     performance: Performance = False,
     headroom: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of a GPU that must stay free to call it a fit.")
+        float, typer.Option(min=0.0, max=0.9, help="Fraction of GPU memory that must stay free.")
     ] = HEADROOM,
     kernels: Annotated[
-        str, typer.Option(help="'te': as on GPUs with Transformer Engine. 'plain': as with the plain PyTorch layers.")
+        str, typer.Option(help="'te': layers of Transformer Engine. 'plain': plain PyTorch layers.")
     ] = "te",
     all_stages: Annotated[
-        bool, typer.Option("--all-stages", help="A rank of every pipeline stage, not of three.")
+        bool, typer.Option("--all-stages", help="Rehearse a rank of every pipeline stage instead of three stages.")
     ] = False,
     advice: Annotated[
-        bool, typer.Option("--advice/--no-advice", help="If it does not fit, look for the smallest change.")
+        bool,
+        typer.Option(
+            "--advice/--no-advice", help="If the job doesn't fit, search for the smallest change that makes it fit."
+        ),
     ] = True,
     as_json: AsJson = False,
-    html: Annotated[Optional[Path], typer.Option(help="Also write a page with pictures there.")] = None,
+    html: Annotated[Optional[Path], typer.Option(help="Also write an HTML page with figures.")] = None,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Shrink the recipe and really train it, on CPU processes of this machine.")
+        bool, typer.Option("--tiny", help="Shrink the recipe and train it on CPU processes of this machine.")
     ] = False,
     processes: Annotated[
-        int, typer.Option(min=1, help="With --tiny: the most processes to start; its layout needs 1 to 16.")
+        int, typer.Option(min=1, help="With --tiny: maximum number of processes; the layout needs 1 to 16.")
     ] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="With --tiny: optimizer steps.")] = 5,
-    directory: Annotated[Optional[Path], typer.Option("--dir", help="With --tiny: the folder that holds runs.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="With --tiny: number of optimizer steps.")] = 5,
+    directory: Annotated[Optional[Path], typer.Option("--dir", help="With --tiny: directory for all runs.")] = None,
 ) -> None:
-    """Run one rank of each kind for a step on tensors without memory, and count every byte, message and operation.
+    """Count the memory, messages and FLOPs of a job of any size, without GPUs.
 
-    Ends with 0 where the job fits its GPUs and with 1 where it does not. With --tiny: train the same recipe shrunk, its
-    layout the same in kind, with its own callbacks, data module, logger and checkpoints.
+    Runs one step of one rank of each kind on meta tensors. Exit code 0: the job fits its GPUs. 1: it doesn't fit.
+
+    With --tiny, trains a shrunk recipe with the same kinds of parallelism, callbacks, data module, logger and checkpoints.
     """
     not_with("tiny", "headroom", "kernels", "all_stages", "advice", "as_json", "html")
     only_with("tiny", "processes", "steps", "directory")

@@ -12,7 +12,7 @@ from nemo2.cli.commands import App
 from nemo2.cli.flags import AsJson
 from nemo2.cli.run_names import RECIPE_FILE, Run, all_runs, run_folder
 
-runs = App(no_args_is_help=True, help="Runs on this machine: list, compare, tail.")
+runs = App(no_args_is_help=True, help="List, compare and follow the runs on this machine.")
 _PAUSE = 0.5
 
 
@@ -22,11 +22,13 @@ def register(app: typer.Typer) -> None:
 
 @runs.command("list", epilog="Example: nemo2 runs list 'llama*'")
 def list_runs(
-    pattern: Annotated[Optional[str], typer.Argument(help="Names to list, with * and ?, or a part of a name.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
+    pattern: Annotated[
+        Optional[str], typer.Argument(help="Only runs whose name contains this text, or matches it (with * and ?).")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Maximum number of runs, newest first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """The runs that a name reaches, with their steps, losses and speed, the one that logged last first."""
+    """List runs with their steps, loss and speed, starting with the run that logged last."""
     from nemo2.cli.list_show import matches
     from nemo2.columns import columns
     from nemo2.run_dir.compare import COLUMNS, rows_of, summary
@@ -40,7 +42,7 @@ def list_runs(
         print(json.dumps(told, indent=2))
         return
     if not told:
-        print("No runs below the working directory" + ("." if pattern is None else f" with a name like {pattern!r}."))
+        print("No runs below the working directory" + ("." if pattern is None else f" whose name matches {pattern!r}."))
         return
     rows = [[one["name"], *row, one["folder"]] for one, row in zip(told, rows_of(told), strict=True)]
     print("\n".join(columns(rows, head=["name", *COLUMNS, "folder"], right=range(1, 6), folds=7)))
@@ -48,11 +50,13 @@ def list_runs(
 
 @runs.command("compare", epilog="Example: nemo2 runs compare first second --html compared.html")
 def compare(
-    names: Annotated[list[str], typer.Argument(help="Two to eight runs, by their folders or names.")],
-    html: Annotated[Optional[Path], typer.Option(help="Write a page with their curves over each other.")] = None,
+    names: Annotated[list[str], typer.Argument(help="Two to eight runs (directories or names).")],
+    html: Annotated[
+        Optional[Path], typer.Option(help="Also write an HTML page with the loss curves of all runs in one plot.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Figures of runs side by side, their losses at the last step that all have, and the settings that differ."""
+    """Compare runs: results, the loss at the last common step, and the settings that differ."""
     from nemo2.columns import columns
     from nemo2.config.show import format_value
     from nemo2.errors import ConfigError
@@ -69,7 +73,7 @@ def compare(
 
     found = [RunFolder(run_folder(name)) for name in names]
     if not 2 <= len(found) <= 8:
-        raise ConfigError(f"{len(found)} runs: two to eight can be compared.")
+        raise ConfigError(f"{len(found)} runs: compare takes two to eight runs.")
     called = labels(found)
     recipes, without = _recipes(found)
     changes = differences(recipes) if recipes else []
@@ -96,7 +100,7 @@ def compare(
         settings = [[path, *map(format_value, values)] for path, values in changes]
         print("\n".join(columns(settings, head=["setting", *called], folds=1)))
     else:
-        print(without or "The recipes are the same.")
+        print(without or "The recipes are identical.")
     if html is not None:
         print(f"\n{html}")
 
@@ -104,12 +108,13 @@ def compare(
 @runs.command("tail", epilog="Example: nemo2 runs tail llama_tiny --follow")
 def tail(
     run: Run,
-    lines: Annotated[int, typer.Option(min=1, help="How many of the last records.")] = 10,
+    lines: Annotated[int, typer.Option(min=1, help="Number of records to print.")] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the last step, or Ctrl-C, which leaves the run alone.")
+        bool,
+        typer.Option("--follow", "-f", help="Keep printing until the last step. Ctrl-C stops printing, not the run."),
     ] = False,
 ) -> None:
-    """The last records of a run's metrics.jsonl, as its progress lines."""
+    """Print the last records of a run's metrics.jsonl as progress lines."""
     from nemo2.run_dir.progress_line import format_record
     from nemo2.run_dir.run_folder import RunFolder
 
@@ -135,4 +140,4 @@ def _recipes(found: list[Any]) -> tuple[list[Any], str]:
     try:
         return [recipe_tree(str(run / RECIPE_FILE)) for run in found], ""
     except Nemo2Error as error:
-        return [], f"Their settings can't be compared: {error}"
+        return [], f"Can't compare the settings: {error}"

@@ -17,9 +17,9 @@ RECIPE_FILE = "recipe.json"
 """What a run's folder has, unless the run was started in a process of the user's own (``run.run(recipe, direct=True)``)."""
 _SIGNS = (RECIPE_FILE, "environment.json")
 """Files of which every run's folder has one."""
-_CHECKPOINT_HELP = "A checkpoint's folder, or a run by its folder or name, for its newest checkpoint."
+_CHECKPOINT_HELP = "A checkpoint directory, or a run (directory or name), which stands for its newest checkpoint."
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]
-Run = Annotated[str, typer.Argument(help="A run by its folder or its name.")]
+Run = Annotated[str, typer.Argument(help="A run: its directory or its name.")]
 
 
 def checkpoint_called(text: str) -> Path:
@@ -61,7 +61,7 @@ def run_called(name: str) -> Optional[Path]:
         from nemo2.errors import ConfigError
 
         raise ConfigError(
-            f"{name!r} names runs in several folders: {', '.join(map(str, found))}. Give one of the folders."
+            f"{name!r} names runs in several directories: {', '.join(map(str, found))}. Use one of these directories."
         )
     return found[0] if found else None
 
@@ -101,5 +101,7 @@ def _known() -> str:
     """What could be given instead."""
     names = dict.fromkeys(folder.parent.name for folder in all_runs())
     if not names:
-        return f"give a run's folder, or its name where it lies below the working directory or in ${VARIABLE}"
-    return f"give a run's folder, or one of these names: {', '.join(list(names)[:8])}{' ...' if len(names) > 8 else ''}"
+        return f"give a run's directory, or the name of a run below the working directory or in ${VARIABLE}"
+    return (
+        f"give a run's directory, or one of these names: {', '.join(list(names)[:8])}{' ...' if len(names) > 8 else ''}"
+    )

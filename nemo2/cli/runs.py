@@ -39,7 +39,7 @@ def pretrain(
     *,
     options: TrainingOptions,
 ) -> None:
-    """Pre-train a recipe, with your changes applied."""
+    """Pre-train a model from a recipe."""
     settings = {"performance": True} if performance else {}
     recipe = logged(
         lambda: recipe_tree(name, **settings),
@@ -56,15 +56,18 @@ def finetune(
     name: RecipeName,
     overrides: Overrides = None,
     peft: Annotated[
-        Optional[str], typer.Option(help="'lora' (what nothing else means), 'dora', or 'full' for all parameters.")
+        Optional[str], typer.Option(help="Method: 'lora' (default), 'dora', or 'full' to train all parameters.")
     ] = None,
-    packed: Annotated[bool, typer.Option("--packed", help="Let several samples share a row.")] = False,
+    packed: Annotated[bool, typer.Option("--packed", help="Pack several samples into one sequence.")] = False,
     data: Data = None,
     performance: Performance = False,
     *,
     options: TrainingOptions,
 ) -> None:
-    """Fine-tune the model of a recipe, with your changes applied: resume.restore_config.path names its weights."""
+    """Fine-tune the model of a recipe.
+
+    Set resume.restore_config.path=... to the weights to start from.
+    """
     name = _with_method(name, peft)
     settings = ({"packed_sequence": True} if packed else {}) | ({"performance": True} if performance else {})
     recipe = logged(
@@ -84,14 +87,14 @@ def validate(
     checkpoint: Annotated[
         Optional[str],
         typer.Option(
-            help="The checkpoint, or the run, to measure. Without it, what the recipe's resume settings find."
+            help="The checkpoint or run to validate. Default: the checkpoint that the recipe would resume from."
         ),
     ] = None,
     performance: Performance = False,
     *,
     options: LaunchOptions,
 ) -> None:
-    """Measure the validation loss of a checkpoint."""
+    """Compute the validation loss of a checkpoint, on the data of a recipe."""
     from nemo2.config import Config, Partial
 
     own, settings = name_of_run(name), {"performance": True} if performance else {}
@@ -115,37 +118,45 @@ def validate(
 def generate(
     checkpoints: Annotated[
         list[str],
-        typer.Argument(help="A checkpoint's folder, or a run by its folder or name; several with --html."),
+        typer.Argument(help="A checkpoint directory, or a run (directory or name). Takes several with --html."),
     ],
     prompt: Annotated[
         Optional[list[str]],
-        typer.Option("--prompt", "-p", help="A prompt; may be given several times. '-' reads standard input."),
+        typer.Option("--prompt", "-p", help="A prompt; may be repeated. '-' reads standard input."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add to each prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample among this many likeliest tokens; 0 means all.")] = 0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample within this probability mass.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Leave out what is less likely than this share of the likeliest.")
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
     ] = 0.0,
-    stop: Annotated[Optional[list[str]], typer.Option(help="End before this word; may be given several times.")] = None,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all tokens.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
+    ] = 0.0,
+    stop: Annotated[Optional[list[str]], typer.Option(help="Stop before this text; may be repeated.")] = None,
     prompts_file: Annotated[
         Optional[Path],
-        typer.Option("--prompts", help="A file of JSON lines, {\"input\": PROMPT} each; '-' reads standard input."),
+        typer.Option("--prompts", help="A JSON-lines file of {\"input\": PROMPT}; '-' reads standard input."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are completed together.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1234,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of prompts to complete in one batch.")] = 4,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
     output: Annotated[
         Optional[Path],
-        typer.Option(help="Also write JSON lines there; '-' writes them to standard output, and nothing else."),
+        typer.Option(help="Also write JSON lines to this file; '-': print only JSON lines."),
     ] = None,
-    html: Annotated[Optional[Path], typer.Option(help="Write a page with all checkpoints' texts side by side.")] = None,
+    html: Annotated[
+        Optional[Path], typer.Option(help="Write an HTML page with the texts of all checkpoints side by side.")
+    ] = None,
     trust_remote_code: Annotated[
         bool,
-        typer.Option("--trust-remote-code", help="Run Python that lies beside the tokenizer's files. Read it before."),
+        typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first."),
     ] = False,
 ) -> None:
-    """Complete prompts with the model of a checkpoint, in this process."""
+    """Generate text from prompts with the model of a checkpoint, in this process."""
     from nemo2.errors import ConfigError
 
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
@@ -153,11 +164,11 @@ def generate(
         raise ConfigError("generate needs a prompt, --prompt 'def main(', or a file of them, --prompts FILE.")
     if len(checkpoints) > 1 and (html is None or output is not None):
         raise ConfigError(
-            f"{len(checkpoints)} checkpoints: --html FILE writes their texts side by side. --output takes one checkpoint's."
+            f"{len(checkpoints)} checkpoints: --html FILE writes their texts side by side; --output takes one."
         )
     if len(checkpoints) > 1 and prompts_file == _STANDARD:
         raise ConfigError(
-            f"--prompts -: standard input is read once, and there are {len(checkpoints)} checkpoints. Give a file."
+            f"--prompts -: standard input can be read only once, but there are {len(checkpoints)} checkpoints. Give a file."
         )
     texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
     paths = [checkpoint_called(checkpoint) for checkpoint in checkpoints]
@@ -227,9 +238,9 @@ def _with_method(name: str, peft: Optional[str]) -> str:
             "as peft=Class(...)."
         )
     if named is not None and peft not in (None, named):
-        raise ConfigError(f"{name} says {named}, and --peft says {peft}: say one.")
+        raise ConfigError(f"{name} sets {named}, and --peft sets {peft}: use one of them.")
     if not made_to_order:
         if peft is not None:
-            raise ConfigError(f"--peft {peft}: {name} says itself how it trains.")
+            raise ConfigError(f"--peft {peft}: {name} sets its own method. Leave --peft out.")
         return name
     return name if named else f"{name}:{peft or 'lora'}"

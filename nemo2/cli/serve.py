@@ -20,29 +20,35 @@ def serve(
     checkpoint: Checkpoint,
     engine: Annotated[
         Optional[Literal["vllm", "transformers"]],
-        typer.Option(help="Whose server. Without it, vLLM's where it is installed, else transformers'."),
+        typer.Option(help="Server to use. Default: vLLM if installed, otherwise transformers."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address it listens at; 0.0.0.0 answers other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port it listens at.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", "-tp", min=1, help="GPUs that each layer is split over (vLLM).")
+        int, typer.Option("--tensor-parallel", "-tp", min=1, help="Tensor-parallel size (vLLM).")
     ] = 1,
     dtype: Annotated[
-        Optional[Literal["bf16", "fp16", "fp32"]], typer.Option(help="Without it, as the weights are stored.")
+        Optional[Literal["bf16", "fp16", "fp32"]], typer.Option(help="Data type of the model. Default: as stored.")
     ] = None,
     max_length: Annotated[
-        Optional[int], typer.Option(min=1, help="Tokens of prompt and answer; without it the run's length (vLLM).")
+        Optional[int],
+        typer.Option(min=1, help="Maximum tokens of prompt plus answer. Default: the run's sequence length (vLLM)."),
     ] = None,
     name: Annotated[Optional[str], typer.Option(help="The model's name in requests (vLLM).")] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Merge adapters into the weights, also where vLLM could load them.")
+        bool, typer.Option("--merge", help="Merge adapters into the weights, even if vLLM could load them.")
     ] = False,
     also: Annotated[
-        Optional[list[str]], typer.Option("--also", help="A further argument for the engine; may be repeated.")
+        Optional[list[str]], typer.Option("--also", help="Another argument for the server; may be repeated.")
     ] = None,
-    print_only: Annotated[bool, typer.Option("--print", help="Tell the commands; write and start nothing.")] = False,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the commands, but write and start nothing.")
+    ] = False,
 ) -> None:
-    """Serve the model of a checkpoint over HTTP, as OpenAI's clients ask: exported once, then vLLM or transformers."""
+    """Serve the model of a checkpoint over HTTP with an OpenAI-compatible API.
+
+    Exports the model once, then starts vLLM's or transformers' server.
+    """
     folder = checkpoint_called(checkpoint)
     from nemo2.llm.engines import Asked
     from nemo2.llm.serving import plan_serving
@@ -63,6 +69,6 @@ def serve(
         print(serving.text())
         return
     serving.prepare()
-    print(f"{serving.text()}\nThe model answers as {serving.model_name!r}.", file=sys.stderr, flush=True)
+    print(f"{serving.text()}\nRequests name the model {serving.model_name!r}.", file=sys.stderr, flush=True)
     # The engine takes this process' place: signals reach it, and its exit code is ours.
     os.execv(serving.command[0], list(serving.command))

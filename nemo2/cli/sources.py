@@ -15,13 +15,13 @@ FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
 RecipeName = Annotated[
     str,
     typer.Argument(
-        help="A recipe: a name of `nemo2 list`, NAME:lora, :dora or :full to fine-tune it, a file.py, a recipe.json or "
-        "recipe.yaml, or a run by its folder or its name."
+        help="A recipe: a name from `nemo2 list`, a .py, .json or .yaml file, or a run (directory or name). Append :lora, :dora "
+        "or :full to a name to fine-tune."
     ),
 ]
 Overrides = Annotated[
     Optional[list[str]],
-    typer.Argument(help="Changes such as trainer.max_steps=100 or strategy.ddp.overlap_grad_reduce=False."),
+    typer.Argument(help="Changes to the recipe, such as trainer.max_steps=100 strategy.ddp.overlap_grad_reduce=False."),
 ]
 
 
@@ -122,7 +122,7 @@ def _finetuned(recipe: Any, name: str, method: str, arguments: dict[str, Any]) -
     if make is None:
         from nemo2.errors import ConfigError
 
-        raise ConfigError(f"{name} has no recipe of fine-tuning: `nemo2 list --finetune` lists those that have.")
+        raise ConfigError(f"{name} has no fine-tuning recipe: `nemo2 list --finetune` lists the recipes that have one.")
     return make(peft_scheme=FINETUNING[method], **arguments)
 
 

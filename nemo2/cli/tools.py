@@ -20,18 +20,21 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare_data(
-    inputs: Annotated[list[str], typer.Argument(help="Text or .jsonl files, folders of them, or patterns.")],
-    output: Annotated[Path, typer.Option(help="The prefix to write: PREFIX.bin, PREFIX.idx and PREFIX.json.")],
-    tokenizer: Annotated[Optional[Path], typer.Option(help="A tokenizer.json.")] = None,
+    inputs: Annotated[list[str], typer.Argument(help="Text or .jsonl files, directories, or glob patterns.")],
+    output: Annotated[Path, typer.Option(help="Output prefix: writes PREFIX.bin, PREFIX.idx and PREFIX.json.")],
+    tokenizer: Annotated[Optional[Path], typer.Option(help="Path of a tokenizer.json.")] = None,
     train_bpe: Annotated[
-        Optional[int], typer.Option(min=256, help="Train a BPE tokenizer of this many tokens on the input first.")
+        Optional[int], typer.Option(min=256, help="First train a BPE tokenizer with this many tokens on the input.")
     ] = None,
-    text_key: Annotated[str, typer.Option(help="Where the lines of a .jsonl file have their text.")] = "text",
+    text_key: Annotated[str, typer.Option(help="Key of the text in .jsonl files.")] = "text",
     skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out what isn't text instead of stopping; up to 1,000.")
+        bool, typer.Option("--skip-bad-lines", help="Skip up to 1,000 unreadable lines instead of stopping.")
     ] = False,
 ) -> None:
-    """Turn text into Megatron's indexed dataset, one document per file or line."""
+    """Tokenize text into Megatron's indexed dataset.
+
+    Each text file, and each line of a .jsonl file, is one document.
+    """
     from nemo2.errors import ConfigError
 
     on_bad_line = "skip" if skip_bad_lines else "fail"
@@ -62,7 +65,10 @@ def prepare_data(
 def report(
     run: Run,
 ) -> None:
-    """Write report.html and the loss curve of a run, finished or not."""
+    """Write report.html with the loss curve of a run.
+
+    The run may still be training.
+    """
     from nemo2.run_dir.report import write_report
 
     print(write_report(run_folder(run)))

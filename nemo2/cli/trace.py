@@ -19,15 +19,18 @@ def register(app: typer.Typer) -> None:
 
 def trace(
     run: Annotated[
-        str, typer.Argument(help="A run with traces/, by its folder or name, or a folder of rank-N.json files.")
+        str, typer.Argument(help="A run with traces/ (directory or name), or a directory of rank-N.json files.")
     ],
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="The page to write; else overlap.html beside the traces.")
+        Optional[Path],
+        typer.Option("--output", "-o", help="HTML page to write. Default: overlap.html beside the traces."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw computation and communication of a profiled run on one timeline per rank; with --json a table, and no page unless
-    --output says where."""
+    """Report how much communication of a profiled run overlaps computation.
+
+    Also writes an HTML page with a timeline per rank. With --json, writes the page only if you give --output.
+    """
     from nemo2.trace.report import PAGE, TRACES, render, rows, text, traces_of
 
     run_dir = run_folder(run)

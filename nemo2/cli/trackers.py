@@ -12,7 +12,7 @@ Trackers = Annotated[
     Optional[list[str]],
     typer.Option(
         "--tracker",
-        help="Log to it too: tensorboard, wandb, mlflow or comet; NAME:offline keeps what it writes on this machine.",
+        help="Also log to tensorboard, wandb, mlflow or comet. NAME:offline keeps its files on this machine. May be repeated.",
     ),
 ]
 OFFLINE = ":offline"

@@ -53,7 +53,7 @@ def report(findings: Iterable[Finding], *, colours: bool = False) -> str:
         rows = [(_mark(one), one.name, one.told) for one in findings if one.topic == topic]
         lines += columns(rows, least=longest, indent=2, width=width, colours=colours)
     broken = [finding.name for finding in findings if finding.state == "broken"]
-    verdict = f"broken: {', '.join(broken)}" if broken else "everything that nemo2 needs is here"
+    verdict = f"broken: {', '.join(broken)}" if broken else "everything that nemo2 needs is installed and works"
     return "\n".join([*lines[1:], "", _style(verdict, "31" if broken else "32", colours)])
 
 

@@ -44,7 +44,9 @@ def resources() -> Iterator[Finding]:
             name="shared memory",
             state="note" if small else "ok",
             value=f"{_size(free)} free in /dev/shm",
-            costs="loader workers hand batches over in it, and die with a bus error where it is full" if small else "",
+            costs="data loader workers use it to pass batches, and die with a bus error when it is full"
+            if small
+            else "",
             fix="start the container with --shm-size=8g or --ipc=host, or set data.num_workers=0" if small else "",
         )
     free = shutil.disk_usage(Path.cwd()).free
@@ -74,14 +76,14 @@ def devices() -> Iterator[Finding]:
                 "note",
             )
         elif driver and torch.version.cuda is None:
-            costs, state = "this machine has NVIDIA's driver, and torch was built for CPUs", "broken"
+            costs, state = "this machine has an NVIDIA driver, but this torch is built for CPUs", "broken"
             fix = "install torch from PyTorch's CUDA index (https://pytorch.org/get-started/locally)"
         elif driver:
             costs, state = (
-                "this machine has NVIDIA's driver, and torch can't use it: it may be older than torch's CUDA",
+                "this machine has an NVIDIA driver, but torch can't use it: the driver may be older than torch's CUDA",
                 "broken",
             )
-            fix = "nvidia-smi shows the driver's CUDA version; install a torch of that version or older"
+            fix = "nvidia-smi shows the driver's CUDA version; install a torch for this CUDA version or an older one"
         else:
             costs, fix, state = "", "", "ok"
         yield Finding(topic=TOPIC, name="GPUs", state=state, value=f"none ({build})", costs=costs, fix=fix)
@@ -90,7 +92,7 @@ def devices() -> Iterator[Finding]:
             name="can run",
             state="ok",
             value=(
-                f"CPU processes over gloo, best up to {max(1, int(usable_cores()))} of them: nemo2 pretrain llama_tiny "
+                f"up to {max(1, int(usable_cores()))} CPU processes over gloo at full speed: nemo2 pretrain llama_tiny "
                 "--devices 2"
             ),
         )
@@ -117,7 +119,7 @@ def network() -> Iterator[Finding]:
             name="torch.distributed",
             state="broken",
             value="not built in",
-            fix="install a torch that has it",
+            fix="install a torch with torch.distributed",
         )
         return
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -127,8 +129,8 @@ def network() -> Iterator[Finding]:
             topic=TOPIC,
             name="GLOO_SOCKET_IFNAME",
             state="broken",
-            value=f"{interface}, and this machine has {', '.join(known)}",
-            fix="unset GLOO_SOCKET_IFNAME, or name one of these",
+            value=f"{interface}, but this machine has {', '.join(known)}",
+            fix="unset GLOO_SOCKET_IFNAME, or set it to one of these interfaces",
         )
         return
     problem = try_gloo()
@@ -136,8 +138,8 @@ def network() -> Iterator[Finding]:
         topic=TOPIC,
         name="gloo",
         state="broken" if problem else "ok",
-        value=problem or "reduces",
-        costs="ranks on CPUs, and the checkpoints of ranks on GPUs, talk over it" if problem else "",
+        value=problem or "works",
+        costs="CPU ranks communicate over gloo, and GPU ranks use it for checkpoints" if problem else "",
         fix="export GLOO_SOCKET_IFNAME=lo (one machine), or the interface that reaches the other nodes"
         if problem
         else "",
@@ -160,9 +162,9 @@ def network() -> Iterator[Finding]:
 def launchers() -> Iterator[Finding]:
     """The executors that nemo-run could use from here, and the folder with nemo-run's job records."""
     for name, program, costs in (
-        ("Slurm", "sbatch", "SlurmExecutor needs a tunnel (SSHTunnel) to a machine that has it"),
-        ("Docker", "docker", "no DockerExecutor from here"),
-        ("Kubernetes", "kubectl", "no executors on Kubernetes from here"),
+        ("Slurm", "sbatch", "SlurmExecutor needs an SSHTunnel to a machine with sbatch"),
+        ("Docker", "docker", "no DockerExecutor on this machine"),
+        ("Kubernetes", "kubectl", "no Kubernetes executors on this machine"),
     ):
         path = shutil.which(program)
         yield Finding(
@@ -182,8 +184,8 @@ def launchers() -> Iterator[Finding]:
         name="NEMORUN_HOME",
         state="ok" if writable else "broken",
         value=str(home),
-        costs="" if writable else "nemo-run keeps its experiments there, and it can't be written",
-        fix="" if writable else "export NEMORUN_HOME=<a folder of yours>",
+        costs="" if writable else "nemo-run keeps its experiments in this directory, which isn't writable",
+        fix="" if writable else "export NEMORUN_HOME=<a writable directory>",
     )
 
 

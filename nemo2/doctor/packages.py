@@ -15,11 +15,11 @@ from nemo2.doctor.finding import Finding
 LEAST_PYTHON = (3, 11)
 
 BREAKS: dict[str, str] = {
-    "leptonai": "nemo-run imports it unconditionally, and from 0.47 on a module it imports is gone: `import nemo_run` fails",
-    "psutil": "Megatron-Core's checkpoint writers need it without declaring it: without it 0.16.1 hangs in the first save",
-    "lightning": "the strategy leans on loop hooks that 3.0 may move; before 2.6.6 it lacks security fixes",
-    "megatron-core": "layouts, schedules and checkpoints are its own, and tested from 0.16.1 up to 0.19",
-    "torch": "before 2.6 it lacks what Megatron-Core's schedules and checkpoints use",
+    "leptonai": "nemo-run imports it unconditionally, but 0.47 removed a module that nemo-run imports: `import nemo_run` fails",
+    "psutil": "Megatron-Core's checkpoint writers need it but don't declare it: without psutil, 0.16.1 hangs in the first save",
+    "lightning": "the strategy uses loop hooks that 3.0 may change; versions before 2.6.6 lack security fixes",
+    "megatron-core": "nemo2 uses its layouts, schedules and checkpoints, and is tested with 0.16.1 to 0.19",
+    "torch": "versions before 2.6 lack functions that Megatron-Core's schedules and checkpoints use",
 }
 """Failures caused by versions outside of the declared range."""
 
@@ -38,7 +38,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         package="transformer-engine",
         costs=(
-            "no fp8 or fp4, no fused kernels, no tensor-parallel overlap, no precision-aware optimizer (deepseek_v3 asks for "
+            "no fp8 or fp4, no fused kernels, no tensor-parallel overlap, no precision-aware optimizer (deepseek_v3 needs "
             "it)"
         ),
         fix="pip install 'nemo2[te]' on a machine with an NVIDIA GPU and the CUDA toolkit",
@@ -46,33 +46,33 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         package="transformers",
-        costs="no weights from or to Hugging Face, no AutoTokenizer",
+        costs="no import from and export to Hugging Face, no AutoTokenizer",
         fix="pip install 'nemo2[hf]'",
     ),
-    Part(package="safetensors", costs="no weights from or to Hugging Face", fix="pip install 'nemo2[hf]'"),
+    Part(package="safetensors", costs="no import from and export to Hugging Face", fix="pip install 'nemo2[hf]'"),
     Part(package="wandb", costs="no logging to Weights & Biases (log.wandb)", fix="pip install wandb"),
     Part(
         package="matplotlib",
-        costs="no curves in the notebooks; reports draw their own",
+        costs="no plots in the notebooks; reports don't need it",
         fix="pip install 'nemo2[docs]'",
     ),
-    Part(package="graphviz", costs="no drawings of config trees by fiddle", fix="pip install graphviz"),
+    Part(package="graphviz", costs="no drawings of config trees with fiddle", fix="pip install graphviz"),
     Part(
         package="mamba-ssm",
-        costs="Mamba layers run on plain PyTorch: right, but slow, and without context parallelism",
+        costs="Mamba layers run on plain PyTorch: correct but slow, and without context parallelism",
         fix="pip install mamba-ssm causal-conv1d on a machine with an NVIDIA GPU",
         gpu_only=True,
     ),
-    Part(package="causal-conv1d", costs="as mamba-ssm", fix="pip install causal-conv1d", gpu_only=True),
+    Part(package="causal-conv1d", costs="the same as for mamba-ssm", fix="pip install causal-conv1d", gpu_only=True),
     Part(
         package="flash-attn",
-        costs="PyTorch's own attention kernels, or Transformer Engine's",
+        costs="attention uses PyTorch's or Transformer Engine's kernels",
         fix="pip install flash-attn",
         gpu_only=True,
     ),
     Part(
         package="nvidia-resiliency-ext",
-        costs="no detection of stragglers by NVIDIA's tools",
+        costs="no straggler detection with NVIDIA's tools",
         fix="pip install nvidia-resiliency-ext",
         gpu_only=True,
     ),
@@ -106,7 +106,7 @@ def needed() -> Iterator[Finding]:
             name=requirement.name,
             state="ok" if fits else "broken",
             value=have or "not installed",
-            costs="" if fits else BREAKS.get(requirement.name, f"nemo2 is tested with {requirement.specifier or 'it'}"),
+            costs="" if fits else BREAKS.get(requirement.name, f"nemo2 requires {requirement.specifier or 'it'}"),
             fix="" if fits else f"pip install {wanted}",
         )
 
@@ -133,8 +133,8 @@ def commands() -> Iterator[Finding]:
         name="dot (Graphviz)",
         state="ok" if dot else "absent",
         value=dot or "not installed",
-        costs="" if dot else "no drawings of config trees by fiddle",
-        fix="" if dot else "apt-get install graphviz, or the like of your system",
+        costs="" if dot else "no drawings of config trees with fiddle",
+        fix="" if dot else "apt-get install graphviz, or your system's package manager",
     )
     token = any(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")) or _hf_token_file().is_file()
     offline = os.environ.get("HF_HUB_OFFLINE") == "1"

@@ -89,7 +89,7 @@ def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list
             charts.append((title, curves(lines, title=title, width=760 if wide else 520), wide))
     told = [[path, *map(format_value, values)] for path, values in changes]
     differ = (
-        table(["setting", *names], told) if told else f"<p class='sub'>{without or 'The recipes are the same.'}</p>"
+        table(["setting", *names], told) if told else f"<p class='sub'>{without or 'The recipes are identical.'}</p>"
     )
     return page(
         "Runs compared",

@@ -73,10 +73,10 @@ def render(traces: Sequence[RankTrace], *, title: str) -> str:
         + (f"{row['milliseconds']:.2f}", f"{row['hidden_milliseconds']:.2f}", f"{row['hidden_fraction']:.1%}")
         for row in found
     ]
-    head = ("rank", "communication", "times", "bytes", "ms under way", "ms hidden", "hidden")
+    head = ("rank", "communication", "times", "bytes", "ms", "ms hidden", "hidden")
     said = paragraph(
-        "Communication is hidden while the rank computes. On CPU ranks it is under way from the call until it is done, so "
-        "waiting for the other rank counts; on GPUs it is the time of NCCL's kernels."
+        "Communication is hidden while the rank computes. On CPU ranks, communication lasts from the call to its end, "
+        "including the wait for other ranks. On GPUs, it lasts as long as NCCL's kernels run."
     )
     pictures = [figure(draw(trace).render(), f"Rank {trace.rank}") for trace in traces]
     shown = table(head, body) if body else paragraph("No communication was recorded.")

@@ -80,7 +80,7 @@ def test_a_tokenizer_that_nobody_names_is_asked_for(
     for suffix in (".bin", ".idx", ".json"):
         (tmp_path / f"mine{suffix}").write_bytes(Path(f"{tokens}{suffix}").read_bytes())
     assert main(["show", "llama3_8b", "--data", str(tmp_path / "mine")]) == 2
-    assert "name the tokenizer that made them" in capsys.readouterr().err
+    assert "set the tokenizer that made them" in capsys.readouterr().err
     named = f"data.tokenizer=BPETokenizer(path={tokens}_tokenizer.json)"
     assert shown(["llama3_8b", "--data", str(tmp_path / "mine"), named], capsys)["tokenizer"]
 

@@ -47,7 +47,7 @@ def test_status_tells_how_far_a_run_is_and_when_it_will_be_done(job: Path, capsy
     assert main(["jobs", "status", "mine"]) == 0
     told = capsys.readouterr().out
     assert "mine: RUNNING (job 7)" in told and "life 0: again: node1 was lost" in told
-    assert "step 4 of 10, loss 1, val loss 3.25, 31.5 s a step, 1,234 tokens a second, 3 min left" in told
+    assert "step 4 of 10, loss 1, val loss 3.25, 31.5 s per step, 1,234 tokens per second, 3 min left" in told
     assert main(["jobs", "status", "7", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["progress"]["seconds_left"] == 6 * 31.5 and shown["state"] == "RUNNING"
@@ -70,7 +70,7 @@ def test_a_run_that_does_not_say_its_end_has_no_time_left(job: Path) -> None:
     assert told is not None and told.planned_steps is None and told.seconds_left is None
     assert str(told).startswith("step 4, loss 1") and "left" not in str(told)
     done = Progress(steps=10, planned_steps=10, loss=None, val_loss=None, step_seconds=1.0, tokens_per_second=None)
-    assert done.seconds_left == 0 and str(done) == "step 10 of 10, 1 s a step"
+    assert done.seconds_left == 0 and str(done) == "step 10 of 10, 1 s per step"
 
 
 def test_jobs_are_listed_with_their_states(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

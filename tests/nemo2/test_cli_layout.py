@@ -88,7 +88,7 @@ def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
     ("arguments", "message"),
     [
         (["llama3_70b", "--world-size", "36"], "does not divide the world of 36 ranks; run on 64 ranks"),
-        (["llama3_8b", "--output", "layout.png"], "must end in .html for a page or .svg"),
+        (["llama3_8b", "--output", "layout.png"], "must end in .html or .svg"),
         (["llama3_70b", "--microbatches", "6"], "use 4 or 8"),
     ],
 )

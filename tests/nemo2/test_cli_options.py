@@ -200,9 +200,9 @@ def test_the_walk_finds_an_option_that_a_way_ignores() -> None:
         ("pretrain llama_tiny --detach", "a run on this machine ends with its command"),
         ("pretrain llama_tiny --gpus H100x2", "--gpus H100: the run would start on this machine's CPUs"),
         ("pretrain llama_tiny trainer.devices=4 --devices 2", "--devices 2 contradicts trainer.devices=4"),
-        ("check llama3_8b --gpus H100x64 --nodes 4 --devices 8", "64 GPUs are not 4 nodes of 8"),
-        ("check llama3_8b trainer.num_nodes=3 --gpus H100x64", "64 GPUs are not 3 nodes of 21"),
-        ("check llama3_8b --gpus H100x64 --devices 6", "64 GPUs are not whole nodes of 6"),
+        ("check llama3_8b --gpus H100x64 --nodes 4 --devices 8", "64 GPUs aren't 4 nodes of 8"),
+        ("check llama3_8b trainer.num_nodes=3 --gpus H100x64", "64 GPUs aren't 3 nodes of 21"),
+        ("check llama3_8b --gpus H100x64 --devices 6", "64 GPUs can't be split into nodes of 6"),
     ],
 )
 def test_options_that_contradict_or_do_nothing_are_refused(
@@ -252,9 +252,9 @@ def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) ->
     [
         (["max_steps=100"], "max_steps=100: pretrain has no parameter 'max_steps'; write trainer.max_steps=100"),
         (["seq_length=16"], "write data.seq_length=16"),
-        (["--trainer.max_steps=100"], "a change of the recipe is written without dashes: trainer.max_steps=100"),
-        (["--trainer.max_steps", "100"], "a change of the recipe is written without dashes: trainer.max_steps=100"),
-        (["--max-steps", "100"], "A field of the recipe is changed by its path, as in trainer.max_steps=100"),
+        (["--trainer.max_steps=100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
+        (["--trainer.max_steps", "100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
+        (["--max-steps", "100"], "To change a field of the recipe, write its path, for example trainer.max_steps=100"),
         (["--device", "2"], "did you mean '--devices'"),
     ],
 )
@@ -299,11 +299,11 @@ def test_a_run_is_found_by_its_name(
         assert "trainer.max_steps=7" in capsys.readouterr().out
     assert main(["report", "first"]) == 2 and "metrics.jsonl" in capsys.readouterr().err
     assert main(["generate", "second", "--prompt", "a"]) == 2
-    assert "second does not exist: give a run's folder, or one of these names: first" in capsys.readouterr().err
+    assert "second does not exist: give a run's directory, or one of these names: first" in capsys.readouterr().err
     (tmp_path / "more" / "first").mkdir(parents=True)
     (tmp_path / "more" / "first" / "recipe.json").write_text(recipe)
     assert main(["show", "first"]) == 2
-    assert "names runs in several folders: more/first, runs/first" in capsys.readouterr().err
+    assert "names runs in several directories: more/first, runs/first" in capsys.readouterr().err
     assert main(["pretrain", "runs/first:lora", "--dryrun"]) == 2
     assert ":lora" in capsys.readouterr().err
 

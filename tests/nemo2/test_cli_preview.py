@@ -58,9 +58,9 @@ def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
 @pytest.mark.parametrize(
     "arguments, why",
     [
-        (["llama_tiny"], "its data is a StdlibDataModule, which has no samples with masks"),
+        (["llama_tiny"], "its data is a StdlibDataModule, which has no loss masks"),
         (["squad", "--split", "training"], "--split training: must be one of train, validation, test"),
-        (["squad", "data.seq_length=4"], "data by name takes its settings in brackets"),
+        (["squad", "data.seq_length=4"], "write the settings of a data set in brackets"),
         (["no_such_recipe"], "There is no recipe 'no_such_recipe'"),
     ],
 )

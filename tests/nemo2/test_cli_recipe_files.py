@@ -57,7 +57,7 @@ def test_its_mode_and_its_method() -> None:
         ("recipe: own.py", "show run.yaml", "run.yaml:1: recipe: own.py: is a name of `nemo2 list`"),
         ("recipe: [a]", "show run.yaml", "run.yaml:1: recipe: ['a']: is a name of `nemo2 list`"),
         ("recipe: llama_tiny\nperformance: 1", "show run.yaml", "run.yaml:2: performance: takes true or false"),
-        ("recipe: llama3_8b:dora", "finetune run.yaml --peft lora", "run.yaml says dora, and --peft says lora"),
+        ("recipe: llama3_8b:dora", "finetune run.yaml --peft lora", "run.yaml sets dora, and --peft sets lora"),
         ("recipe: llama3_8b:dora", "show run.yaml:lora", "says lora, and run.yaml is of llama3_8b:dora"),
         ("recipe: a\nrecipe: b", "show run.yaml", "the key 'recipe' stands twice"),
         ("model: {_target_: os.system}", "show run.yaml", "names os.system"),

@@ -73,7 +73,7 @@ def test_own_recipes_are_listed_with_where_they_are_from_and_a_broken_one_is_nam
     lines = out.splitlines()
     assert len(lines) == 1 + len(recipes.names()) + 2 and lines[0].split()[-1] == "origin"
     assert any(line.startswith("own_page ") and line.endswith("own/own_page.py") for line in lines)
-    assert err.startswith("left out: own_broken: ") and "No module named 'no_such_module'" in err
+    assert err.startswith("not listed: own_broken: ") and "No module named 'no_such_module'" in err
     assert set(listed(capsys, "--own")) == {"own_page", "own_frozen"}
     assert main(["show", "own_page", "--flat"]) == 0
     assert "data.seq_length=8192" in capsys.readouterr().out.splitlines()
@@ -109,7 +109,7 @@ def test_counts_limits_and_layouts_as_typed() -> None:
     assert [parameter_count(text, "--x") for text in ("7B", "350m", "1.5T", "12k", "7e9")] == [
         7e9, 350e6, 1.5e12, 12e3, 7e9,
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="--min-params big: takes a number of parameters such as 7B"):
+    with pytest.raises(ConfigError, match="--min-params big: must be a number of parameters, such as 7B"):
         parameter_count("big", "--min-params")
     assert within(None, None, None) and not within(None, 1, None) and within(5, 5, 5) and not within(5, 6, None)
     assert has_layout("tp=2 pp=4 sp", "pp,sp") and has_layout("tp=2", "TP=2") and not has_layout("tp=2 pp=4", "pp=2")
@@ -221,14 +221,14 @@ def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytes
         (["new-recipe", "json", "--from", "llama_tiny"], "'json' is an installed Python module"),
         (["new-recipe", "a-b", "--from", "llama_tiny"], "'a-b' can't name a recipe"),
         (["new-recipe", "own_x", "--from", "llama3-8b"], "did you mean 'llama3_8b'"),
-        (["new-recipe", "taken", "--from", "llama_tiny"], "taken.py exists and is left as it is"),
-        (["freeze", "llama_tiny", "-o", "taken.py"], "taken.py exists and is left as it is"),
+        (["new-recipe", "taken", "--from", "llama_tiny"], "taken.py already exists"),
+        (["freeze", "llama_tiny", "-o", "taken.py"], "taken.py already exists"),
         (["freeze", "llama_tiny", "-o", "my-run.txt"], "must be a Python file"),
         (["diff", "llama_tiny", "llama3_8"], "did you mean 'llama3_8b'"),
         (["diff", "llama_tiny", "empty"], "no recipe 'empty'"),
-        (["diff", "llama_tiny", "./empty"], "./empty is a folder without a recipe.json"),
+        (["diff", "llama_tiny", "./empty"], "./empty is a directory without a recipe.json"),
         (["show", "none.json"], "none.json: there is no such file"),
-        (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe passes all of these filters"),
+        (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe passes all filters"),
     ],
 )
 def test_what_cannot_be_is_told_and_nothing_is_overwritten(

@@ -16,7 +16,7 @@ def shell(line: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize("command", ["list", "list --json", "--help"])
 def test_a_full_disk_is_told_in_a_sentence(command: str) -> None:
     done = shell(f"{COMMAND} {command} > /dev/full")
-    assert (done.returncode, done.stderr) == (1, "error: the output can't be written: No space left on device.\n")
+    assert (done.returncode, done.stderr) == (1, "error: can't write the output: No space left on device.\n")
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

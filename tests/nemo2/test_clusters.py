@@ -181,7 +181,7 @@ def test_the_commands_write_list_and_show_profiles(capsys):
     assert stat.S_IMODE(user_file().stat().st_mode) == 0o600
     executor, _ = named("new")
     assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b", "MY_TOKEN": "canary"}, "30")
-    assert main(command) == 2 and "is there already" in capsys.readouterr().err
+    assert main(command) == 2 and "already exists in" in capsys.readouterr().err
     assert main(["cluster", "list"]) == 0 and "new" in capsys.readouterr().out
     assert main(["cluster", "show", "new"]) == 0
     shown = capsys.readouterr().out

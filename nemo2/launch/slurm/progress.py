@@ -46,9 +46,9 @@ class Progress:
             if value is not None
         ]
         if self.step_seconds is not None:
-            parts.append(f"{self.step_seconds:.3g} s a step")
+            parts.append(f"{self.step_seconds:.3g} s per step")
         if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:,.0f} tokens a second")
+            parts.append(f"{self.tokens_per_second:,.0f} tokens per second")
         if self.seconds_left:
             parts.append(f"{span(self.seconds_left)} left")
         return ", ".join(parts)

@@ -19,7 +19,7 @@ def test_this_environment_is_found_whole(capsys):
     found = {(one["topic"], one["name"]): one for one in json.loads(capsys.readouterr().out)}
     assert found["Needed", "torch"]["value"] == metadata.version("torch")
     assert found["Needed", "megatron-core"]["value"] == metadata.version("megatron-core")
-    assert found["This machine", "gloo"]["value"] == "reduces"
+    assert found["This machine", "gloo"]["value"] == "works"
     for name in ("transformer-engine", "wandb"):
         one = found["Optional", name]
         assert one["state"] == "ok" or (one["costs"] and one["fix"].startswith("pip install"))
@@ -41,10 +41,10 @@ def test_it_takes_less_than_six_seconds_of_cpu_and_shows_no_secret():
 @pytest.mark.parametrize(
     ("package", "version", "words"),
     [
-        ("leptonai", "0.47.1", "a module it imports is gone"),
+        ("leptonai", "0.47.1", "removed a module"),
         ("psutil", None, "hangs in the first save"),
         ("torch", "2.4.0", "before 2.6"),
-        ("megatron-core", "0.12.0", "tested from 0.16.1"),
+        ("megatron-core", "0.12.0", "tested with 0.16.1"),
     ],
 )
 def test_a_version_known_to_break_is_broken_and_told_with_the_command(monkeypatch, package, version, words):
@@ -75,7 +75,7 @@ def test_a_part_that_can_not_be_examined_is_a_finding(monkeypatch):
 def test_an_interface_that_is_not_there_is_told_before_gloo_looks_for_it(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     (found,) = machine.network()
-    assert found.state == "broken" and found.value.startswith("nosuch0, and this machine has ")
+    assert found.state == "broken" and found.value.startswith("nosuch0, but this machine has ")
 
 
 def test_a_small_shared_memory_and_a_full_disk_are_notes(monkeypatch):
@@ -123,4 +123,4 @@ def test_what_killed_launches_left_is_told(tmp_path, monkeypatch):
         (tmp_path / "nemo2" / name).mkdir(parents=True)
         (tmp_path / "nemo2" / name / LAUNCHER_FILE).write_text(launcher)
     told = _left_behind()
-    assert told.state == "note" and told.value.startswith("1 folders") and "next launch" in told.fix
+    assert told.state == "note" and told.value.startswith("1 directories") and "next launch" in told.fix

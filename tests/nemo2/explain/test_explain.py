@@ -189,11 +189,11 @@ def test_the_command_explains_a_field_and_a_tree(capsys: pytest.CaptureFixture[s
     assert main(["explain", "llama_tiny", "tensor_model_parallel_size", change, "--gpu", "H100"]) == 0
     shown = capsys.readouterr().out
     assert "trainer.strategy.tensor_model_parallel_size = 2" in shown and "command line, change 1" in shown
-    assert "of H100, TP 2 (SP); the last line of each setting is what runs." in shown
+    assert "of H100, TP 2 (SP); the last line of each setting is the value in the run." in shown
     assert main(["explain", "llama_tiny"]) == 0
     assert re.search(r"^trainer\.max_steps = \d+  # recipe, ", capsys.readouterr().out, re.MULTILINE)
     assert main(["explain", "llama_tiny", "lr", "max_steps"]) == 2
-    assert "one field at a time" in capsys.readouterr().err
+    assert "give one field" in capsys.readouterr().err
     assert main(["explain", "llama_tiny", "lr", "--gpu", "H1000"]) == 2
     assert "--gpus 'H1000': must be one of" in capsys.readouterr().err
 

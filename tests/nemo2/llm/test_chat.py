@@ -177,7 +177,7 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     assert terminal.say("Hello") != first
     assert "(4 turns saved in" in terminal.say(f"/save {tmp_path}/said.jsonl")
     assert "No command /rest; did you mean" in terminal.say("/rest")
-    assert "forgotten" in terminal.say("/reset")
+    assert "New conversation" in terminal.say("/reset")
     assert "needs a file" in terminal.say("/save")
     os.write(terminal.side, b"\x04")
     terminal.read_until("never")
@@ -194,7 +194,7 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     os.write(terminal.side, b"\x03")
     assert "(stopped)" in terminal.read_until("\n> ")
     os.write(terminal.side, b"\x03\n")  # the line is read in whichever moment of `input` the signal came
-    assert "Ctrl-D leaves" in terminal.read_until("leaves)\r\n> ")
+    assert "Ctrl-D exits" in terminal.read_until("exits)\r\n> ")
     os.write(terminal.side, b"/exit\n")
     terminal.read_until("never")
     assert terminal.process.wait(timeout=60) == 0

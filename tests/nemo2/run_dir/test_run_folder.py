@@ -186,7 +186,7 @@ def test_runs_of_a_recipe_that_cannot_be_read_are_compared_without_it(
     made("first")
     (made("second") / "recipe.json").write_text("{}")
     assert main(["runs", "compare", "first", "second"]) == 0
-    assert "Their settings can't be compared: " in capsys.readouterr().out
+    assert "Can't compare the settings: " in capsys.readouterr().out
 
 
 def test_the_command_shows_the_last_records(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
