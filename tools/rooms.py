@@ -329,7 +329,7 @@ def table() -> str:
     lines = ["| room | what lives there | may import |", "|---|---|---|"]
     for room in ROOMS:
         name = f"{room.name}.py" if f"{room.name}.py" in files else f"{room.name}/"
-        leans = "all of the above" if room.leans_on is None else ", ".join(room.leans_on) or "–"
+        leans = "all rows above" if room.leans_on is None else ", ".join(room.leans_on) or "–"
         lines.append(f"| `{name}` | {room.holds} | {leans} |")
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ def _short_type(parameter: Any, ctx: Any) -> str | None:
     if getattr(parameter, "is_flag", False):
         return None
     full = type(parameter).display_type_rich(parameter, ctx)
-    return full and re.sub(r"list\[(.*?)\]", r"\1", full.replace(" range", ""))
+    return full and re.sub(r"list\[(.*?)\]", r"\1", full.replace(" range", "").replace("Path", "path"))
 
 
 class Group(_ShortTypes, TyperGroup):

@@ -23,7 +23,7 @@ def evaluate(
         typer.Option(help="Text file; reports loss, perplexity and bits per byte. May be repeated."),
     ] = None,
     tasks: Annotated[
-        Optional[str], typer.Option(help="lm-eval tasks, separated by commas; needs nemo2[evaluate].")
+        Optional[str], typer.Option(help="lm-eval tasks, separated by commas; requires the extra `evaluate`.")
     ] = None,
     include: Annotated[Optional[Path], typer.Option(help="Directory with your own tasks, in lm-eval's format.")] = None,
     trust_tasks: Annotated[
