@@ -65,14 +65,22 @@ class RunDirectoryCallback(Callback):
         self._described = False
 
     def _complete_metrics(self, checkpoint: Path, finished_steps: int) -> None:
-        """A step is saved before its line is written: a run that was killed in between has saved what it hasn't told. The
-        checkpoint's manifest has the values."""
+        """Write the line of the last finished step where it is missing, with the values of the checkpoint's manifest.
+
+        A checkpoint is saved before the line of its step is written. A run that was killed or preempted in between has the
+        checkpoint, and lacks the line, and the whole file if that was the first line. A run that begins with the checkpoint of
+        another run has no file either, and gets no line.
+        """
         manifest = read_manifest(checkpoint)
-        if manifest is None or manifest.step != finished_steps or not self.metrics.path.is_file():
+        if manifest is None or manifest.step != finished_steps:
+            return
+        has_lines = self.metrics.path.is_file()
+        if not has_lines and checkpoint.absolute().parent != self.directory.checkpoints:
             return
         values = {name: value for name, value in manifest.metrics.items() if not name.startswith("val_")}
-        told = max((record.get("step", -1) for record in read_metrics(self.metrics.path)), default=-1)
-        if values.get("global_step") == finished_steps - 1 and told < finished_steps - 1:
+        records = read_metrics(self.metrics.path) if has_lines else []
+        last_line = max((record.get("step", -1) for record in records), default=-1)
+        if values.get("global_step") == finished_steps - 1 and last_line < finished_steps - 1:
             self.metrics.log_metrics(values | {"consumed_samples": float(manifest.consumed_samples)})
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
