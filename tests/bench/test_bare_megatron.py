@@ -103,10 +103,9 @@ def test_two_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
     "layout",
     [
         {"tp": 2, "pp": 2, "vp": 2, "sequence_parallel": True},
-        {"tp": 2, "cp": 2, "sequence_parallel": True},
         {"pp": 2, "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
     ],
-    ids=["tp2 sp pp2 vp2", "tp2 sp cp2", "dp2 pp2 distributed optimizer"],
+    ids=["tp2 sp pp2 vp2", "dp2 pp2 distributed optimizer"],
 )
 def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
     folder, expected = single

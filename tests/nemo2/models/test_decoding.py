@@ -11,7 +11,7 @@ from nemo2.backend.extras import has
 from support import hf_parity as parity
 from support.hf_models import ROWS, VOCABULARY
 
-LENGTHS, NEW, FEWER = (3, 7, 7, 17), 64, 12
+LENGTHS, NEW, SOME, FEWER = (3, 7, 7, 17), 64, 24, 12
 LAYOUTS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_model_parallel_size": 2},
     "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},
@@ -33,7 +33,7 @@ SPREAD = (
     "DeepSeek V2",
     "Nemotron-H, Nemotron Nano v2",
 )
-"""The families that write ``NEW`` tokens at other layouts too, and without a cache; the others write ``FEWER`` there."""
+"""The families that write ``SOME`` tokens at other layouts and without a cache; the others write ``FEWER`` there."""
 
 ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
 """Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
@@ -86,7 +86,7 @@ def one_process(root: str) -> dict[str, Any]:
         found[row.name] = {
             "family": released.conversion.architectures,
             "answers": cached,
-            "without": answers(chunk, row, new=NEW if row.name in SPREAD else FEWER, use_cache=False),
+            "without": answers(chunk, row, new=SOME if row.name in SPREAD else FEWER, use_cache=False),
             "written": written(row, released, chunk, model, folder / "exported"),
             "apart": [beside(model, *pair) for pair in zip(prompts(), cached, strict=True)],
         }
@@ -135,7 +135,7 @@ def spread(root: str, layout: dict[str, Any]) -> dict[str, Any]:
     parity.start(**layout)
     found = {}
     for place, row in enumerate(ROWS):
-        new = NEW if row.name in SPREAD else FEWER
+        new = SOME if row.name in SPREAD else FEWER
         released = parity.Released(Path(root) / str(place))
         if runs_at(released.config(), row, layout):
             found[row.name] = answers(released.chunk(released.config(**layout)), row, new=new)
