@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of a fine-tuning run as a folder that Hugging Face's ``peft`` loads over the released model.
+"""Exports the adapters of a fine-tuning run as a folder that Hugging Face's ``peft`` loads on top of the released
+model.
 
-The table of the family that exports weights exports additions too. A module's weight is made of pieces, rows of the released
-tensors; the second factor of an addition beside it has the same rows, and the first one goes to each of the released modules
-that the rows are of. Parts of a fused layer that are apart (`CanonicalLoRA`) have a first factor each. Where a released module
-takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``. Modules trained in full go as
-the release has them, and are named in ``modules_to_save``.
+The family's table for exporting weights also exports adapters. A module's weight consists of pieces, which are rows of
+released tensors. The second factor of its addition has the same rows, and the first factor goes to each released module
+with these rows. The separate parts of a fused layer (`CanonicalLoRA`) each have a first factor. If a released module
+takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``. Modules trained in
+full are written as in the release, and are named in ``modules_to_save``.
 """
 
 import json
@@ -42,7 +43,7 @@ from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.peft import DoRA, LoRA
 
 _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
-"""Of an addition beside a Mamba mixer's projection, the rows are stored section by section, as those of the weight are."""
+"""An addition to a Mamba mixer's projection stores its rows section by section, like the weight."""
 
 
 def export_adapter(
@@ -53,21 +54,22 @@ def export_adapter(
     dtype: Optional[torch.dtype] = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the adapters of a checkpoint as ``adapter_config.json`` and ``adapter_model.safetensors``. No model is built.
+    """Write the adapters of a checkpoint as ``adapter_config.json`` and ``adapter_model.safetensors``. Builds no model.
 
     Args:
-        checkpoint: Of a fine-tuning run with `LoRA` or a method made of it, of any layout and strategy.
-        target: The folder. It exists once it is whole, or not at all.
-        base_model: What ``peft`` is told that the adapters belong to. None: the released weights that the run began with, or
-            nothing where it began with a checkpoint of ours.
-        dtype: Of the adapters. None: as they are stored.
-        overwrite: Replace what stands at ``target``.
+        checkpoint: A checkpoint of a fine-tuning run with `LoRA` or a method derived from it, of any layout and
+            strategy.
+        target: The folder, which appears only when it is complete.
+        base_model: The base model in ``peft``'s configuration. None: the released weights that the run started from, or
+            nothing if it started from a nemo2 checkpoint.
+        dtype: The dtype of the adapters. None: the stored dtype.
+        overwrite: Replace ``target``.
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError: no such checkpoint, it is damaged, or it has no adapters; ``target`` exists.
+        CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
     from safetensors.torch import save_file
@@ -117,21 +119,22 @@ def _began_with(checkpoint: Path) -> str:
 
 
 _Addition = dict[str, Tensor]
-"""What one part of a module has: "linear_in" and "linear_out", of a DoRA the rows' lengths, "magnitude", too."""
+"""The tensors of one part of a module: "linear_in" and "linear_out", and for DoRA "magnitude", the rows' lengths."""
 
 
 @dataclass
 class _Released:
-    """The factors of a released module: a first factor for each of its rows' additions, and the rows of the second ones."""
+    """The factors of a released module: a first factor for each addition to its rows, and the rows of the second
+    factors."""
 
     num_rows: int
-    """Of its weight: its outputs."""
+    """The rows of its weight: its outputs."""
     firsts: list[Tensor] = field(default_factory=list)
     seconds: list[Tensor] = field(default_factory=list)
     lengths: Optional[Tensor] = None
 
     def rows_of(self, first: Tensor) -> Tensor:
-        """The second factor that belongs to this first one, to be filled."""
+        """The second factor for this first factor, to be filled."""
         for one, second in zip(self.firsts, self.seconds, strict=True):
             if one is first:
                 return second
@@ -151,7 +154,7 @@ class _Released:
 
 
 def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]:
-    """What is trained in full, as the released tensors that it is of."""
+    """The modules trained in full, as released tensors."""
     found: dict[str, Tensor] = {}
     shapes = released_shapes(entries)
     for entry in entries:
@@ -175,7 +178,7 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
 
 
 def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _Addition]]:
-    """Additions by module and part ("" of a whole layer). ``besides``: keys that are of the model itself."""
+    """Additions by module and part ("": the whole layer). ``besides``: keys that belong to the model itself."""
     found: dict[str, dict[str, _Addition]] = {}
     for key, about in stored.tensors.items():
         if key in besides:

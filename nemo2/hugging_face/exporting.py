@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of ours as released weights are written: safetensors, their index and config.json.
+"""Writes a nemo2 checkpoint in the format of released weights: safetensors, their index and config.json.
 
-The checkpoint may have been cut for any layout and by any strategy. Sizes are known before anything is read, so that each file's
-header is written first and the tensors after it, most of them as stretches of the checkpoint's files. Neither a model nor a
-process group is built.
+The checkpoint may come from any layout and strategy. Sizes are known before anything is read, so each file's header is
+written first and its tensors follow, most of them as contiguous parts of the checkpoint's files. No model or process
+group is built.
 """
 
 import copy
@@ -48,30 +48,32 @@ def export_weights(
     beside: Optional[Callable[[Path], None]] = None,
     show_progress: Optional[bool] = None,
 ) -> Path:
-    """Write the weights of a checkpoint as Hugging Face's libraries read them.
+    """Write the weights of a checkpoint in Hugging Face's format.
 
     Needs some hundred megabytes, whatever the size of the model, and no process group.
 
     Args:
-        checkpoint: A checkpoint of any layout and strategy; one with the optimizer's state too, which isn't read.
-        target: The folder. It exists once it is whole, or not at all.
-        config: Our configuration of the model. None: what the checkpoint's ``context/`` describes.
-        dtype: Of the weights. None: each as it is stored, bit for bit; a run of FSDP's strategies stores float32.
-        vocab_size: Rows of the vocabulary; those beyond are padding, and left out. None: the configuration's, or else the
-            tokenizer's that the checkpoint was trained with, or else all.
-        shard_bytes: The size of a file at most, unless one tensor is larger.
-        overwrite: Replace what stands at ``target``, once the new folder is whole.
+        checkpoint: A checkpoint of any layout and strategy. An optimizer state in it isn't read.
+        target: The folder, which appears only when it is complete.
+        config: The model's configuration in nemo2. None: as the checkpoint's ``context/`` describes.
+        dtype: The dtype of the weights. None: the stored dtype, bit for bit; runs under the FSDP strategies store
+            float32.
+        vocab_size: Rows of the vocabulary; further rows are padding and are left out. None: the configuration's, else
+            those of the tokenizer of the training, else all.
+        shard_bytes: The largest size of a file, unless a single tensor is larger.
+        overwrite: Replace ``target`` once the new folder is complete.
         verify: Compare the checkpoint's files with the hashes in its manifest.
-        beside: Called with the folder before it gets its name, to put further files into it, such as a tokenizer's.
-        show_progress: A bar with bytes and rest. None: where the error output is a terminal.
+        beside: A function that is called with the folder before it gets its name, to add further files such as a
+            tokenizer's.
+        show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
 
     Returns:
         The folder.
 
     Raises:
-        CheckpointError: it can't be read, holds a part of a model only, or what Hugging Face's model has no place for; the disk
-            is full; ``target`` exists.
-        ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its own.
+        CheckpointError: the checkpoint is unreadable, holds only a part of a model, or has tensors that Hugging Face's
+            model lacks; the disk is full; or ``target`` exists.
+        ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its model.
     """
     source = Path(checkpoint).expanduser()
     manifest = _usable(source)
@@ -149,7 +151,7 @@ def _of_tokenizer(manifest: Optional[Manifest]) -> Optional[int]:
 
 
 def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
-    """Rows of the embedding in the files, padding included."""
+    """The rows of the embedding in the files, including padding."""
     for entry in conversion.entries(config, vocab_rows=1):
         if entry.vocabulary and (shape := stored.shape_of(entry)):
             return shape[0]
@@ -157,7 +159,7 @@ def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) 
 
 
 def _biases_not_there(entries: Sequence[Entry], stored: StoredTensors) -> Iterator[Entry]:
-    """Those that Hugging Face's class has and our model hasn't; they become zeros."""
+    """Biases that Hugging Face's class has and nemo2's model lacks. They become zeros."""
     yield from (entry for entry in entries if entry.key.endswith(".bias") and stored.find(entry) is None)
 
 
@@ -192,7 +194,7 @@ def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored:
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows of ours, from ``row`` on, that are a piece of a released tensor."""
+    """Consecutive rows of a nemo2 tensor, from ``row`` on, that are a piece of a released tensor."""
 
     entry: Entry
     piece: Piece
@@ -201,7 +203,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tensor:
-    """A tensor to be written."""
+    """A tensor to write."""
 
     name: str
     shape: Shape
@@ -210,7 +212,7 @@ class _Tensor:
     stored: StoredTensors
 
     def stretches(self) -> list[Stretch]:
-        """Its bytes, in their order; zeros where ours has none of it."""
+        """Its bytes, in order, with zeros where nemo2's tensors have no values."""
         if not self.sources:
             return [Zeros(self.dtype.itemsize * math.prod(self.shape))]
         parts: dict[Optional[int], list[_Source]] = {}
@@ -222,7 +224,7 @@ class _Tensor:
         return merged(found)
 
     def _part(self, sources: list[_Source]) -> list[Stretch]:
-        """All of it, or what stands at one index of its first axis."""
+        """The bytes of the whole tensor, or of one index of its first axis."""
         shape = self.shape if sources[0].piece.at is None else self.shape[1:]
         rows = shape[1] if sources[0].piece.transposed else shape[0]
         if sum(one.piece.rows for one in sources) != rows:
@@ -248,7 +250,7 @@ class _Tensor:
 def _tensors(
     entries: Sequence[Entry], lacked: Sequence[Entry], stored: StoredTensors, dtype: Optional[torch.dtype]
 ) -> Iterator[_Tensor]:
-    """The released tensors, in the order of the layers, and those that are ``lacked``."""
+    """The released tensors in the order of the layers, and the ``lacked`` ones."""
     sources: dict[str, list[_Source]] = {}
     for entry in entries:
         row = 0
@@ -273,12 +275,12 @@ def _hf_config(conversion: Conversion, config: Any, tensors: Sequence[_Tensor], 
     ours = copy.copy(config)
     ours.vocab_size = vocab_size
     described = conversion.hf_config(ours)
-    # Transformers reads "torch_dtype" up to version 4, "dtype" from 5 on.
+    # Transformers reads "torch_dtype" up to version 4, and "dtype" from 5 on.
     return {"architectures": [conversion.architectures[0]], **described, "dtype": dtype, "torch_dtype": dtype}
 
 
 def _compared(checkpoint: Path, manifest: Optional[Manifest]) -> Callable[[], list[str]]:
-    """Begin to compare the files of the weights with their hashes; what waits for the answer."""
+    """Start to compare the files of the weights with their hashes. Returns a function that waits for the result."""
     names = [name for name in manifest.hashes if name.startswith("weights/")] if manifest is not None else []
     return comparing(checkpoint, manifest, names) if manifest is not None and names else list
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Released weights as a checkpoint of ours, written as they are read: neither a model nor a process group is built.
+"""Converts released weights into a checkpoint while reading them, without building a model or a process group.
 
-Torch's distributed checkpoints are files of archives, one to a tensor, and ``.metadata`` that says which part of which tensor
-each archive is. Torch writes the archives without their tensors' bytes (`torch.serialization.skip_data`: holes in the file),
-`nemo2.checkpoint.reading` says where these belong, and they are copied there from the released files.
+Torch's distributed checkpoints are files of archives, one per tensor, and ``.metadata``, which says which part of which
+tensor each archive holds. Torch writes the archives without their tensors' bytes (`torch.serialization.skip_data`:
+holes in the file). `nemo2.checkpoint.reading` finds the positions of these bytes, which are then copied from the
+released files.
 """
 
 import pickle
@@ -39,9 +40,9 @@ from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, re
 from nemo2.models.conversion.table import Conversion, Entry
 
 FILE_BYTES = 2 << 30
-"""Of weights in one file: several are written, read and hashed side by side."""
+"""The size of a file of weights. Several files are written, read and hashed in parallel."""
 _EXTRA_STATES = ("linear_", "in_proj", "out_proj", "eh_proj", "output_layer")
-"""Modules whose extra state Megatron-Core's checkpoints have beside their weight; empty without FP8."""
+"""Modules whose extra state Megatron-Core's checkpoints store beside their weight. It is empty without FP8."""
 
 
 def import_weights(
@@ -54,26 +55,27 @@ def import_weights(
     overwrite: bool = False,
     show_progress: Optional[bool] = None,
 ) -> Path:
-    """Convert released weights into a checkpoint that any layout and strategy of ours reads.
+    """Convert released weights into a checkpoint that every layout and strategy of nemo2 can read.
 
-    Needs a buffer of some megabytes, whatever the size of the model, and no process group. The checkpoint holds weights only:
-    a run begins with it (``resume.restore_config``), and can't resume from it.
+    Needs a buffer of some megabytes, whatever the size of the model, and no process group. The checkpoint holds weights
+    only: a run can start from it (``resume.restore_config``) but not resume from it.
 
     Args:
         source: A folder with config.json and safetensors.
-        target: The checkpoint's directory. It exists once it is whole, or not at all.
-        config: Our configuration of the model. None: what config.json says. Its ``vocab_size`` may be larger than the file's,
-            whose missing rows become zeros.
-        tokenizer: Kept in ``context/`` beside the model's description. None: none is.
-        dtype: Of the weights in the checkpoint. None: each as it is in the file, bit for bit.
-        overwrite: Replace what stands at ``target``, once the new checkpoint is whole.
-        show_progress: A bar with bytes and rest. None: where the error output is a terminal.
+        target: The checkpoint's directory, which appears only when it is complete.
+        config: The model's configuration in nemo2. None: derived from config.json. Its ``vocab_size`` may be larger
+            than the file's; the missing rows become zeros.
+        tokenizer: The tokenizer to store in ``context/`` beside the model's description. None: none.
+        dtype: The dtype of the weights in the checkpoint. None: the file's, bit for bit.
+        overwrite: Replace ``target`` once the new checkpoint is complete.
+        show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        CheckpointError: weights are missing, damaged, pickles or of another model; the disk is full; ``target`` exists.
+        CheckpointError: weights are missing, damaged, pickles or of another model; the disk is full; or ``target``
+            exists.
         ConfigError: nemo2 has no such model, or not with these settings.
         SecurityError: a name in the index leads out of the folder.
     """
@@ -84,7 +86,7 @@ def import_weights(
 
 
 class Source(Protocol):
-    """Weights that become a checkpoint."""
+    """Weights to convert into a checkpoint."""
 
     @property
     def folder(self) -> Path: ...
@@ -114,11 +116,11 @@ def write_checkpoint(
     model: Any = None,
     part_of: Optional[str] = None,
 ) -> Path:
-    """The second half of `import_weights`, for weights of any source.
+    """Write a checkpoint from weights of any source: the second half of `import_weights`.
 
     Args:
-        model: Described in ``context/``. None: what the source's configuration makes.
-        part_of: Where the rest of the model is that these weights are a part of. None: they are all of it.
+        model: The model that ``context/`` describes. None: the model of the source's configuration.
+        part_of: The checkpoint with the rest of the model, if these weights are only a part. None: they are all of it.
     """
     final = Path(target).expanduser()
     weights = _Weights(released, dtype, extra_states=part_of is None)
@@ -145,10 +147,10 @@ def write_checkpoint(
 
 @contextmanager
 def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder beside ``target``, which whoever fills it renames; of one that fails nothing is left.
+    """A temporary folder beside ``target``, which the caller fills and renames. After a failure nothing remains.
 
     Raises:
-        CheckpointError: ``target`` exists, or its disk has no room, or some writing failed.
+        CheckpointError: ``target`` exists, its disk has no room, or a write failed.
     """
     if target.exists() and not overwrite:
         raise CheckpointError(
@@ -170,26 +172,26 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Pat
 
 @dataclass(frozen=True, kw_only=True)
 class _Archive:
-    """Where an entry's tensor will lie."""
+    """The position of an entry's tensor."""
 
     entry: Entry
     info: _StorageInfo
 
 
 class _Weights:
-    """The contents of ``weights/``, planned and written."""
+    """The contents of ``weights/``, planned and then written."""
 
     def __init__(self, released: Source, dtype: Optional[torch.dtype], *, extra_states: bool) -> None:
         self.released = released
         self.extra_states = extra_states
         self.dtypes: dict[str, torch.dtype] = {}
-        for entry in released.entries:  # of a stacked tensor all parts have the same
+        for entry in released.entries:  # all parts of a stacked tensor have the same
             own = released.dtype_of(entry) if dtype is None else (entry.dtype or dtype)
             self.dtypes[entry.key] = torch.promote_types(self.dtypes.get(entry.key, own), own)
         self.num_bytes = sum(map(self._size, released.entries))
 
     def write(self, folder: Path, advance: Callable[[int], None]) -> dict[Path, str]:
-        """Write all files; returns the SHA-256 of the large ones."""
+        """Write all files. Returns the SHA-256 of the large ones."""
         archives: list[_Archive] = []
         planned = []
         for number, group in enumerate(self._groups()):
@@ -223,12 +225,13 @@ class _Weights:
         yield group
 
     def _frames(self, path: Path, entries: Sequence[Entry]) -> tuple[list[_Archive], Planned]:
-        """Write the archives of a file without their tensors' bytes; where they lie, and what goes where."""
+        """Write the archives of a file without their tensors' bytes. Returns their positions, and the plan for the
+        bytes."""
         archives: list[_Archive] = []
         with open(path, "w+b") as file, without_crc(), torch.serialization.skip_data():
             for entry in entries:
                 first = file.tell()
-                # Its memory is never touched, so that it has none.
+                # Its memory is never touched, so it uses none.
                 stacked = (1,) * len(entry.at)
                 torch.save(torch.empty((*stacked, *entry.own_shape), dtype=self.dtypes[entry.key]), file)
                 archives.append(_Archive(entry=entry, info=_info(path, first, file.tell() - first)))
@@ -268,7 +271,7 @@ class _Weights:
 
 
 def _extra_states(entry: Entry) -> Iterator[str]:
-    """The names of what Megatron-Core keeps beside the weight of this module."""
+    """The names of the extra states that Megatron-Core stores beside the weight of this module."""
     module = entry.key.rpartition(".weight")[0]
     if module.rpartition(".")[2].startswith(_EXTRA_STATES):
         of = (entry.at, entry.shape[: len(entry.at)]) if entry.at else ((0,), (1,))
@@ -277,7 +280,7 @@ def _extra_states(entry: Entry) -> Iterator[str]:
 
 
 def _write_state(path: Path) -> _StorageInfo:
-    """An empty extra state, which stands for all of them."""
+    """An empty extra state, which serves for all of them."""
     with open(path, "wb") as file:
         torch.save([None], file)
     return _info(path, 0, path.stat().st_size)

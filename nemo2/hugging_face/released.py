@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A released model: its config.json, its tensors, and any part of any tensor of ours made of them."""
+"""A released model: its config.json, its tensors, and the parts of nemo2's tensors made of them."""
 
 import fnmatch
 import logging
@@ -34,16 +34,16 @@ _WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The weights in a folder, and how they become a model of ``config``."""
+    """The weights in a folder, and their conversion to a model of ``config``."""
 
     folder: Path
     hf_config: Mapping[str, Any]
-    """What config.json says."""
+    """The contents of config.json."""
     conversion: Conversion
     config: Any
-    """Of ours."""
+    """nemo2's configuration."""
     tensors: Mapping[str, Source]
-    """By the names that the table of the family has."""
+    """The tensors by their names in the family's table."""
     entries: tuple[Entry, ...]
 
     @property
@@ -51,7 +51,7 @@ class Released:
         return next((entry.own_shape[0] for entry in self.entries if entry.vocabulary), None)
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
-        """The one in which the file has it; of several the one that holds them all."""
+        """The dtype in the file. For several pieces, the dtype that can represent them all."""
         found: Optional[torch.dtype] = None
         for piece in entry.pieces:
             if piece.name is not None:
@@ -64,8 +64,8 @@ class Released:
         return merged(stretch for piece in entry.pieces for stretch in self._stretches(entry, piece, dtype))
 
     def part(self, entry: Entry, rows: slice, columns: slice = _ALL) -> Iterator[tuple[int, Tensor]]:
-        """``rows`` and ``columns`` of an entry's tensor, piece by piece, each with the row that it begins at. Of the file only
-        what they consist of is read."""
+        """``rows`` and ``columns`` of an entry's tensor, piece by piece, each with its first row. Only the needed
+        parts of the file are read."""
         first = 0
         for piece in entry.pieces:
             start, stop = max(rows.start, first), min(rows.stop, first + piece.rows)
@@ -110,15 +110,15 @@ class Released:
 
 
 def open_released(folder: Path, config: Optional[Any] = None) -> Released:
-    """The released model in ``folder``, all that can be wrong with it without reading a tensor looked at.
+    """Open the released model in ``folder``, after all checks that need no tensor.
 
     Args:
-        folder: With config.json and safetensors.
-        config: Our configuration. None: what config.json says.
+        folder: A folder with config.json and safetensors.
+        config: nemo2's configuration. None: derived from config.json.
 
     Raises:
-        CheckpointError: a file is missing, cut off or a pickle; tensors are missing, of another shape or dtype, or left over.
-            All of them are named.
+        CheckpointError: a file is missing, truncated or a pickle; or tensors are missing, superfluous, or of another
+            shape or dtype. The message lists all of them.
         ConfigError: nemo2 has no such model, or not with these settings.
         SecurityError: a name in the index leads out of the folder.
     """
@@ -153,10 +153,10 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
 
 
 def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
-    """Our configuration of what config.json says.
+    """nemo2's configuration for the contents of config.json.
 
     Raises:
-        ConfigError: it says what our model can't be, or what Megatron-Core refuses.
+        ConfigError: nemo2's model doesn't support the settings, or Megatron-Core rejects them.
     """
     for name in _COUNTS:
         if isinstance(count := text_config(hf_config).get(name), int | float) and count > _MOST:
@@ -175,7 +175,7 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
 
 
 def _has_further_predictions(files: Mapping[str, Source], conversion: Conversion, config: Any) -> bool:
-    """transformers names them in config.json and drops their weights."""
+    """Whether the files hold multi-token prediction. transformers names it in config.json but drops its weights."""
     further = (one for one in conversion.entries(config, vocab_rows=1) if one.key.startswith("module.mtp."))
     return any(piece.name in files for entry in further for piece in entry.pieces)
 
@@ -190,7 +190,7 @@ def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Con
 
 
 def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, config: Any) -> dict[str, Source]:
-    """The tensors by their names without the prefix of this file."""
+    """The tensors by their names without this file's prefix."""
     first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
     prefix = next((prefix for prefix in conversion.prefixes if prefix + first in tensors), "")
     return {conversion.name_in_table(name, prefix): source for name, source in tensors.items()}
@@ -199,10 +199,10 @@ def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, confi
 def _without_copy_of_embedding(
     folder: Path, tensors: dict[str, Source], conversion: Conversion, config: Any
 ) -> dict[str, Source]:
-    """Without the output layer, where that is the embedding: some files have it twice.
+    """The tensors without the output layer if it is the embedding, which some files contain twice.
 
     Raises:
-        CheckpointError: they differ.
+        CheckpointError: the two differ.
     """
     output = conversion.output_name(config) if config.share_embeddings_and_output_weights else None
     embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
@@ -224,7 +224,7 @@ def _equal(one: Source, other: Source) -> bool:
 
 
 def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping[str, Source]) -> Iterator[Entry]:
-    """The entries of this file's vocabulary, which a configuration may fill up to more rows."""
+    """The entries for this file's vocabulary. A configuration may pad it to more rows."""
     embedding = next((one for one in conversion.entries(config, vocab_rows=1) if one.vocabulary), None)
     name = embedding.pieces[0].name if embedding is not None else None
     there = tensors[name].shape[0] if name is not None and name in tensors else config.vocab_size or 1
@@ -244,7 +244,7 @@ def _with_zeros(
     entries: Sequence[Entry],
     tensors: Mapping[str, Source],
 ) -> Iterator[Entry]:
-    """Zeros for biases that our model has, and of which config.json says that the release has none."""
+    """Zeros for biases that nemo2's model has and that, according to config.json, the release lacks."""
     wanted = {name for name in released_shapes(entries) if name.endswith(".bias") and name not in tensors}
     lacked = {name for pattern in conversion.unbiased(hf_config) for name in fnmatch.filter(wanted, pattern)}
     if wanted - lacked:
@@ -257,7 +257,7 @@ def _with_zeros(
 
 
 def _of_the_release(conversion: Conversion, hf_config: Mapping[str, Any]) -> set[str]:
-    """Names of the tensors of the model that config.json describes; none where it describes none of ours."""
+    """The names of the tensors of the model that config.json describes. Empty: it describes none of nemo2's models."""
     try:
         own = described(conversion, hf_config)
     except ConfigError:
@@ -266,10 +266,10 @@ def _of_the_release(conversion: Conversion, hf_config: Mapping[str, Any]) -> set
 
 
 def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str, Source]) -> dict[str, Source]:
-    """Without biases that our model hasn't, where they are zero.
+    """The tensors without biases that nemo2's model lacks, if they are zero.
 
     Raises:
-        CheckpointError: some aren't.
+        CheckpointError: some are not zero.
     """
     extra = [name for name in tensors if name.endswith(".bias") and name not in wanted]
     weights = {name.removesuffix("bias") + "weight" for name in extra} & set(wanted)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of one rank as Megatron-Core's schedules want it, and the step that runs over it.
+"""The model of one rank in the form of Megatron-Core's schedules, and the step that runs over it.
 
-`MegatronParallel` holds this rank's pipeline chunks, each wrapped in Megatron-Core's DistributedDataParallel. A step takes
-this data-parallel rank's share of a global batch, splits it into micro-batches and hands a forward function to the schedule
-(no pipelining, 1F1B, interleaved). That function is three steps, each of which the user's LightningModule may define and
-callbacks may hook (`nemo2.parallel.hooks`):
+`MegatronParallel` holds this rank's pipeline chunks, each wrapped in Megatron-Core's DistributedDataParallel. A step
+takes this data-parallel rank's part of a global batch, splits it into micro-batches, and passes a forward function to
+the schedule (no pipelining, 1F1B, interleaved). That function consists of three steps. The user's LightningModule may
+define each step, and callbacks may hook it (`nemo2.parallel.hooks`):
 
     data step        ``data_step(iterator) -> batch``                    fetch, move to the device, slice
     forward step     ``forward_step(batch) -> output``                   run this chunk
     loss reduction   ``training_loss_reduction.forward(batch, output)``  on the last stage
 
-A module may also write ``forward_step(self, model, batch)`` and ``loss_reduction(self, model)`` (`nemo2.parallel.forms`).
+A module may also define ``forward_step(self, model, batch)`` and ``loss_reduction(self, model)``
+(`nemo2.parallel.forms`).
 """
 
 import copy
@@ -56,17 +57,18 @@ from nemo2.parallel.transform import (
 
 @dataclass
 class MegatronStep:
-    """Everything one step needs. A callback may return a changed copy from ``on_megatron_step_start``."""
+    """The inputs of one step. A callback may return a changed copy from ``on_megatron_step_start``."""
 
     pipeline: "MegatronParallel"
     batch: Any
-    """This data-parallel rank's share of the global batch: tensors [num_microbatches * micro_batch_size, ...]."""
+    """This data-parallel rank's part of the global batch: tensors [num_microbatches * micro_batch_size, ...]."""
     stage: str
     """"training", "validation", "test" or "predict"."""
     step_i: int
     num_microbatches: int
     seq_length: int
-    """Tokens of a sequence before context parallelism cuts it; sets the shape that pipeline stages exchange."""
+    """Tokens of a sequence before context parallelism splits it. Defines the shape of the tensors between pipeline
+    stages."""
     micro_batch_size: int
     forward_only: bool
     decoder_seq_length: Optional[int] = None
@@ -86,11 +88,12 @@ class MegatronStep:
     def __call__(self) -> list[dict[str, Tensor]]:
         """Run the schedule: forward and, unless ``forward_only``, backward over all micro-batches.
 
-        Returns the reports of the loss reduction, one per micro-batch, on the last pipeline stage; elsewhere [].
+        Returns the reports of the loss reduction, one per micro-batch, on the last pipeline stage, and [] on other
+        stages.
         """
         microbatches = self.microbatches()
         chunks = list(self.pipeline)
-        # Interleaved stages walk the same micro-batches, each at its own pace.
+        # Interleaved stages process the same micro-batches, each at its own pace.
         iterators: Any = [iter(microbatches) for _ in chunks] if len(chunks) > 1 else iter(microbatches)
         return self.pipeline.schedule_of(self)(
             forward_step_func=self.forward_step_func,
@@ -105,37 +108,41 @@ class MegatronStep:
 
 
 class MicroBatches(list[Any]):
-    """A step's batch that is cut already."""
+    """A step's batch that is already split."""
 
 
 class MegatronParallel(nn.ModuleList):
     """This rank's pipeline chunks.
 
     Args:
-        pipeline: The LightningModule, after ``configure_model``. Its ``module`` is the (first) chunk; without one the
-            LightningModule itself is the chunk. With virtual stages it must define ``build_chunk(vp_stage)``.
-        precision_plugin: Converts chunks and inputs (`nemo2.precision.MegatronMixedPrecision`). None: leaves them.
-        callbacks: Who hears the hooks of the step.
-        data_step, forward_step, loss_reduction: Replace what the module defines: ``data_step(iterator) -> batch``,
-            ``forward_step(model, batch) -> output`` and an object, as `forward` has them. A ``data_step`` of two arguments gets
-            the module first, or its twin that is bound to a virtual stage; ``model`` is that too.
+        pipeline: The LightningModule, after ``configure_model``. Its ``module`` is the first or only chunk. Without
+            ``module`` the LightningModule itself is the chunk. With virtual stages it must define
+            ``build_chunk(vp_stage)``.
+        precision_plugin: Converts chunks and inputs (`nemo2.precision.MegatronMixedPrecision`). None: no conversion.
+        callbacks: The receivers of the step's hooks.
+        data_step, forward_step, loss_reduction: Replace the module's definitions: ``data_step(iterator) -> batch``,
+            ``forward_step(model, batch) -> output`` and an object, as in `forward`. A ``data_step`` with two arguments
+            receives the module first. ``model`` is the module too. On a virtual stage it is the module's twin for that
+            stage.
         vp_size: Chunks on this rank. None: one.
         ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
-        device: Where the chunks go before they are wrapped. None: where they are.
-        wrap_chunk: ``(config, chunk) -> wrapped chunk`` in place of Megatron-Core's wrapping and of the precision plugin's
-            conversion. The wrapped chunk is a data-parallel one by Megatron-Core's base class.
-        transform: Applied to each chunk before it is wrapped (`nemo2.parallel.transform`). None: chunks stay as they are.
+        device: The chunks' device before they are wrapped. None: their current device.
+        wrap_chunk: ``(config, chunk) -> wrapped chunk``, in place of Megatron-Core's wrapping and of the precision
+            plugin's conversion. The result must be an instance of Megatron-Core's data-parallel base class.
+        transform: A function that is applied to each chunk before it is wrapped (`nemo2.parallel.transform`). None: no
+            transform.
     """
 
-    # nn.Module calls every attribute that isn't declared a Tensor or a Module.
+    # nn.Module's annotations treat every undeclared attribute as a Tensor or a Module.
     loss_reduction: Optional[MegatronLossReduction]
     graphs: Optional[StepGraphs]
-    """None where no CUDA graphs are asked for, or nothing is trained."""
+    """The CUDA graphs. None: none are requested, or nothing is trained."""
     parameter_counts: Optional[ParameterCounts]
-    """Parameters of the whole model. None on meta tensors."""
+    """The parameters of the whole model. None: the model is on meta tensors."""
     _twins: list[pl.LightningModule]
     weight: Optional[Tensor]
-    """The count that the last step's reduced loss is a mean over (`MegatronLossReduction.weight`), on every pipeline stage."""
+    """The count behind the mean of the last step's reduced loss (`MegatronLossReduction.weight`), on every pipeline
+    stage."""
 
     def __init__(
         self,
@@ -172,7 +179,7 @@ class MegatronParallel(nn.ModuleList):
         self._refuse_to_train_nothing()
         with building_stream(self.config):
             self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
-        # Kept out of torch's registry of submodules, which for a module list are its items.
+        # Not registered as a submodule, because a module list's submodules are its items.
         self.__dict__["loss_reduction"] = loss_reduction
         self.__dict__["weight"] = None
         self.__dict__["graphs"] = self._step_graphs()
@@ -197,24 +204,25 @@ class MegatronParallel(nn.ModuleList):
         step_i: Optional[int] = None,
         wrap_forward_step: bool = True,
     ) -> Any:
-        """One step over ``data`` with the three steps given here, under NeMo's names.
+        """Run one step over ``data`` with the three steps given here, under NeMo's names.
 
         Args:
-            data: This data-parallel rank's share of a global batch, ``[num_microbatches * micro_batch_size, ...]``; or an
-                iterator over micro-batches, of which ``num_microbatches`` are taken.
-            forward_only: True: as in validation. False: as in training, gradients are left in the chunks' buffers; call
-                `zero_grad_buffer` before.
+            data: This data-parallel rank's part of a global batch, ``[num_microbatches * micro_batch_size, ...]``; or
+                an iterator over micro-batches, of which ``num_microbatches`` are used.
+            forward_only: Run only the forward, as in validation. False: as in training, gradients stay in the chunks'
+                buffers; call `zero_grad_buffer` first.
             data_step: ``(iterator) -> batch``. None: the module's.
-            forward_step: ``(model, batch) -> output`` with the LightningModule, on a virtual stage its twin. None: the module's.
+            forward_step: ``(model, batch) -> output`` with the LightningModule, or on a virtual stage its twin. None:
+                the module's.
             loss_reduction: None: the module's.
-            seq_length, micro_batch_size: Of what pipeline stages send each other. None: read off the data.
+            seq_length, micro_batch_size: The shape of the tensors between pipeline stages. None: derived from the data.
             num_microbatches: None: 1.
-            step_i: The number that hooks and the module's steps are told. None: 0.
-            wrap_forward_step: False: ``forward_step`` is Megatron-Core's own, ``(iterator, chunk) -> (output, loss function)``,
-                and no data step or hook of a micro-batch runs.
+            step_i: The step number that hooks and the module's steps receive. None: 0.
+            wrap_forward_step: False: ``forward_step`` is in Megatron-Core's form, ``(iterator, chunk) -> (output, loss
+                function)``, and no data step or micro-batch hook runs.
 
         Returns:
-            What the loss reduction makes of the micro-batches' reports, the same on every pipeline stage.
+            The loss reduction's result for the micro-batches' reports, the same on every pipeline stage.
 
         Raises:
             ConfigError: ``wrap_forward_step=False`` without a ``forward_step``.
@@ -237,7 +245,8 @@ class MegatronParallel(nn.ModuleList):
         )
 
     def training_step(self, batch: Any, *, step_i: int = 0, **shape: Any) -> Tensor:
-        """Forward and backward over a global batch's share. Returns the reduced loss (scalar, no graph), on every rank."""
+        """Run forward and backward over this rank's part of a global batch. Returns the reduced loss (scalar, no
+        graph), on every rank."""
         return self.run_step("training", batch, step_i=step_i, forward_only=False, **shape)
 
     def validation_step(self, batch: Any, *, step_i: int = 0, **shape: Any) -> Tensor:
@@ -265,9 +274,9 @@ class MegatronParallel(nn.ModuleList):
         loss_reduction: Optional[MegatronLossReduction] = None,
         wrap_forward_step: bool = True,
     ) -> Tensor:
-        """One step of ``stage``: schedule, reduction, hooks. The last four arguments are those of `forward`.
+        """Run one step of ``stage``: schedule, reduction, hooks. The last four arguments are those of `forward`.
 
-        The loss of the last pipeline stage is broadcast, so that every rank returns (and logs, and decides on) the same.
+        The loss of the last pipeline stage is broadcast, so that every rank returns, logs and uses the same value.
         """
         inferred_micro_batch, inferred_seq = _batch_shape(batch, num_microbatches)
         loss_reduction = loss_reduction or self._loss_reduction(stage)
@@ -306,7 +315,7 @@ class MegatronParallel(nn.ModuleList):
         return reduced
 
     def schedule_of(self, step: MegatronStep) -> Callable[..., Any]:
-        """Megatron-Core's schedule for this rank's chunks, within a CUDA graph where one is asked for."""
+        """Megatron-Core's schedule for this rank's chunks, within a CUDA graph if one is requested."""
         schedule = get_forward_backward_func()
         return schedule if self.graphs is None or step.stage != "training" else self.graphs.around(schedule, step)
 
@@ -317,7 +326,7 @@ class MegatronParallel(nn.ModuleList):
         data_step: Optional[Callable[..., Any]],
         own_forward_step: Optional[Callable[..., Any]],
     ) -> Callable[..., Any]:
-        """Megatron-Core's ``(iterator, chunk) -> (output, loss function)`` out of our three steps."""
+        """Megatron-Core's ``(iterator, chunk) -> (output, loss function)``, made of the three steps."""
         twins: dict[int, pl.LightningModule] = {id(chunk): twin for chunk, twin in zip(self, self._twins, strict=True)}
         data_steps = {
             key: self._data_step(twin, step.stage) if data_step is None else with_model(data_step, twin)
@@ -361,7 +370,7 @@ class MegatronParallel(nn.ModuleList):
         self, loss_reduction: MegatronLossReduction, outputs: Sequence[dict[str, Tensor]], *, predicting: bool
     ) -> Any:
         if predicting or isinstance(loss_reduction, OutputCollection):
-            return loss_reduction.reduce(outputs) if outputs else None  # of any kind, on the stage that has them
+            return loss_reduction.reduce(outputs) if outputs else None  # any kind of result, on the stage with outputs
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             reduced = loss_reduction.reduce(outputs)
             self.__dict__["weight"] = loss_reduction.weight
@@ -390,11 +399,11 @@ class MegatronParallel(nn.ModuleList):
 
     @property
     def pipeline(self) -> "pl.LightningModule | list[pl.LightningModule]":
-        """The LightningModule; with virtual stages one for each chunk."""
+        """The LightningModule. With virtual stages a list with one per chunk."""
         return self._twins[0] if len(self) == 1 else list(self._twins)
 
     def __getattr__(self, name: str) -> Any:
-        """What isn't of this class is the LightningModule's: ``trainer.model.optim``, ``.tokenizer``, ``.walk``."""
+        """Look up other attributes on the LightningModule: ``trainer.model.optim``, ``.tokenizer``, ``.walk``."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -410,7 +419,7 @@ class MegatronParallel(nn.ModuleList):
 
     def _wrap(self, core: nn.Module, *, first: bool) -> nn.Module:
         for module in core.modules():
-            # Megatron-Core asks each end of a pipeline, models of one's own too, whether the two share an embedding.
+            # Megatron-Core asks each end of a pipeline, also in the user's own models, whether both share an embedding.
             if hasattr(module, "pre_process") and not hasattr(module, "share_embeddings_and_output_weights"):
                 setattr(module, "share_embeddings_and_output_weights", False)  # noqa: B010  # not a tensor or module
         if self.wrap_chunk is not None:
@@ -453,13 +462,15 @@ class MegatronParallel(nn.ModuleList):
 
     @contextmanager
     def _without_gathers(self) -> Iterator[bool]:
-        """Forwards inside compute nothing that counts, and gather no parameters. Gives whether they would have."""
+        """Within this context forwards gather no parameters, because their results are not used. Yields whether they
+        would have gathered."""
         self.pause_param_gather(whole=False)
         yield self.gathers_in_forward
         self.resume_param_gather()
 
     def _connect_gradient_functions(self, ddp_config: DistributedDataParallelConfig) -> None:
-        """Tell the schedule how to hold back, start and finish gradient reduction and parameter gathering."""
+        """Connect the schedule to the functions that delay, start and finish gradient reductions and parameter
+        gathers."""
 
         def one_or_all(functions: list[Any]) -> Any:
             return functions[0] if len(functions) == 1 else functions
@@ -468,7 +479,7 @@ class MegatronParallel(nn.ModuleList):
         chunks: list[Any] = list(self)
         if ddp_config.overlap_grad_reduce:
             config.no_sync_func = one_or_all([chunk.no_sync for chunk in chunks])
-            # All stages start their reductions together, at the schedule's word (Megatron-LM's align_grad_reduce).
+            # All stages start their reductions together, when the schedule calls (Megatron-LM's align_grad_reduce).
             config.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in chunks])
         if ddp_config.overlap_param_gather and ddp_config.align_param_gather:
             config.param_sync_func = one_or_all([chunk.start_param_sync for chunk in chunks])
@@ -479,7 +490,7 @@ class MegatronParallel(nn.ModuleList):
             chunk.zero_grad_buffer()  # pyright: ignore[reportCallIssue]
 
     def broadcast_params(self) -> None:
-        """Give every data-parallel replica the parameters of replica 0."""
+        """Broadcast the parameters of replica 0 to every data-parallel replica."""
         for chunk in self:
             chunk.broadcast_params()  # pyright: ignore[reportCallIssue]
 
@@ -489,7 +500,7 @@ class MegatronParallel(nn.ModuleList):
         return config is not None and config.overlap_param_gather and not config.use_megatron_fsdp
 
     def pause_param_gather(self, *, whole: bool = True) -> None:
-        """Before a forward that isn't training: stop gathering parameters in it, and make all of them ``whole`` now."""
+        """Stop the gather of parameters in forwards that aren't training. ``whole`` gathers all parameters now."""
         if self.gathers_in_forward:
             for chunk in self:
                 chunk.disable_forward_pre_hook(param_sync=whole)  # pyright: ignore[reportCallIssue]
@@ -500,13 +511,14 @@ class MegatronParallel(nn.ModuleList):
                 chunk.enable_forward_pre_hook()  # pyright: ignore[reportCallIssue]
 
     def force_param_sync(self) -> None:
-        """Make all parameters whole now, as before a save, when their gathering overlaps with the next forward."""
+        """Gather all parameters now, as before a save, if their gather overlaps with the next forward."""
         if self.gathers_in_forward:
             for chunk in self:
                 chunk.start_param_sync(force_sync=True)  # pyright: ignore[reportCallIssue]
 
     def sharded_state_dict(self, metadata: Optional[dict] = None) -> dict[str, Any]:
-        """Megatron-Core's sharded state of the chunks: one dictionary, or ``model_0``, ``model_1`` … with virtual stages.
+        """Megatron-Core's sharded state of the chunks: one dictionary, or ``model_0``, ``model_1`` … with virtual
+        stages.
 
         Keys inside start with ``module.``, as in NeMo 2.0's checkpoints.
         """

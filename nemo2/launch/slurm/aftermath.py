@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a life of a job: is the run done, to be continued, or failed for a reason that another start doesn't mend?
+"""Decides after a life of a job whether the run is done, continues, or has failed for a reason that a restart doesn't
+fix.
 
-Run by the job's script, on its node; prints one word, ``done``, ``again``, ``failed`` or ``cancelled``, and writes it with its
-reason into ``state.json``, where a launcher that follows the run reads it. Imports nothing heavy.
+The job's script runs this module on its node. It prints one word, ``done``, ``again``, ``failed`` or ``cancelled``, and
+writes the word with its reason into ``state.json``, which a launcher that follows the run reads. Imports nothing heavy.
 
 - A run that an earlier life has trained to the end, before its node was lost or while it was cut off: done.
-- Ranks that saved and stopped because they were asked to: again, but not `ASKED` times in a row at one step.
+- Ranks that saved and stopped on request: again, but not `ASKED` times in a row at one step.
 - Ranks that ended because Slurm took a node from them, or the job back: again.
-- An error of the settings, the data or the checkpoint: failed. The next start would meet it, too.
-- Ranks that Slurm ended without a word of theirs, as at the return of a lost node: again, but not `STALLED` times in a row.
-- Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same step, or
-  `STALLED` lives in a row came no further than one before them.
+- An error of the settings, the data or the checkpoint: failed, because the next start would meet it too.
+- Ranks that Slurm ended before they wrote anything, as at the return of a lost node: again, but not `STALLED` times in
+  a row.
+- Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same
+  step, or `STALLED` lives in a row advanced no further than a life before them.
 - Ranks that never began to run: failed.
-- A failure when as many starts have failed as the executor allows (``retries``): failed.
+- A failure after as many failed starts as the executor allows (``retries``): failed.
 """
 
 import argparse
@@ -31,24 +33,25 @@ from nemo2.run_dir.records import read_metrics, write_text
 STALLED = 3
 ASKED = 10
 RUN_DIR = "run_dir"
-"""In the job's folder: a file with the path of the run directory."""
+"""A file in the job's folder with the path of the run directory."""
 _ENDED_BY_SLURM = ("CANCELLED",)
 _TAKEN_BY_SLURM = ("NODE_FAIL", "PREEMPTED", "REQUEUED")
-"""States of a job that Slurm itself queues again: what its ranks say meanwhile is no failure of theirs."""
+"""States of a job that Slurm itself queues again. Errors of its ranks in these states don't count as failures."""
 _CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT")
 
 
 def judge(
     folder: Path, *, life: int, code: int, state: str = "RUNNING", retries: Optional[int] = None
 ) -> dict[str, Any]:
-    """How a life ended: ``verdict``, ``message``, ``step`` (None where no step was begun), ``rank`` where one is to blame.
+    """How a life ended: ``verdict``, ``message``, ``step`` (None: no step began), and ``rank`` if one rank caused the
+    end.
 
     Args:
-        folder: The job's.
-        life: Its number.
+        folder: The job's folder.
+        life: The life's number.
         code: The exit code of srun.
-        state: Slurm's word for the job now.
-        retries: How often a job that failed is started again. None: as long as it comes further.
+        state: Slurm's current word for the job.
+        retries: How often a failed job is started again. None: as long as it makes progress.
     """
     faults = read_faults(folder / LIVES / str(life) / "faults")
     if code == 0:
@@ -99,7 +102,7 @@ def record(folder: Path, life: int, told: dict[str, Any]) -> None:
 
 
 def _asked(told: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What was told of a life that was asked to stop, unless too many of them came to nothing."""
+    """The verdict of a life that was asked to stop, unless too many such lives made no progress."""
     told = {**told, "asked": True}
     before = history(folder)[1 - ASKED :]
     if sum(one.get("asked", False) and one["step"] == told["step"] for one in before) < ASKED - 1:
@@ -109,19 +112,19 @@ def _asked(told: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _explained(fault: Fault) -> bool:
-    """Whether another start would meet it, too."""
+    """Whether a restart would meet the fault too."""
     return fault.explained and fault.kind not in MENDED_BY_A_START
 
 
 def _ended_by_slurm(life: Path) -> bool:
-    """Whether slurmd says that it cancelled the ranks' step."""
+    """Whether slurmd reports that it cancelled the ranks' step."""
     return any(
         _CANCELLED.search(path.read_text(encoding="utf-8", errors="replace")) for path in life.glob("task-*.out")
     )
 
 
 def _stalled(failures: list[dict[str, Any]]) -> bool:
-    """Whether the last of them came no further than the one before them."""
+    """Whether the last failures advanced no further than the one before them."""
     steps = [-1 if one["step"] is None else one["step"] for one in failures]
     return len(steps) > STALLED and max(steps[-STALLED:]) <= max(steps[:-STALLED])
 
@@ -134,7 +137,7 @@ def _told(
 
 
 def _last_step(folder: Path) -> Optional[int]:
-    """The steps that the run directory tells of; None without any."""
+    """The steps that the run directory reports. None: none."""
     try:
         directory = (folder / RUN_DIR).read_text(encoding="utf-8").strip()
         return max(record["step"] + 1 for record in read_metrics(directory) if "step" in record)
@@ -143,7 +146,7 @@ def _last_step(folder: Path) -> Optional[int]:
 
 
 def _first_words(life: Path, faults: list[Fault], code: int) -> tuple[str, Optional[int]]:
-    """The first failure among the ranks in a sentence, and whose it was."""
+    """The first failure among the ranks in a sentence, and its rank."""
     output = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(life.glob("task-*.out"))]
     if not faults or faults[0].kind != HANG:
         for death in deaths_in("\n".join(output)):

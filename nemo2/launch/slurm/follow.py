@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A submitted run, followed from here: rank 0 as it speaks, each life's end, and the end of all.
+"""Follows a submitted run from here: rank 0's output, each life's end, and the end of the run.
 
-Leaving is safe: the run belongs to Slurm, and this only looks.
+Leaving is safe: the run belongs to Slurm, and this module only reads.
 """
 
 import json
@@ -21,9 +21,10 @@ from nemo2.launch.stream import RunDisplay
 
 ENDED = ("done", "failed", "cancelled")
 CONTINUED = "continued"
-"""Saved, and nobody goes on: no requeueing, and no further link of a chain."""
+"""The run has saved, but no job continues it: there is no requeueing, and no further link of a chain."""
 _GONE_LOOKS = 3
-"""Looks in a row without the job before it counts as ended: a requeue passes through states that squeue doesn't list."""
+"""Consecutive polls without the job before it counts as ended. A requeue passes through states that squeue doesn't
+list."""
 
 
 class Ending(NamedTuple):
@@ -38,7 +39,7 @@ def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[f
     """Show a run until it has ended for good.
 
     Args:
-        interval_seconds: Between looks. None: 1, or 5 over SSH.
+        interval_seconds: The time between polls. None: 1, or 5 over SSH.
     """
     pause = interval_seconds or (1.0 if shell.local else 5.0)
     display = RunDisplay(Path(submission.folder))
@@ -70,7 +71,7 @@ def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[f
 
 
 def read_state(shell: Shell, folder: str) -> dict[str, Any]:
-    """The state that the lives so far have written down; {} before the first has ended."""
+    """The state that the lives so far have written. {}: the first has not ended yet."""
     _, text, _ = shell.run(f"cat {quote(folder)}/{STATE} 2>/dev/null")
     try:
         return json.loads(text)
@@ -132,7 +133,8 @@ class _Shown:
 
 
 def _ended_by_slurm(shell: Shell, submission: Submission, words: list[str], told: dict[str, Any]) -> Ending:
-    """The job ended before its script could judge: cancelled while it waited, out of time, a node lost for good."""
+    """The job ended before its script could judge: it was cancelled while it waited, ran out of time, or lost a node
+    for good."""
     word = next((word for word in reversed(words) if word != "COMPLETED"), "COMPLETED")
     if word.startswith("CANCELLED"):
         return Ending("cancelled", f"job {submission.jobs[-1]} was cancelled")

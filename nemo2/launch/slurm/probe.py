@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each task of ``nemo2 cluster test``: say what it sees, then sum one number over all of them. Standard library until
-it has spoken, so that a node without torch or nemo2 can say so.
+"""Runs in each task of ``nemo2 cluster test``: reports what the task sees, then sums one number over all tasks.
 
-Run as a file, ``python probe.py FOLDER``, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+It uses only the standard library until it has reported, so that a node without torch or nemo2 can say so. Run it as a
+file, ``python probe.py FOLDER``, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ PACKAGES = ("nemo2", "torch", "lightning", "megatron-core", "nemo-run", "transfo
 
 
 def facts(folder: Path) -> dict:
-    """This node's, as plain data."""
+    """This node's facts, as plain data."""
     name = socket.gethostname()
     try:
         addresses = sorted({one[4][0] for one in socket.getaddrinfo(name, None)})
@@ -45,7 +45,7 @@ def facts(folder: Path) -> dict:
 
 
 def devices() -> dict:
-    """The GPUs that torch sees on this node, and its own words where it sees none."""
+    """The GPUs that torch sees on this node, or torch's message if it sees none."""
     try:
         import torch
     except ImportError:
@@ -64,7 +64,7 @@ def _first_line(error: Exception) -> str:
 
 
 def add_up(seconds: float) -> dict:
-    """An all-reduce over all tasks; how it went, in plain data."""
+    """An all-reduce over all tasks, with its result as plain data."""
     started = time.monotonic()
     try:
         import torch

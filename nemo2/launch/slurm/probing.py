@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 cluster test``: a job of seconds on two nodes, and what is wrong with the cluster or the profile, each with a fix.
+"""``nemo2 cluster test``: a job of seconds on two nodes that finds faults of the cluster or the profile, each with a
+fix.
 
-The job's script is that of a run, with `probe` in the place of training: what works here works there.
+The job's script is that of a run, with `probe` in place of training, so a test that passes means that runs start.
 """
 
 import json
@@ -30,7 +31,7 @@ _PROBE_TIME = "5"
 
 
 class Finding(NamedTuple):
-    """``stops`` is whether runs fail with it, as opposed to losing some convenience."""
+    """``stops`` tells whether runs fail with it, rather than lose some convenience."""
 
     message: str
     stops: bool = True
@@ -39,10 +40,10 @@ class Finding(NamedTuple):
 def test_cluster(
     executor: Any, settings: ClusterSettings, *, nodes: int = 2, wait_seconds: float = 600.0
 ) -> Iterator[Finding]:
-    """The faults found; none where all is well. Takes as long as the queue, and some seconds.
+    """The faults that were found. Empty: there are none. Takes the time in the queue, and some seconds.
 
     Args:
-        wait_seconds: How long the job may wait in the queue.
+        wait_seconds: The longest time that the job may wait in the queue.
     """
     shell = shell_of(executor.tunnel)
     try:
@@ -75,7 +76,7 @@ def test_cluster(
 
 
 def gpus_of(executor: Any, settings: ClusterSettings) -> int:
-    """How many GPUs a profile promises on each node, as far as it says; 0 where it names none."""
+    """The number of GPUs that a profile promises on each node. 0: it names none."""
     if executor.gpus_per_node:
         return int(executor.gpus_per_node)
     return int(bool(settings.gpu or executor.gpus_per_task or "gpu" in (executor.gres or "")))
@@ -110,7 +111,7 @@ def _submit(shell: Shell, job: Job, token: str) -> str:
 
 
 def _wait(shell: Shell, number: str, wait_seconds: float) -> str:
-    """Slurm's last word for the job, or what it waits as."""
+    """Slurm's last word for the job, or the reason why it waits."""
     queued, running = time.monotonic() + wait_seconds, None
     while True:
         word = queue.state(shell, number)
@@ -126,10 +127,10 @@ def _wait(shell: Shell, number: str, wait_seconds: float) -> str:
 def judge(
     text: str, *, nodes: int, token: str, python: str, folder: str, word: str = "COMPLETED", gpus: int = 0
 ) -> Iterator[Finding]:
-    """The faults that the output of a test's tasks tells of.
+    """The faults in the output of a test's tasks.
 
     Args:
-        gpus: As many GPUs as each node must have.
+        gpus: The number of GPUs that each node must have.
     """
     told: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():
@@ -204,7 +205,7 @@ def _differences(told: dict[int, dict[str, Any]], hosts: dict[int, str]) -> Iter
 
 
 _START_SECONDS = 20.0
-"""Tasks of one step start this much apart on a loaded machine."""
+"""The time between the starts of a step's tasks on a loaded machine."""
 
 
 def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: str, folder: str, word: str) -> Finding:
@@ -229,10 +230,10 @@ def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: s
 
 
 def settled(executor: Any) -> Any:
-    """The executor, if it is Slurm's.
+    """The executor, after a check that it is Slurm's.
 
     Raises:
-        ConfigError: it isn't: other kinds are tested by their own tools.
+        ConfigError: it is another kind, which its own tools test.
     """
     if not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(

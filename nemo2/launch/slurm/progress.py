@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a submitted run has come, read through a shell from the files of its directory, wherever that is."""
+"""Reads a submitted run's progress through a shell from the files in its directory, wherever that is."""
 
 import json
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ _LINES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """None stands for what the run hasn't written down yet."""
+    """A run's progress. None: the run hasn't written the value yet."""
 
     steps: int
-    """Done, of those that are logged."""
+    """The number of finished steps among those that are logged."""
     planned_steps: Optional[int]
     loss: Optional[float]
-    """Of the last logged step."""
+    """The loss of the last logged step."""
     val_loss: Optional[float]
-    """Of the last validation."""
+    """The loss of the last validation."""
     step_seconds: Optional[float]
-    """Median of the last logged steps."""
+    """The median of the last logged steps."""
     tokens_per_second: Optional[float]
 
     @property
     def seconds_left(self) -> Optional[float]:
-        """Until the last step, as fast as the last ones; validations, saves and waiting in the queue come on top."""
+        """The time until the last step at the current speed, without validations, saves and waiting in the queue."""
         if self.planned_steps is None or self.step_seconds is None:
             return None
         return max(0, self.planned_steps - self.steps) * self.step_seconds
@@ -55,7 +55,7 @@ class Progress:
 
 
 def progress(shell: Shell, run_directory: str) -> Optional[Progress]:
-    """What the run in this directory has logged; None before its first logged step."""
+    """The progress of the run in this directory. None: it has not logged a step yet."""
     _, lines, _ = shell.run(f"tail -n {_LINES} {quote(run_directory)}/{METRICS_FILE} 2>/dev/null")
     records = []
     for line in lines.splitlines():
@@ -80,7 +80,7 @@ def progress(shell: Shell, run_directory: str) -> Optional[Progress]:
 
 
 def span(seconds: float) -> str:
-    """Seconds as people say them: 50 s, 12 min, 3 h 20 min, 4 d 7 h."""
+    """Seconds in a readable form: 50 s, 12 min, 3 h 20 min, 4 d 7 h."""
     minutes, hours = round(seconds / 60), int(seconds // 3600)
     if seconds < 90:
         return f"{seconds:.0f} s"

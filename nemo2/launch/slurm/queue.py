@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's queue: submitting, and what became of a job, with accounting or without.
+"""Slurm's queue: submits jobs and reports their states, with accounting or without.
 
-``squeue`` and ``scontrol`` answer from the controller's memory for some minutes after a job's end (MinJobAge); ``sacct`` always,
-where there is accounting. nemo-run 0.11 asks sacct alone, and gives jobs up where it can't answer.
+``squeue`` and ``scontrol`` know a job for some minutes after its end (MinJobAge). ``sacct`` always knows it, if the
+cluster has accounting. nemo-run 0.11 asks only sacct, and gives up on jobs if it can't answer.
 """
 
 import re
@@ -32,13 +32,13 @@ _HELP = {
 
 
 def submit(shell: Shell, script: str, *, after: Optional[str] = None) -> str:
-    """The number of the job that ``sbatch`` made of a script there.
+    """Submit a script with ``sbatch`` and return the job's number.
 
     Args:
-        after: Start after the end of this job, however it ends.
+        after: The job whose end, however it ends, this job waits for.
 
     Raises:
-        ConfigError: Slurm refuses it, in its words and with what to look at.
+        ConfigError: Slurm rejects the job. The message has Slurm's words and a hint.
     """
     dependency = f"--dependency=afterany:{after} " if after else ""
     code, out, err = shell.run(f"sbatch --parsable {dependency}{shlex.quote(script)}")
@@ -51,7 +51,7 @@ def submit(shell: Shell, script: str, *, after: Optional[str] = None) -> str:
 
 
 def state(shell: Shell, job: str) -> str:
-    """Slurm's word for a job, "UNKNOWN" where nobody remembers it.
+    """Slurm's word for a job, or "UNKNOWN" if Slurm no longer knows it.
 
     Raises:
         RuntimeFault: Slurm's controller doesn't answer.
@@ -66,10 +66,10 @@ def state(shell: Shell, job: str) -> str:
 
 
 def with_hold(shell: Shell, job: str, word: str) -> str:
-    """The word for a job, and where it waits because somebody has to release it, why and how.
+    """The word for a job. If the job waits for a release, the word includes the reason and the fix.
 
-    Slurm holds a job back that a node couldn't start, as one that was cut off and has come back with processes of the job's
-    life before.
+    Slurm holds a job that a node couldn't start, such as a node that was cut off and returned with processes of the
+    job's previous life.
     """
     if word not in WAITING:
         return word
@@ -79,11 +79,11 @@ def with_hold(shell: Shell, job: str, word: str) -> str:
 
 
 def lives(word: str) -> bool:
-    """Whether a job of this state is waiting or running."""
+    """Whether a job in this state is waiting or running."""
     return word in WAITING or word in RUNNING
 
 
 def cancel(shell: Shell, jobs: Sequence[str]) -> None:
-    """End jobs, also those that wait. Their ranks are asked to save first."""
+    """End jobs, including waiting ones. Their ranks are asked to save first."""
     if jobs:
         output(shell, "scancel " + " ".join(map(shlex.quote, jobs)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe on Slurm from its job's script to its end."""
+"""Runs a recipe on Slurm, from its job's script to its end."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ def on_slurm(
     detach: bool,
     reasons: tuple[list[str], list[str]],
 ) -> RunResult:
-    """Submit a recipe as a job of ours and follow it, or say what it would be. Ctrl-C leaves it to Slurm."""
+    """Submit a recipe as a job and follow it, or print the job. Ctrl-C leaves the job to Slurm."""
     for sentence in reasons[1]:
         print(f"warning: {sentence}", file=sys.stderr)
     shape = {"devices": devices, "nodes": nodes}

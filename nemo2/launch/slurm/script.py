@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch script of a run: what a person can read, paste into sbatch, and find again in the job's folder.
+"""The batch script of a run, which a person can read, pass to sbatch, and find again in the job's folder.
 
-nemo-run 0.11 writes one of its own. Ours is another because of what that one does: variables unquoted into a file of mode 0644,
-rendezvous always at port 29500 of whatever ``hostname --ip-address`` prints, no word of requeueing, ten minutes of time.
+nemo-run 0.11 writes its own script. nemo2 has another because of these properties of nemo-run's: it writes variables
+unquoted into a file of mode 0644; the rendezvous is always at port 29500 of the address that ``hostname --ip-address``
+prints; it has no requeueing; it sets a time limit of ten minutes.
 
-A life is one start of the script. Slurm starts it again after a requeue, and a chain of jobs starts it once each; all lives go on
-with one run in one run directory, until `aftermath` says that it is done or has failed for good.
+A life is one start of the script. Slurm starts it again after a requeue, and a chain of jobs starts it once each. All
+lives continue one run in one run directory, until `aftermath` finds that the run is done or has failed for good.
 """
 
 import shlex
@@ -18,7 +19,7 @@ from nemo2.errors import ConfigError
 Starter = Literal["torchrun", "srun"]
 
 SECRETS = "secrets.sh"
-"""In the job's folder, mode 0600: variables whose names look like secrets."""
+"""A file in the job's folder, of mode 0600, with the variables whose names look like secrets."""
 SCRIPT = "job.sh"
 LIVES = "lives"
 STATE = "state.json"
@@ -30,47 +31,48 @@ _MOST_GRACE = 3600
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that the script of one run says."""
+    """The contents of a run's script."""
 
     name: str
     folder: str
-    """The job's own, on a file system that all nodes see."""
+    """The job's folder, on a file system that all nodes see."""
     nodes: int
     devices: int
     """Ranks per node."""
     starter: Starter = "torchrun"
     time: str = ""
-    """Slurm's time limit; "" leaves it to the partition."""
+    """Slurm's time limit. "": the partition's."""
     directives: Mapping[str, Optional[str]] = field(default_factory=dict)
-    """Further options of sbatch by name, without dashes; None for those that take no value."""
+    """Further options of sbatch by name, without dashes. None for options without a value."""
     variables: Mapping[str, str] = field(default_factory=dict)
     setup_lines: str = ""
-    """Bash of the user's, run before anything else of the job."""
+    """The user's Bash lines, which run before everything else in the job."""
     python: str = "python3"
     workdir: str = ""
-    """Where ranks start; "" is the folder."""
+    """The working directory of the ranks. "": the folder."""
     srun_args: tuple[str, ...] = ()
     container_image: str = ""
     container_mounts: tuple[str, ...] = ()
     grace_seconds: int = 120
-    """How long before the end of its time a run is asked to save. 0: never."""
+    """The time before the time limit at which a run is asked to save. 0: never."""
     requeue: bool = True
-    """Whether the job goes back to the queue by itself; False in a chain, whose next link goes on."""
+    """Whether Slurm requeues the job. False in a chain, whose next link continues the run."""
     retries: Optional[int] = None
-    """How often the job is started again after a failure. None: as long as it comes further."""
+    """How often the job is started again after a failure. None: as long as it makes progress."""
     nsys: tuple[str, ...] = ()
-    """The arguments of ``nsys``, but for the output's, under which the ranks run; empty: without."""
+    """The arguments of ``nsys``, except those of its output, under which the ranks run. Empty: without nsys."""
     monitor: Optional[Mapping[str, str]] = None
-    """Options of nvidia-resiliency-ext's launcher by name, which takes torchrun's place; None: torchrun."""
+    """Options by name of nvidia-resiliency-ext's launcher, which replaces torchrun. None: torchrun."""
     program: str = f"-m {_ENTRY}"
-    """What Python runs on every rank, with the folder as its argument: ``-m MODULE``, or a file in the folder."""
+    """The program that Python runs on every rank with the folder as its argument: ``-m MODULE``, or a file in the
+    folder."""
 
 
 def job_script(job: Job) -> str:
     """The text of the script.
 
     Raises:
-        ConfigError: a value that a line of ``#SBATCH`` can't hold.
+        ConfigError: a value that an ``#SBATCH`` line can't contain.
     """
     return "\n".join([*_head(job), *_body(job)]) + "\n"
 
@@ -178,7 +180,7 @@ _WATCH = [
 
 
 def _step(job: Job) -> list[str]:
-    """The step with the ranks, in the background. Bash expands nothing of the user's."""
+    """The step with the ranks, in the background. Bash expands none of the user's values."""
     tasks = f"--ntasks-per-node={job.devices if job.starter == 'srun' else 1}"
     words = ["srun", f"--nodes={job.nodes}", tasks, "--kill-on-bad-exit=1", "--cpu-bind=none"]
     lines = [" ".join([*words, '--output="$NEMO2_LIFE/task-%t.out"', '--error="$NEMO2_LIFE/task-%t.out"']) + " \\"]
@@ -194,9 +196,9 @@ def _step(job: Job) -> list[str]:
             f'exec {under}"$1" -m {launcher} {options}--nnodes "$2" --nproc-per-node "$3" --node-rank "$SLURM_NODEID" '
             '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts "${PET_MAX_RESTARTS:-0}" $4 "$5"'
         )
-        # Ranks are asked to stop by Slurm itself; torchrun leaves them this long to save.
+        # Slurm itself asks the ranks to stop, and torchrun leaves them this long to save.
         lines.insert(0, f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={max(30, job.grace_seconds)}")
-        # A rank that restarts would meet the dead rank's address in the shared store.
+        # A rank that restarts would find the dead rank's address in the shared store.
         lines.insert(1, "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     else:
         command = (
@@ -210,10 +212,10 @@ def _step(job: Job) -> list[str]:
 
 
 def _nsys(job: Job) -> str:
-    """What stands before the command of a node, or of a task; "" without nsys. Its recordings are in the folder of the life."""
+    """The prefix of the command of a node or of a task. "": without nsys. Its recordings are in the life's folder."""
     if not job.nsys:
         return ""
-    # One file per process that is traced: %p is nsys' own name of its id.
+    # One file per traced process: nsys replaces %p by the process id.
     output = '-o "$NEMO2_LIFE/nsys_profile/node$SLURM_NODEID-%p" '
     return f"nsys {' '.join(map(shlex.quote, job.nsys))} {output}"
 

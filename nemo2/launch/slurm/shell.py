@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and files where sbatch is: on this machine, or on a login node over nemo-run's SSH tunnel.
+"""Runs commands and copies files where sbatch is: on this machine, or on a login node over nemo-run's SSH tunnel.
 
-Commands are bash whose every word of the user's is quoted by the caller. The tunnel's own shell gets ``bash -c`` and one word.
+Commands are Bash, and callers quote every word of the user's. The tunnel's own shell receives ``bash -c`` and one word.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from nemo2.errors import ConfigError, RuntimeFault
 
 
 class Shell(Protocol):
-    """Where jobs are submitted."""
+    """The machine where jobs are submitted."""
 
     local: bool
-    """Whether this machine's paths mean the same there."""
+    """Whether paths of this machine are valid there."""
 
     def run(self, command: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error of ``bash -c command``."""
+        """The exit code, standard output and standard error of ``bash -c command``."""
         ...
 
     def place(self, source: Path, target: str) -> None:
-        """Copy a folder, its modes included, to a place that doesn't exist yet; what is above it is made.
+        """Copy a folder with its modes to a path that doesn't exist yet. Parent folders are created.
 
         Raises:
-            RuntimeFault: it can't be written there.
+            RuntimeFault: the target isn't writable.
         """
         ...
 
@@ -40,7 +40,7 @@ class LocalShell:
     local = True
 
     def run(self, command: str) -> tuple[int, str, str]:
-        # Not as text, which would take a bar's carriage return for the end of a line.
+        # Not as text, which would treat a bar's carriage return as the end of a line.
         done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
         return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
@@ -49,17 +49,17 @@ class LocalShell:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(source, target, symlinks=True)
         except OSError as error:
-            # copytree's own error is a list of what went wrong with each file.
+            # copytree's own error is a list of the errors of each file.
             first = error.args[0][0][2] if isinstance(error, shutil.Error) else str(error)
             fix = "The disk is full: make room" if "No space left" in first else "Check who may write there"
             raise RuntimeFault(f"{target} can't be written: {first}. {fix}, or set job_dir elsewhere.") from error
 
 
 class TunnelShell:
-    """Over ``nemo_run.SSHTunnel``, which keeps one connection open.
+    """A shell over ``nemo_run.SSHTunnel``, which keeps one connection open.
 
-    paramiko, below it, takes any host key it doesn't know (nemo-run 0.11): a key that must be checked belongs into known_hosts,
-    where a changed one is then refused.
+    paramiko, which it uses, accepts any unknown host key (nemo-run 0.11). To have a key checked, add it to known_hosts;
+    a changed key is then rejected.
     """
 
     local = False
@@ -88,7 +88,7 @@ class TunnelShell:
         where = f"{self._tunnel.user}@{self._tunnel.host}"
         try:
             yield
-        except SystemExit as error:  # nemo-run's answer to a refused login
+        except SystemExit as error:  # nemo-run's reaction to a refused login
             raise ConfigError(f"ssh {where} was refused: check host, user and identity of the tunnel.") from error
         except (OSError, EOFError) as error:
             raise RuntimeFault(f"ssh {where} failed: {error}. Jobs that were submitted go on.") from error
@@ -103,7 +103,7 @@ def output(shell: Shell, command: str) -> str:
     """The output of a command.
 
     Raises:
-        RuntimeFault: it failed, with its own words.
+        RuntimeFault: the command failed. The message has its output.
     """
     code, out, err = shell.run(command)
     if code != 0:
@@ -113,7 +113,7 @@ def output(shell: Shell, command: str) -> str:
 
 
 class RemoteLines:
-    """New whole lines of a growing file there; the file may not exist yet."""
+    """Read the new complete lines of a growing remote file, which need not exist yet."""
 
     def __init__(self, shell: Shell, path: str) -> None:
         self._shell = shell

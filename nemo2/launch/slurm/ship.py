@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's code for a job: the working tree as it is, the commit, or what one of nemo-run's packagers makes."""
+"""Ships the user's code with a job: the current working tree, the commit, or the output of one of nemo-run's
+packagers."""
 
 import json
 import os
@@ -19,17 +20,17 @@ _NEVER = {"venv", "__pycache__", "node_modules", "nemo_experiments"}
 
 
 def ship(source: Path, target: Path, *, code: Code = "tree", packager: Any = None) -> dict[str, Any]:
-    """Copy code from ``source`` into ``target``, and say in ``shipped.json`` beside it what it was.
+    """Copy code from ``source`` into ``target``, and describe it in ``shipped.json`` beside it.
 
     Args:
         source: The working directory.
         target: A folder that doesn't exist.
-        code: "tree": files as they are, in a repository those that git doesn't ignore, elsewhere all but hidden ones; "commit":
-            the repository's HEAD; "none": nothing, ranks import from where they start.
-        packager: One of nemo-run's, instead.
+        code: "tree": the current files, in a repository those that git doesn't ignore, elsewhere all except hidden
+            ones. "commit": the repository's HEAD. "none": nothing; ranks import from their working directory.
+        packager: One of nemo-run's packagers, in place of ``code``.
 
     Raises:
-        ConfigError: too much for every launch, or no repository for "commit".
+        ConfigError: the code is too large for every launch, or "commit" outside a repository.
     """
     target.mkdir(parents=True)
     root = _repository(source)

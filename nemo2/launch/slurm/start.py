@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe on Slurm: its job's folder and script, the submission, and the run followed until it is done, failed or left.
+"""Runs a recipe on Slurm: its job's folder and script, the submission, and the following of the run until it is done,
+failed or left.
 
-The executor is nemo-run's ``SlurmExecutor``, of which the fields are read; its own script is not used (see `script`).
+The executor is nemo-run's ``SlurmExecutor``. nemo2 reads its fields but does not use its script (see `script`).
 """
 
 import json
@@ -54,20 +55,21 @@ _MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """A profile's settings of a Slurm cluster beyond ``SlurmExecutor``'s fields."""
+    """A profile's settings of a Slurm cluster beyond the fields of ``SlurmExecutor``."""
 
     python: str = ""
-    """The interpreter of ranks. "": this one's where this machine's paths mean the same there, else ``python3``."""
+    """The interpreter of the ranks. "": this process's if paths of this machine are valid there, else ``python3``."""
     code: Code = "tree"
     runs: str = ""
-    """Where runs go whose recipe names no absolute directory. "": below the working directory, or over SSH beside jobs."""
+    """The folder of runs whose recipes name no absolute directory. "": below the working directory, or over SSH
+    beside jobs."""
     grace_seconds: Optional[int] = None
-    """How long before the end of its time a run is asked to save. None: from the size of its checkpoint."""
+    """The time before the time limit at which a run is asked to save. None: derived from the size of its checkpoint."""
     requeue: bool = True
-    """Whether Slurm may start the job again: False where the site forbids it; see also chains."""
+    """Whether Slurm may start the job again. Set it to False if the site forbids it; see also chains."""
 
     gpu: str = ""
-    """The kind of its GPUs ("H100"), from which variables and the verdict on memory follow. "": not known."""
+    """The kind of the cluster's GPUs ("H100"), which decides variables and the check of memory. "": unknown."""
 
     def __post_init__(self) -> None:
         if self.gpu:
@@ -80,13 +82,13 @@ class ClusterSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A run that Slurm has: enough to find it again from another shell."""
+    """A run that Slurm has, with everything to find it again from another shell."""
 
     name: str
     folder: str
     jobs: list[str]
     ssh: dict[str, Any] = field(default_factory=dict)
-    """Host, user, port and identity of the tunnel; {} on this machine."""
+    """The host, user, port and identity of the tunnel. {}: this machine."""
 
     def save(self) -> None:
         place = submissions()
@@ -104,7 +106,7 @@ class Submission:
 
 
 def submissions() -> Path:
-    """Where this user's submissions are noted."""
+    """The folder in which this user's submissions are recorded."""
     return Path(get_nemorun_home()) / "nemo2" / "jobs"
 
 
@@ -120,10 +122,10 @@ def prepare(
     env: Mapping[str, str],
     chain: int = 1,
 ) -> tuple[Job, dict[str, str]]:
-    """The job of a recipe, and the variables that have no place in its script. Sets the directory of its runs in the recipe.
+    """The job of a recipe, and the variables that are not in its script. Sets the directory of runs in the recipe.
 
     Raises:
-        ConfigError: the executor asks for what a run can't have.
+        ConfigError: the executor asks for something that a run can't have.
     """
     refuse_unusable(executor)
     shell = shell_of(executor.tunnel)
@@ -156,10 +158,10 @@ def prepare(
 
 
 def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id: str, devices: int, nodes: int) -> Job:
-    """The settings of a job that its executor has, whatever the job is for.
+    """The settings of a job from its executor, for any kind of job.
 
     Raises:
-        ConfigError: as `prepare`.
+        ConfigError: as in `prepare`.
     """
     refuse_unusable(executor)
     shell = shell_of(executor.tunnel)
@@ -201,10 +203,10 @@ def submit(
     secrets: Mapping[str, str],
     chain: int = 1,
 ) -> Submission:
-    """Bring the job's folder to where it runs, and hand its script to Slurm, ``chain`` times, each after the one before.
+    """Copy the job's folder to its target, and submit its script ``chain`` times, each job after the one before it.
 
     Raises:
-        ConfigError: Slurm refuses the job, or its code can't be shipped.
+        ConfigError: Slurm rejects the job, or its code can't be shipped.
     """
     shell = shell_of(executor.tunnel)
     with tempfile.TemporaryDirectory() as temporary:
@@ -234,13 +236,13 @@ def refuse_unusable(executor: Any) -> None:
 
 
 def starter_of(executor: Any) -> Starter:
-    """``launcher="torchrun"`` is a torchrun per node, None a task of srun per rank.
+    """The starter: a torchrun per node for ``launcher="torchrun"``, a task of srun per rank for None.
 
     Raises:
         ConfigError: another launcher.
     """
     launcher = executor.launcher
-    # A launcher of nemo-run's base class stands for none, with nsys before the command.
+    # A launcher of nemo-run's base class means no launcher, with nsys before the command.
     if launcher is None or type(launcher) is Launcher:
         return "srun"
     if launcher in ("torchrun", "ft") or isinstance(launcher, Torchrun | FaultTolerance):
@@ -259,7 +261,7 @@ def _nsys(executor: Any) -> tuple[str, ...]:
 
 
 def _monitor(executor: Any) -> Optional[dict[str, str]]:
-    """What nvidia-resiliency-ext's launcher is told; None without it."""
+    """The options of nvidia-resiliency-ext's launcher. None: it isn't used."""
     launcher = launcher_of(executor)
     if not isinstance(launcher, FaultTolerance):
         return None
@@ -290,14 +292,14 @@ def _fill(
         with open(private, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
     packager = executor.packager
-    # nemo-run's default ships the commit without a word, and fails outside a repository: here the profile says.
+    # nemo-run's default silently ships the commit, and fails outside a repository. Here the profile decides.
     own = packager if packager is not None and packager != GitArchivePackager() else None
     ship(Path.cwd(), staged / "code", code=settings.code, packager=own)
     path_variables(staging=staged, given={})  # the hook in the folder `path`
 
 
 def _import_path(folder: str, given: Mapping[str, str], shell: Shell, settings: ClusterSettings) -> dict[str, str]:
-    """The import path of this machine (`path_variables`), with the shipped copy in the place of the working directory."""
+    """The import path of this machine (`path_variables`), with the shipped copy in place of the working directory."""
     with tempfile.TemporaryDirectory() as unused:
         here = path_variables(staging=Path(unused), given=given)
         own = here["PYTHONPATH"].removeprefix(str(Path(unused) / "path")).lstrip(":")
@@ -317,7 +319,8 @@ def _import_path(folder: str, given: Mapping[str, str], shell: Shell, settings: 
 
 
 def _settle_runs(recipe: Any, settings: ClusterSettings, shell: Shell, folder: str) -> str:
-    """An absolute directory for the run, in the recipe: ranks start elsewhere than this process."""
+    """Set an absolute directory for the run in the recipe, because ranks start in another directory than this
+    process."""
     log = getattr(recipe, "log", None)
     if log is None:
         return ""
@@ -344,7 +347,7 @@ def _jobs_dir(executor: Any, shell: Shell) -> str:
 
 
 def _own_mounts(recipe: Any, runs: str) -> tuple[str, ...]:
-    """The run's folder, and those that the data's paths lie in."""
+    """The run's folder and the folders of the data's paths."""
     from fiddle import daglish
 
     values = [value for value, _ in daglish.iterate(getattr(recipe, "data", None))]
@@ -362,7 +365,7 @@ def _time_limit(executor: Any) -> str:
 
 
 def _seconds(limit: str) -> Optional[int]:
-    """Seconds of a time limit in one of Slurm's forms; None for no limit.
+    """The seconds of a time limit in one of Slurm's forms. None: no limit.
 
     The forms are minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
 
@@ -380,8 +383,8 @@ def _seconds(limit: str) -> Optional[int]:
 
 
 def _grace(recipe: Any, settings: ClusterSettings, *, nodes: int, limit: Optional[int]) -> int:
-    """A minute, and the time of writing weights, master weights and two moments (14 bytes a parameter) at half a GB per second
-    and node; at most a quarter of the limit."""
+    """A minute, plus the time to write weights, main weights and two moments (14 bytes per parameter) at half a GB
+    per second and node. At most a quarter of the limit."""
     seconds = settings.grace_seconds
     if seconds is None:
         seconds = _MIN_GRACE + int(14 * _parameters(recipe) / (nodes * _WRITE_BYTES_PER_SECOND))
@@ -393,7 +396,7 @@ def _parameters(recipe: Any) -> float:
 
     try:
         return float(shape_of(recipe.model.config).parameters)
-    except (AttributeError, TypeError, ConfigError):  # a model of the user's own, without these sizes: the minute alone
+    except (AttributeError, TypeError, ConfigError):  # a user's model without these sizes: the minute alone
         return 0.0
 
 
