@@ -33,23 +33,6 @@ NOBODY_READS: dict[tuple[str, str], str] = {
         "FLOPsMeasurementCallback",
         "model_name",
     ): f"{NEMO}, which picks a formula by it; here the configuration is counted",
-    (
-        "PolynomialDecayAnnealingScheduler",
-        "cycle",
-    ): f"{NEMO}; every schedule ends with its run, so nothing is left to stretch",
-    ("MegatronCheckpointIO", "load_directly_on_device"): f"{NEMO}; Megatron-Core reads into the tensors it is given",
-    ("generate", "inference_batch_times_seqlen_threshold"): NEMO,
-    ("generate", "enable_flash_decode"): NEMO,
-    **{
-        ("deploy", name): NEMO
-        for name in (
-            *("model_type", "max_batch_size", "output_context_logits", "output_generation_logits"),
-            "enable_flash_decode",
-        )
-    },
-    ("ModelCheckpoint", "enable_version_counter"): NEMO,
-    ("GPTConfig", "use_transformer_engine_full_layer_spec"): NEMO,
-    ("GPTConfig126M", "use_transformer_engine_full_layer_spec"): NEMO,
     **{(f"Gemma3Config{size}", "is_vision_language"): NEMO for size in ("", "4B", "12B", "27B")},
 }
 """Arguments that do nothing, and why each is there all the same."""

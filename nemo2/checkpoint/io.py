@@ -58,6 +58,7 @@ from nemo2.checkpoint.untrusted import (
 from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning
 from nemo2.config.capture import configurable
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import (
     CheckpointError,
     ConfigError,
@@ -122,6 +123,10 @@ class MegatronCheckpointIO(CheckpointIO):
             raise ConfigError(
                 f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core has dropped the other formats; use 'torch_dist'."
             )
+        warn_without_effect(
+            "Megatron-Core reads into the tensors that the model and the optimizer have, wherever they are.",
+            load_directly_on_device=(load_directly_on_device, True),
+        )
         self.save_ckpt_format = save_ckpt_format
         self.load_directly_on_device = load_directly_on_device
         self.async_save = async_save

@@ -17,6 +17,7 @@ from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.names import did_you_mean
 
@@ -86,6 +87,10 @@ class ModelCheckpoint(Checkpoint):
         auto_insert_metric_name: bool = True,
         enable_version_counter: bool = False,
     ) -> None:
+        warn_without_effect(
+            "A checkpoint replaces another of the same name, because the name contains the step.",
+            enable_version_counter=(enable_version_counter, False),
+        )
         if mode not in ("min", "max"):
             raise ConfigError(
                 f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}"

@@ -19,6 +19,7 @@ from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.checks.domains import parts_out_of_range
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.tokenizers import take_released_tokenizer
 from nemo2.llm.commands import command
@@ -237,6 +238,11 @@ def generate(
     """
     from nemo2.llm.inference import HowToGenerate, generate_from_checkpoint, prompts_of
 
+    warn_without_effect(
+        "A batch goes through a pipeline as a whole, and generation uses Megatron-Core's static cache.",
+        inference_batch_times_seqlen_threshold=(inference_batch_times_seqlen_threshold, 1000),
+        enable_flash_decode=(enable_flash_decode, True),
+    )
     if encoder_prompts is not None:
         raise ConfigError("encoder_prompts: there are no encoder-decoder models here. Leave it out.")
     if trainer is not None and not isinstance(trainer, pl.Trainer):

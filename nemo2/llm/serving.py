@@ -15,6 +15,7 @@ from typing import Any, Optional
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.config.capture import configurable
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.hugging_face import api as hugging_face
 from nemo2.hugging_face.restore import folder_of
@@ -156,6 +157,15 @@ def deploy(
         expert_model_parallel_size=(expert_model_parallel_size, 1),
         expert_tensor_parallel_size=(expert_tensor_parallel_size, 1),
         legacy_ckpt=(legacy_ckpt, False),
+    )
+    warn_without_effect(
+        "The engine batches requests as they arrive, returns log-probabilities to requests that ask for them, and reads the "
+        "kind of model from the checkpoint.",
+        model_type=(model_type, None),
+        max_batch_size=(max_batch_size, 8),
+        output_context_logits=(output_context_logits, True),
+        output_generation_logits=(output_generation_logits, True),
+        enable_flash_decode=(enable_flash_decode, True),
     )
     if nemo_checkpoint is None:
         raise ConfigError("deploy needs nemo_checkpoint: a checkpoint directory, or a run's.")

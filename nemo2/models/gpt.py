@@ -28,6 +28,7 @@ from nemo2.config.adjust import adjust
 from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.machine_settings import adjust_to, announce
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
@@ -106,6 +107,11 @@ class GPTConfig(TransformerConfig):
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
     def __post_init__(self) -> None:
+        own = type(self).__dataclass_fields__["use_transformer_engine_full_layer_spec"].default
+        warn_without_effect(
+            "Megatron-Core's own Transformer Engine layers are used.",
+            use_transformer_engine_full_layer_spec=(self.use_transformer_engine_full_layer_spec, own),
+        )
         missing = [name for name in ("num_layers", "hidden_size", "num_attention_heads") if not getattr(self, name)]
         if missing:
             raise ConfigError(

@@ -34,6 +34,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
 from nemo2.config.capture import configurable
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 
 _DEFAULT_WARMUP_STEPS = 750
@@ -559,6 +560,12 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
     interval: str = "step"
     frequency: int = 1
     monitor: str = "val_loss"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        warn_without_effect(
+            "The decay ends with the run, so that nothing is left to extend.", cycle=(self.cycle, False)
+        )
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - step / max_steps) ** power``."""
