@@ -50,7 +50,7 @@ def facts_of_run(
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
         fused_weight_gradients=fused and output_layer_can_fuse,
         context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
-        always_overlapped=_always_overlapped(ddp_config),
+        **_of_megatron_fsdp(ddp_config),
         transformer_engine_missing=transformer_engine_missing,
         without_buffers=without_buffers(model_config),
         gpu=gpu,
@@ -79,12 +79,13 @@ def settings_of_run(
     return found
 
 
-def _always_overlapped(ddp_config: Any) -> tuple[str, ...]:
+def _of_megatron_fsdp(ddp_config: Any) -> dict[str, Any]:
     if not getattr(ddp_config, "use_megatron_fsdp", False):
-        return ()
-    from nemo2.parallel.fsdp import always_overlapped
+        return {}
+    from nemo2.parallel.fsdp import always_overlapped, not_overlapped
 
-    return always_overlapped(ddp_config.data_parallel_sharding_strategy)
+    sharding = ddp_config.data_parallel_sharding_strategy
+    return {"always_overlapped": always_overlapped(sharding), "not_overlapped": not_overlapped(sharding)}
 
 
 def _settings(target: Any, owner: str, names: tuple[str, ...]) -> Iterator[Setting]:

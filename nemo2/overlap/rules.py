@@ -117,6 +117,9 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
         off = settings.get(name)
         if off is not None and off.value is False:
             found.append(f"{off} contradicts strategy.fsdp='megatron', which always overlaps it. Remove it.")
+    asked = settings.get("overlap_grad_reduce")
+    if facts.not_overlapped and asked is not None and asked.value:
+        found.append(f"{asked} contradicts strategy.fsdp='megatron': {facts.not_overlapped}. Remove it.")
     bucket_size, num_buckets = settings.get("bucket_size"), settings.get("num_buckets")
     if bucket_size is not None and num_buckets is not None and None not in (bucket_size.value, num_buckets.value):
         found.append(f"{bucket_size} contradicts {num_buckets}: one follows from the other. Remove one of them.")
@@ -216,7 +219,8 @@ def _gradients(facts: OverlapFacts, decided: Decisions) -> None:
     why = "one rank reduces alone" if alone else f"{facts.gradient_ranks} ranks reduce gradients together"
     if alone:
         _turn_off(decided, "overlap_grad_reduce", why)
-    reduced = decided.setdefault("overlap_grad_reduce", Decision(not alone, why)).value
+    default = Decision(False, facts.not_overlapped) if facts.not_overlapped and not alone else Decision(not alone, why)
+    reduced = decided.setdefault("overlap_grad_reduce", default).value
     if not reduced:
         _leave_out(decided, "bucket_size", ONE_BUCKET)
     if not alone and decided.get("num_buckets") is None:

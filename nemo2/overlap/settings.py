@@ -50,6 +50,8 @@ class OverlapFacts:
     """``model.config.cp_comm_type``: how context-parallel ranks exchange keys and values."""
     always_overlapped: tuple[str, ...] = ()
     """Fields of the gradient buffers that Megatron-FSDP switches on itself. Empty without Megatron-FSDP."""
+    not_overlapped: Optional[str] = None
+    """Why Megatron-FSDP may not overlap the reduction of gradients. None: it may, or there is no Megatron-FSDP."""
     gpu: Optional[str] = None
     """"h100", "b200" and so on (`nemo2.gpus.model_of`). None: no known GPU."""
     quantized: Optional[str] = None

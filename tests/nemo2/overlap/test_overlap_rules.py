@@ -16,7 +16,7 @@ from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.overlap.facts import facts_of_run
 from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide
-from nemo2.overlap.settings import OverlapFacts, Setting
+from nemo2.overlap.settings import Decision, OverlapFacts, Setting
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.parallel.layout import Layout
 from nemo2.settle import Machine
@@ -350,6 +350,16 @@ def test_where_megatron_fsdp_shards_states_only_the_user_decides(with_te: None) 
     trainer.strategy.ddp_config = MegatronStrategy(fsdp="megatron", ddp=ddp).ddp_config
     MegatronCommOverlapCallback(**off).setup(trainer, module, "fit")
     assert {name: getattr(trainer.strategy.ddp_config, name) for name in SHARDED} == off
+
+
+def test_what_megatron_fsdp_overlaps_wrongly_stays_off_and_is_refused() -> None:
+    decided = decide(facts(not_overlapped="it is wrong here"))
+    assert decided["overlap_grad_reduce"] == Decision(False, "it is wrong here")
+    assert decided["overlap_param_gather"].value is False
+    for owner in ("strategy.ddp_config", "MegatronCommOverlapCallback"):
+        with pytest.raises(ConfigError, match=r"contradicts strategy\.fsdp='megatron': it is wrong here"):
+            decide(facts(not_overlapped="it is wrong here"), [Setting("overlap_grad_reduce", owner, True)])
+    assert decide(facts(not_overlapped="it is wrong here", gradient_ranks=1))["overlap_grad_reduce"].value is False
 
 
 @pytest.mark.parametrize("asked", ["overlap_p2p_comm=1", "overlap_p2p_comm=1 batch_p2p_comm=0"])

@@ -8,7 +8,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 
 import nemo2 as nl
 from nemo2.errors import ConfigError
-from nemo2.parallel.fsdp import unshared
+from nemo2.parallel.fsdp import not_overlapped, unshared
 from nemo2.parallel.layout import Layout
 from support import small_runs
 
@@ -38,6 +38,21 @@ def test_settings_that_cannot_work_say_what_to_do(make: Any, words: str) -> None
     with pytest.raises(ConfigError) as error:
         make()
     assert words in str(error.value)
+
+
+def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "counts a rank's own gradients twice" in (not_overlapped("optim", "0.16.1") or "")
+    assert not_overlapped("optim", "0.17.1") is not_overlapped("optim_grads", "0.16.1") is None
+
+    def make(**fields: Any) -> Any:
+        ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy="optim", **fields)
+        return nl.MegatronStrategy(fsdp="megatron", ddp=ddp)
+
+    monkeypatch.setattr("nemo2.parallel.fsdp.not_overlapped", lambda sharding: "it is wrong here")
+    with pytest.raises(ConfigError, match=r"overlap_grad_reduce=True .*'optim': it is wrong here\. Set it"):
+        make(overlap_grad_reduce=True)
+    make(overlap_grad_reduce=False)
+    make()
 
 
 def test_several_violations_come_together() -> None:
