@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from support import small_runs
+from support import collectives, small_runs
 from tools.parity import moments
 
 Pieces = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
@@ -113,7 +113,8 @@ def train(
     )
     model = small_runs.build_llama(distributed=True, schedule=small_runs.cosine(8), **config)
     try:
-        trainer.fit(model, small_runs.TokenData(), ckpt_path=ckpt_path)
+        with collectives.watched() as watch:
+            trainer.fit(model, small_runs.TokenData(), ckpt_path=ckpt_path)
     finally:
         small_runs.release()
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -123,4 +124,5 @@ def train(
         "val_losses": recorder.val_losses,
         "gradients": gradients.pieces,
         "metrics": metrics,
+        "watch": {"problems": watch.problems, "collectives": watch.seen, "resized": watch.resized},
     }

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """FSDP in its three forms against one process that shards nothing: losses, gradient norms, every parameter's gradient."""
 
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from support import sharded_runs
+from support import collectives, sharded_runs
 
 SHARDED = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP", "Megatron-FSDP, ZeRO-2", "Megatron-FSDP, ZeRO-1"]
 TIED: dict[str, Any] = {"share_embeddings_and_output_weights": True, "calculate_per_token_loss": True}
@@ -76,6 +77,36 @@ def test_sharded_runs_log_what_others_do(ranks):
     for kind in SHARDED:
         logged = {"reduced_train_loss", "grad_norm", "lr", "consumed_samples", "global_batch_size", "val_loss"}
         assert logged <= ranks[0][f"{kind}, plain"]["metrics"].keys(), kind
+
+
+def test_no_memory_is_freed_under_a_collective(ranks):
+    for name, run in ((name, run) for rank in ranks for name, run in rank.items()):
+        assert not run["watch"]["problems"], f"{name}\n{run['watch']['problems'][0]}"
+        assert run["watch"]["collectives"] > 20, name
+        assert run["watch"]["resized"] > 20 or "ZeRO-" in name, name
+
+
+def watched_on_one_rank() -> list[int]:
+    counts = []
+    with collectives.watched() as watch:
+        tensor, other = torch.ones(4), torch.ones(4)
+        work: Any = torch.distributed.all_reduce(tensor, async_op=True)
+        while not work.is_completed():  # so that what is wrong here does no harm
+            time.sleep(0.001)
+        other.untyped_storage().resize_(0)
+        counts.append(len(watch.problems))
+        tensor.untyped_storage().resize_(32)
+        counts.append(len(watch.problems))
+        work.wait()
+        tensor.untyped_storage().resize_(0)
+        counts.append(len(watch.problems))
+        watch.begin("broadcast", None, [torch.ones(1).expand(4)])
+        counts += [len(watch.problems), watch.seen, watch.resized]
+    return counts
+
+
+def test_memory_that_is_freed_too_early_would_be_noticed(run_on_ranks):
+    assert run_on_ranks(watched_on_one_rank, 1)[0] == [0, 1, 1, 2, 2, 3]
 
 
 def test_the_norm_counts_every_element_once():
